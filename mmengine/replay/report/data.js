@@ -1,8 +1,8 @@
-// The log's columns as typed arrays, and how to look things up in them.
+// Reads the log's columns into typed arrays, and looks up values in them.
 
 /**
- * A log as the charts read it: `step_…` by step, `lane_…` by request in order of arrival, `segment_…` by segment,
- * those of a lane from lane_segments[lane] on.
+ * A log's data for the charts. The columns `step_…` have a value per step, `lane_…` a value per request (ordered by
+ * arrival), and `segment_…` a value per segment. A lane's segments begin at lane_segments[lane].
  * @typedef {{
  *   name: string, version: string, states: string[], reasons: string[], first_step: number, ids: string[],
  *   ends: string[], notes: [number, string][], config: Record<string, number>, torn: boolean,
@@ -10,7 +10,7 @@
  *   step_time_ms: Float64Array, step_device_ms: Float64Array, [column: string]: any
  * }} Data
  */
-/** @typedef {{ lane: number, segment: number }} Placed a request at a step */
+/** @typedef {{ lane: number, segment: number }} Placed a request's lane, and its segment at a step */
 /** @typedef {{ name: string, whole: number, now: (step: number) => string, curves: { pyramid: Pyramid, colour: string, share: number }[] }} Track */
 
 async function readData() {
@@ -34,7 +34,7 @@ async function readData() {
   return data;
 }
 
-// Segments without their reasons: stretches of one state, which is what lanes are drawn from.
+// Merges neighbouring segments with the same state into spans. The lanes are drawn from the spans.
 function spansOf(/** @type {Data} */ data) {
   const { lane_segments: segments, segment_step: step, segment_state: state } = data;
   const lane_spans = new Int32Array(data.numLanes + 1);
@@ -51,7 +51,7 @@ function spansOf(/** @type {Data} */ data) {
   return { lane_spans, span_step: span_step.slice(0, count), span_state: span_state.slice(0, count) };
 }
 
-// Lanes of each slot in order of time: `lanes` flat, slot s has [starts[s], starts[s + 1]).
+// Returns the lanes of each slot, ordered by time: slot s has lanes[starts[s]] to lanes[starts[s + 1] - 1].
 function groupBySlot(/** @type {Data} */ data) {
   const starts = new Int32Array(data.numSlots + 1);
   for (const slot of data.lane_slot) starts[slot + 1]++;
@@ -61,7 +61,7 @@ function groupBySlot(/** @type {Data} */ data) {
   return { starts, lanes };
 }
 
-// The last place in [low, high) whose value is at most `value`; low - 1 when there is none.
+// Returns the last index in [low, high) whose value is at most `value`; low - 1 if there is none.
 function lastAtMost(/** @type {Int32Array} */ column, /** @type {number} */ low, /** @type {number} */ high, /** @type {number} */ value) {
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -71,7 +71,7 @@ function lastAtMost(/** @type {Int32Array} */ column, /** @type {number} */ low,
   return low - 1;
 }
 
-// The segment in which a lane is at a step, or -1.
+// Returns the segment that a lane is in at a step, or -1.
 function segmentAt(/** @type {Data} */ data, /** @type {number} */ lane, /** @type {number} */ step) {
   if (step < data.lane_start[lane] || step >= data.lane_end[lane]) return -1;
   const first = data.lane_segments[lane];
@@ -79,7 +79,7 @@ function segmentAt(/** @type {Data} */ data, /** @type {number} */ lane, /** @ty
   return place < first ? -1 : place;
 }
 
-// The lane drawn in a slot at a step, or -1.
+// Returns the lane that is drawn in a slot at a step, or -1.
 function laneAt(/** @type {Data} */ data, /** @type {number} */ slot, /** @type {number} */ step) {
   if (slot < 0 || slot >= data.numSlots) return -1;
   const { starts, lanes } = data.bySlot;
@@ -93,7 +93,7 @@ function laneAt(/** @type {Data} */ data, /** @type {number} */ slot, /** @type 
   return low > starts[slot] && Math.max(data.lane_end[lane], data.lane_start[lane] + 1) > step ? lane : -1;
 }
 
-// Tokens that a lane computes in a step: one, unless the log says otherwise.
+// Maps lanes to the number of tokens that they compute in a step. Lanes without an entry compute a single token.
 function tokensAt(/** @type {Data} */ data, /** @type {number} */ step) {
   const tokens = new Map();
   let place = lastAtMost(data.chunk_step, 0, data.chunk_step.length, step);
@@ -103,12 +103,12 @@ function tokensAt(/** @type {Data} */ data, /** @type {number} */ step) {
   return tokens;
 }
 
-// Who is in a step's batch, and who waits, in order of arrival: [{ lane, segment }].
+// Returns the requests in a step's batch and the waiting requests, each ordered by arrival.
 function stepAt(/** @type {Data} */ data, /** @type {number} */ step) {
   /** @type {Placed[]} */
   const batch = [], /** @type {Placed[]} */ waiting = [];
   for (let lane = 0; lane < data.numLanes; lane++) {
-    if (data.lane_start[lane] > step) break; // lanes are in order of arrival
+    if (data.lane_start[lane] > step) break; // Lanes are ordered by arrival.
     const segment = segmentAt(data, lane, step);
     if (segment < 0) continue;
     const state = data.segment_state[segment];
@@ -117,7 +117,7 @@ function stepAt(/** @type {Data} */ data, /** @type {number} */ step) {
   return { batch, waiting };
 }
 
-// Sums and maxima over 1, 2, 4, … steps, so that a pixel reads a few numbers however many steps it covers.
+// Has sums and maxima over 1, 2, 4, … steps, so that a pixel that covers many steps needs only a few numbers.
 class Pyramid {
   constructor(/** @type {ArrayLike<number>} */ values) {
     this.length = values.length;
@@ -136,7 +136,7 @@ class Pyramid {
     }
   }
 
-  // { mean, most } of steps [first, last).
+  // Returns the mean and the maximum over the steps [first, last).
   over(/** @type {number} */ first, /** @type {number} */ last) {
     let low = Math.max(0, first), high = Math.min(this.length, last), sum = 0, most = -Infinity;
     const count = high - low;

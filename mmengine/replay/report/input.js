@@ -1,6 +1,6 @@
-// The pointer, the keys and the search, for the page of a report and the live one.
+// Handles the pointer, the keys and the search, in the report page and in the live page.
 
-/** @param {Record<string, (event: KeyboardEvent) => void>} keys what each does, unless somebody writes */
+/** @param {Record<string, (event: KeyboardEvent) => void>} keys maps a key to its action, which does not run while the user types into a field */
 function listenToKeys(keys) {
   document.addEventListener("keydown", (event) => {
     const written = /** @type {Element} */ (event.target).matches("input:not([type=range]), textarea, select");
@@ -20,7 +20,7 @@ function writeLegend(/** @type {HTMLElement} */ legend, /** @type {string[]} */ 
   );
 }
 
-// Drag pans, a click chooses a step and the lane under it, the wheel zooms.
+// Dragging pans, a click chooses the step and the lane under the pointer, and the wheel zooms.
 function listenTo(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ view, /** @type {(step: number, lane?: number) => void} */ choose, /** @type {() => void} */ redraw) {
   /** @type {[number, number] | null} */
   let from = null, moved = false;

@@ -1,4 +1,4 @@
-// The lanes: written pixel by pixel, so that a frame costs the same whether it shows 100 steps or 100,000.
+// Draws the lanes pixel by pixel, so that a frame with 100,000 steps takes no longer than a frame with 100.
 
 class LaneChart {
   constructor(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ view) {
@@ -75,7 +75,7 @@ class LaneChart {
       const state = states[span], to = span + 1 < last ? steps[span + 1] : end;
       if (to < first) continue;
       const x0 = Math.floor(left + steps[span] * scale), x1 = Math.max(Math.floor(left + to * scale), x0 + 1);
-      // What is narrower than a pixel shows where nothing else does, a preemption wherever it is.
+      // A span narrower than a pixel is drawn only where no earlier span is; preemptions are always drawn.
       if (x1 > drawn || state === PREEMPTED || state === SWAPPED) this.fill(x0, x1, top, bottom, state);
       if (x1 > drawn) drawn = x1;
     }
@@ -90,7 +90,7 @@ class LaneChart {
     for (let y = from; y < to; y++) this.pixels.fill(colour, y * width + low, y * width + high);
   }
 
-  // Names, ends, the chosen lane and the chosen step.
+  // Draws names, ends, the chosen lane and the chosen step over the lanes.
   drawOver(/** @type {number} */ slotHeight, /** @type {number} */ gap, /** @type {number} */ firstSlot, /** @type {number} */ lastSlot) {
     const { context, view, scale } = this, { data } = view;
     context.save();
@@ -139,7 +139,7 @@ function drawCursor(/** @type {CanvasRenderingContext2D} */ context, /** @type {
   context.globalAlpha = 1;
 }
 
-// "#rrggbb" as one pixel of an ImageData on a little-endian machine.
+// Converts "#rrggbb" to a pixel of an ImageData on a little-endian machine.
 function pixelOf(/** @type {string} */ colour) {
   const value = parseInt(colour.trim().slice(1), 16);
   return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;

@@ -1,4 +1,4 @@
-// Puts the parts together: input, redrawing, the search, the theme.
+// Starts the page: connects input, redrawing, the search and the theme.
 
 async function main() {
   const byId = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));

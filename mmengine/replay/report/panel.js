@@ -1,4 +1,4 @@
-// What is written beside the charts. A log's texts go in as text only.
+// Writes the panel beside the charts. Texts from the log are inserted as text, never as HTML.
 
 const MOST_ROWS = 60;
 
@@ -94,7 +94,7 @@ function tableOf(/** @type {string} */ title, /** @type {Placed[]} */ entries, /
   return parts;
 }
 
-// Who holds back those behind: the first without a row that lacks blocks. Its id, or "another".
+// Returns the id of the request that holds back later ones (the first without a row that lacks blocks), or "another".
 function firstThatDoesNotFit(/** @type {Data} */ data, /** @type {Placed[]} */ waiting) {
   const first = waiting.find(({ segment }) => {
     const kind = data.reasons[data.segment_reason[segment]];
@@ -103,7 +103,7 @@ function firstThatDoesNotFit(/** @type {Data} */ data, /** @type {Placed[]} */ w
   return first ? data.ids[first.lane] : "another";
 }
 
-// Why a lane gets nothing at a step of a segment, in a few words. `ahead`: who comes first.
+// Returns in a few words why a lane gets no tokens at a step in a segment. `ahead`: the request that comes first.
 function reasonOf(/** @type {Data} */ data, /** @type {number} */ segment, /** @type {number} */ step, ahead = "another") {
   const kind = data.reasons[data.segment_reason[segment] || data.step_common_reason[step]];
   const needed = formatCount(data.segment_needed[segment]);

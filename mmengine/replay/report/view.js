@@ -1,8 +1,8 @@
-// What is looked at: a stretch of steps, a stretch of slots, a step, a lane.
+// The part of the log in view: a range of steps and a range of slots, and the chosen step and lane.
 
 const QUEUED = 0, PREFILL = 1, DECODE = 2, PREEMPTED = 3, SWAPPED = 4, PASSED_OVER = 5;
 const STATE_CLASSES = ["queued", "prefill", "decode", "preempted", "swapped", "over"];
-const GUTTER = 10; // pixels left and right of what is drawn
+const GUTTER = 10; // Pixels left and right of the drawing.
 
 class View {
   constructor(/** @type {Data} */ data) {
@@ -15,7 +15,7 @@ class View {
     this.showAll();
   }
 
-  // Other data of the same log, which has gone on. Whoever looked at its end still does.
+  // Shows newer data of the same log. A view that showed the log's end still shows the end.
   renew(/** @type {Data} */ data) {
     const before = this.data.numSteps, more = data.numSteps - before;
     const isAtEnd = more >= 0 && this.last >= before - 0.5, isWhole = isAtEnd && this.first <= 0.5;
@@ -30,9 +30,9 @@ class View {
   }
 
   showAll() {
-    this.first = 0; // steps [first, last) are in view; fractions are fine
+    this.first = 0; // The steps [first, last) are in view; both may be fractions.
     this.last = Math.max(this.data.numSteps, 1);
-    this.top = 0; // slots [top, bottom)
+    this.top = 0; // The slots [top, bottom) are in view.
     this.bottom = Math.max(this.data.numSlots, 4);
   }
 
@@ -90,7 +90,7 @@ class View {
     }
   }
 
-  // Bring a lane into view, large enough to see.
+  // Brings a lane into view, zoomed so that it is large enough to see.
   focus(/** @type {number} */ lane) {
     const { lane_start: start, lane_end: end, lane_slot: slot } = this.data;
     this.lane = lane;
