@@ -62,7 +62,9 @@ def main(
 
 
 def _decoding(engines: "dict[str, EngineRunner]", asks: "Sequence[Ask]", rounds: int) -> dict[str, float]:
-    """Return the median CPU seconds of a step in which every row decodes, for "without" and "with"."""
+    """Return a decode step's median CPU seconds, keyed by "without" and "with". All rows decode in the
+    step.
+    """
     running = {way: ours.begin(asks, plain=True) for way, ours in engines.items()}
     samples: dict[str, list[float]] = {way: [] for way in engines}
     for each in running.values():

@@ -3,8 +3,9 @@
     python -m benchmarks half_billion --threads 1 # throughput.py runs this for one core and for two
 
 Both sides decode the same prompts and take turns every few steps. While transformers' `generate` waits,
-mmengine runs steps, and as many bytes as the weights have are read once, as fast as possible. With `--quick`,
-transformers is left out and prompts are shorter if the CPU has no fast bfloat16 product (AVX2 alone).
+mmengine runs steps, and a reader then reads as many bytes as the weights have, as fast as possible. With
+`--quick`, transformers is left out and prompts are shorter if the CPU has no fast bfloat16 product (AVX2
+alone).
 """
 
 import sys
@@ -196,7 +197,7 @@ class Pair:
         return running.finish(), theirs
 
     def prefill(self, rounds: int) -> Table:
-        """Time one prompt, of which no prefix is cached, up to its first token."""
+        """Time one prompt without a cached prefix, up to its first token."""
         from benchmarks.common.reference import make_inputs
         from benchmarks.common.workload import random_texts
 

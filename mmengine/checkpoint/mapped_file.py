@@ -24,8 +24,8 @@ class MappedFile:
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Unmap from this process the pages that lie wholly within these bytes. For bytes that are not needed
-        again soon; the page cache keeps them as long as memory suffices.
+        """Unmap from this process the pages that lie wholly within these bytes. Use it for bytes that are not
+        needed again soon: the page cache still keeps the file's data as long as memory suffices.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -40,7 +40,7 @@ def _int8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Quantise to e4m3, with a float32 scale for each block, which is FP8_ROWS rows by a column group."""
+    """Quantise to e4m3, with a float32 scale for each block (FP8_ROWS rows by one column group)."""
     size = groups.abs().amax(2)
     blocks = F.pad(size, (0, 0, 0, -len(size) % FP8_ROWS)).unflatten(0, (-1, FP8_ROWS)).amax(1)
     scales = (blocks / _MOST_FP8).repeat_interleave(FP8_ROWS, 0)[: len(size)]

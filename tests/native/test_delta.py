@@ -22,7 +22,7 @@ KEPT_SLOT = 7
 
 
 def streams(sizes, dtype):
-    """Return, for each row, its tokens' projected inputs and their inputs of beta and the decay
+    """Return, for each row, its tokens' projected inputs and their inputs to beta and to the decay
     (`numbers`).
     """
     seeded = torch.Generator().manual_seed(3)

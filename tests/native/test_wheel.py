@@ -123,7 +123,9 @@ def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_an_installed_wheel_answers_without_a_compiler(tmp_path, clone):
-    """The wheel works in an empty environment, as a user has, and the sdist contains the kernels' sources."""
+    """The wheel works in a new virtual environment without a compiler, and the sdist contains the kernels'
+    sources.
+    """
     ran(sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(clone))
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")

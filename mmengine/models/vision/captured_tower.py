@@ -1,9 +1,9 @@
 """The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured.
 
 A step writes its pixels, the position embeddings, cosines and sines for its frames (which the tower caches by
-grid), and where each frame begins. A captured size's unused patches count as one more frame with
-arbitrary pixels, which no other frame attends to; further unused frames are empty. It has not been run on a
-GPU yet.
+grid), and where each frame begins. A captured size's unused patches count as one more frame with arbitrary
+pixels, which no other frame attends to; further unused frames are empty. This class has not been run on a GPU
+yet.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ from mmengine.native.library import load
 from mmengine.native.vision import vision_kernels
 
 _WIDE = 512  # From this hidden size on, torch's float32 products of many rows beat the packed kernels.
-# Limit on cached position tables: patches of one frame per grid, summed over the grids.
+# Maximum number of patches in all cached position tables together. Each table covers one frame.
 _MAX_CACHED_PATCHES = 16384
 _MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated at once.
 
@@ -64,7 +64,7 @@ class VisionTower:
         pays = config.hidden_size < _WIDE or self.dtype == torch.bfloat16
         library = load() if self._kernels is not None and pays else None
         read = LayerReader(config, weights, library)
-        self._patch = read.linear("visual.patch_embed.proj")  # A convolution whose stride is its kernel.
+        self._patch = read.linear("visual.patch_embed.proj")  # A convolution whose stride is its kernel size.
         self.blocks = [read.block(i) for i in range(config.depth)]
         self.merger = read.merger("visual.merger", norm_after_join=False)
         self.taps = {

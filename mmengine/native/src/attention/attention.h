@@ -1,4 +1,4 @@
-// Paged attention that reads the KV pool in place, without gathering, and never reads behind a row's last token.
+// Paged attention that reads the KV pool in place, without gathering, and never reads past a row's last token.
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
 // row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after

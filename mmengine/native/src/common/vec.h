@@ -51,7 +51,8 @@ MM_INLINE f16v widen(h16v bits) {
 #endif
 }
 
-// Rounds to the nearest bfloat16, ties to even; NaN stays NaN. With AVX-512, values below 2^-126 become zero.
+// Rounds to the nearest bfloat16, ties to even; NaN stays NaN. With AVX512_BF16, narrow() makes values below 2^-126
+// zero.
 template <class Half, class Ints, class Floats>
 MM_INLINE Half narrow_as(Floats x) {
   Ints bits = (Ints)x;

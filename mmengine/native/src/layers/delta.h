@@ -19,7 +19,7 @@ extern "C" {
 enum { MM_MAX_KEY_DIM = 256, MM_MAX_TAPS = 16 };
 
 typedef struct {
-  int32_t num_key_heads, num_heads;  // heads of q and k; heads of v, a multiple
+  int32_t num_key_heads, num_heads;  // heads of q and k; heads of v, a multiple of num_key_heads
   int32_t key_dim, value_dim;  // key_dim up to MM_MAX_KEY_DIM; value_dim a multiple of 16
   int32_t taps;  // 2 to MM_MAX_TAPS
 } mm_delta_sizes;

@@ -2,9 +2,9 @@
 // tile.
 //
 // Integers are stored in the order of a tile's weights, so that no value moves after scaling and rounding. int8 is laid
-// out as [group / 2][32 columns][2]. int4 is laid out as [group / 4] in 16 words of eight numbers code + 8: the lowest
-// bits of the words are for columns 0 to 7 of the first pair of k, the next for columns 8 to 15, and so on. e4m3 has
-// the layout of linear/codes.h.
+// out as [group / 2][32 columns][2]. int4 is laid out as [group / 4][16 words]; a word has eight numbers (code + 8):
+// the lowest bits of the words are for columns 0 to 7 of the first pair of k, the next for columns 8 to 15, and so on.
+// e4m3 has the layout of linear/codes.h.
 #pragma once
 
 #include "linear/codes.h"
