@@ -23,9 +23,9 @@ class Measured:
     """Measurements from a log.
 
     `work` [n, p]: each step's amounts (see fit.PARTS); `device_ns`: the steps' durations on the device.
-    `host_rows`, `host_ns`: for each step that began right after another step, its number of rows, and the
-    time between the steps that the device did not work. `meter`: the requests, with times from the log's
-    first arrival on.
+    `host_rows`, `host_ns`: for each step that began right after another step, its number of rows, and how
+    long the device was idle between the two steps. `meter`: the requests, with times from the log's first
+    arrival on.
     """
 
     meter: Meter

@@ -82,7 +82,7 @@ class Script:
     unfinished: list[str] = field(default_factory=list)
     failed_steps: dict[int, str] = field(default_factory=dict)
     num_rejected: int = 0
-    num_steps: int = 0  # the log's steps
+    num_steps: int = 0  # Number of steps in the log.
 
     @property
     def requests(self) -> list[ev.Queued]:

@@ -25,7 +25,7 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
     """Write config.json and generation_config.json."""
     config = model.config.to_dict()
     config["architectures"] = ["Qwen3VLForConditionalGeneration"]
-    # The sub-configs have the dtype in which the model was built; the file's dtype is another.
+    # The sub-configs name the dtype in which the model was built, but the file's weights have another dtype.
     for part in (config, config["text_config"], config["vision_config"]):
         part["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -38,7 +38,7 @@ class HeadBatch:
     ids: Tensor  # int64 [B, n], padding at the end.
     positions: Tensor  # int64 [3, B, n]
     aux_hidden_states: Tensor  # float32 [B, n, levels, hidden]
-    # int64 [B, R]: index of the last prompt token, then of answer tokens; padding repeats the last.
+    # int64 [B, R]: index of the last prompt token, then of answer tokens; padding repeats the last index.
     rows: Tensor
     valid: Tensor  # bool [B, R]
     lengths: Tensor  # int64 [B]
