@@ -81,8 +81,8 @@ def captured(monkeypatch):
 
 
 SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
-AHEAD = {"max_in_flight": 2}  # drafts are on, for tokens that grammars force
-PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in parts, on rank 0 alone
+AHEAD = {"max_in_flight": 2}  # the tokens that grammars force are drafted
+PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # rank 0 encodes images in parts
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_diverged_rank_reports_it(noticed_by):
                 select.select([channel._end], [], [], 60)
             else:
                 process.wait(60)
-                send(*message)  # finds the channel closed, with its messages unread
+                send(*message)  # fails: the channel is closed, and rank 1's last messages are unread
 
         if noticed_by != "whoever is first":
             channel.send = send_and_wait
