@@ -34,8 +34,8 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
     @classmethod
     def from_dict(cls, settings: dict) -> "EngineConfig":
         """Return the settings in a dict. Raises ConfigError for an unknown name, a wrong type or a value out
-        of
-        range."""
+        of range.
+        """
         try:
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
@@ -47,8 +47,8 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
 
     def check(self) -> None:
         """Raise ConfigError for the first value that has a wrong type or is out of range, and for settings
-        that
-        exclude each other."""
+        that exclude each other.
+        """
         self._check_fields()
         for contradiction in contradictions(self):
             raise ConfigError(contradiction)

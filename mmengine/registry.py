@@ -25,8 +25,8 @@ Thing = TypeVar("Thing")
 
 def entry_points(*, group: str) -> EntryPoints:
     """Return the same as `importlib.metadata.entry_points`. Building an engine calls this six times, so the
-    result
-    is cached until a folder in sys.path changes."""
+    result is cached until a folder in sys.path changes.
+    """
     folders = []
     for folder in sys.path:
         with suppress(OSError):
@@ -79,8 +79,8 @@ class Registry(Generic[Thing]):
 
     def points(self) -> list[EntryPoint]:
         """Return all entry points, mmengine's own first. An entry point that two folders in sys.path declare
-        is
-        returned once."""
+        is returned once.
+        """
         found = {(point.name, point.value): point for point in entry_points(group=self.group)}
         return [*self._own.values(), *(found[key] for key in sorted(found) if key[0] not in self._own)]
 
@@ -93,8 +93,8 @@ class Registry(Generic[Thing]):
 
     def load(self, name: str) -> Thing:
         """Import and return the object with a name. Raises `error` if no entry or several entries have the
-        name, or
-        if the entry cannot be imported or is not valid."""
+        name, or if the entry cannot be imported or is not valid.
+        """
         if name in self._registered:
             return self._registered[name]
         if name in self._own:

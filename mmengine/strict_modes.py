@@ -22,8 +22,8 @@ class BadModes(Exception):
 
 def open_strict(path: Path, *, make: bool = False) -> int:
     """Open a folder and return its descriptor (O_PATH), for `dir_fd`. The caller closes the descriptor.
-    `make`:
-    create missing folders, which only their owner can use. Raises BadModes and OSError."""
+    `make`: create missing folders, which only their owner can use. Raises BadModes and OSError.
+    """
     walk = _Walk(os.open("/", _OPEN))
     try:
         waiting = _parts(os.path.abspath(path))
@@ -46,8 +46,8 @@ class _Walk:
 
     def enter(self, name: str, make: bool) -> str | None:
         """Enter the folder `name`. If `name` is a symbolic link, return its target instead; the walk is then
-        at the
-        folder where the target begins."""
+        at the folder where the target begins.
+        """
         self.check(is_last=False)
         try:
             found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
@@ -72,8 +72,8 @@ class _Walk:
 
     def check(self, *, is_last: bool) -> None:
         """Raise BadModes if another user could change the folder. `is_last`: the folder is the end of the
-        path.
-        Sticky folders before it are allowed, because `enter` checks the owner of the next entry."""
+        path. Sticky folders before it are allowed, because `enter` checks the owner of the next entry.
+        """
         status = os.fstat(self.fd)
         if status.st_uid not in (0, os.geteuid()):
             raise _of_another(self.here)

@@ -282,8 +282,8 @@ class EngineCore:
 
     def _end_leavers(self) -> None:
         """End the requests that were cancelled while the step ran, before its tokens are applied. vLLM does
-        the
-        same."""
+        the same.
+        """
         for observation in self._source.leavers():
             for event in accept(self.view, observation):
                 self._emit(event)

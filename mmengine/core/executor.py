@@ -30,8 +30,8 @@ class Admission:
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
     """Encoder work: compute the features for item `index` in the request's media. `key`: the item's key in
-    the
-    encoder cache."""
+    the encoder cache.
+    """
 
     key: bytes
     request: Request

@@ -17,8 +17,8 @@ class Observer:
 
 class Observers:
     """One engine's observers. `before` and `after`: the bound methods of the observers that override `before`
-    or
-    `after`, in order."""
+    or `after`, in order.
+    """
 
     def __init__(self, observers: Iterable[Observer]):
         self.before: list[Callable[[Event], None]] = []

@@ -46,8 +46,8 @@ class ShakyStore:
 
 class ShakyRemote:
     """One engine's client for the store, as RemoteBlocks describes it. `deliver` does the work that a thread
-    does in
-    a real client."""
+    does in a real client.
+    """
 
     def __init__(self, store: ShakyStore, block_size: int):
         self.store, self.block_size = store, block_size

@@ -41,8 +41,8 @@ def test_as_many_adapters_as_there_are_places():
 
 def test_the_next_place_is_for_the_longest_waiting_request():
     """Of two running adapters, the adapter whose last request began first has to leave: it admits no request
-    that
-    arrived long after the waiting request."""
+    that arrived long after the waiting request.
+    """
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
     engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))

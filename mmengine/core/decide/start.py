@@ -63,8 +63,8 @@ def num_found(view: View, request: Request) -> int:
 
 def _from_state(view: View, cached: np.ndarray) -> Start:
     """Return a start after the last prefix hit that has a kept state. The model computes the tokens after
-    that
-    state again."""
+    that state again.
+    """
     shared = len(cached) * view.block_size
     for count in range(len(cached), 0, -1):
         slot = view.states.find(int(view.blocks.content[cached[count - 1]]))

@@ -123,8 +123,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
     """Count the failed step against the request whose item the step encoded in part. The request keeps its
-    row,
-    because the step computed no token for it."""
+    row, because the step computed no token for it.
+    """
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
         owner.detail = error

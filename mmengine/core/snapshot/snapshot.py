@@ -57,8 +57,8 @@ def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
 
 def restore(data: bytes) -> tuple[State, Body]:
     """Return the state in a snapshot, and the snapshot's body. Raises CorruptLog for bytes that are not a
-    valid
-    snapshot."""
+    valid snapshot.
+    """
     body = _read(data)
     return filled(body), body
 

@@ -49,9 +49,8 @@ class BlockPool:
         self.references[blocks] += 1
 
     def release(self, blocks: np.ndarray) -> None:
-        """Remove a reference from each block, given in table order. Blocks without references
-        become free. Cached blocks are reused from the table's end, so that
-        prefixes stay in the cache longest.
+        """Remove a reference from each block, given in table order. Blocks without references become free.
+        Cached blocks are reused from the table's end, so that prefixes stay in the cache longest.
         """
         self.references[blocks] -= 1
         freed = blocks[self.references[blocks] == 0]

@@ -73,8 +73,8 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
 
 
 def differing_places(one: bytes, other: bytes) -> list[int]:
-    """Return which 4-byte checksums differ, by index. A checksum that only one side has differs
-    too.
+    """Return which 4-byte checksums differ, by index. A checksum that only one side has counts as
+    different.
     """
     count = min(len(one), len(other)) // SHOWN_BYTES
     first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))

@@ -228,8 +228,8 @@ class DraftArbiter(ABC):
 
     def _rate(self, level: int) -> int | None:
         """Return the tokens per time at a level, relative to steps without drafts (65536: equal). None if
-        this
-        is not known."""
+        this is not known.
+        """
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:

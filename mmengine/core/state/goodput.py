@@ -4,12 +4,12 @@ time.
 The name and the aim come from goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving
 Large Language Models Using Goodput", arXiv 2406.14066): accepted tokens per time. SmartSpec predicts goodput
 from a linear model for a step's time and from acceptance rates. Here a draft level's goodput is
-measured, and only a row's draft count is computed from their chance to be accepted.
+measured, and only the number of a row's drafts is computed from the drafts' chance to be accepted.
 
 The arbiter is a fold over steps' times and tokens. It uses only integers, so that a replay of the log
 makes the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
 drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
-(step_cost.py) and from the time for reading prompts for drafts (prompt_cost.py). Within a level, each row has
+(step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level, each row has
 as many drafts as are likely enough to be accepted: draft j has the chance p^j, where p is estimated for each
 row and drafter.
 
@@ -18,7 +18,7 @@ just before. If a trial loses too much, it ends at once, and the next trial wait
 relation to the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for
 smaller batches.
 
-A level change costs time, because a head that did not draft must first read the tokens that it missed.
+A level change costs time, because a drafter that did not draft must first read the tokens that it missed.
 So the level is reviewed when requests arrive and then every few steps, and a shrinking batch keeps its level.
 """
 
@@ -36,7 +36,7 @@ FEW = 8  # in batches of up to so many rows all drafters draft before anything w
 AT_FIRST = 3  # steps between reviews while the goodput of drafts is unknown
 # Steps without drafts in a rest, which measures their time. The first of them still verifies drafts.
 REST = 8
-RARELY, OFTEN = 128, 64  # steps with drafts between rests: if drafts gain clearly, and otherwise
+RARELY, OFTEN = 128, 64  # steps with drafts between two rests: RARELY if drafts gain clearly, else OFTEN
 CLEARLY = ONE + ONE // 4  # from this goodput relative to no drafts on, no other level is tried
 LONGEST = 512  # most steps between reviews
 IN_VAIN = 8  # a trial ends after so many first steps in which drafters draft but no row has drafts
@@ -76,8 +76,8 @@ class Goodput(DraftArbiter):
 
     def _level_for(self, num_rows: int) -> int:
         """Return the level for a step with `num_rows` rows. After arrivals, this is the best known level of
-        the
-        bucket."""
+        the bucket.
+        """
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
         bucket = StepCosts.bucket(num_rows)
@@ -87,7 +87,7 @@ class Goodput(DraftArbiter):
 
     def _is_another_batch(self, num_rows: int) -> bool:
         """Return whether a new, larger batch arrived. A rest that began with the old batch's last rows
-        must then end, because the heads can only read the new prompts now.
+        must then end, because the drafters can read the new prompts only now.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 

@@ -70,8 +70,8 @@ class SessionState:
 
 class Sessions:
     """The open sessions, keyed by id, in the order in which they were opened. Only `evolve` calls methods
-    that
-    change them."""
+    that change them.
+    """
 
     def __init__(self) -> None:
         self.all: dict[str, SessionState] = {}

@@ -13,9 +13,9 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """One engine's state slots, as arrays with an entry for each slot. `block_content`: the content id
-    of
-    each KV block, int64. Only `evolve` calls methods that change the slots."""
+    """One engine's state slots, as arrays with an entry for each slot. `block_content`: the content id of
+    each KV block, int64. Only `evolve` calls methods that change the slots.
+    """
 
     def __init__(self, num_slots: int, block_content: np.ndarray):
         self._block_content = block_content
@@ -34,8 +34,8 @@ class StateSlots:
 
     def peek(self, count: int) -> np.ndarray:
         """Return the next slots to be given out, at most `count`, int32. Slots without a kept state come
-        first,
-        then slots whose block has other content now, then the least recently used slots."""
+        first, then slots whose block has other content now, then the least recently used slots.
+        """
         free = np.flatnonzero(~self.held)
         kept = self.content[free] != NO_CONTENT
         found = kept & (self._block_content[self.block[free]] == self.content[free])

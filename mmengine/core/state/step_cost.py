@@ -46,8 +46,8 @@ class StepCosts:
 
     def add_drafted(self, bucket: int, level: int, num_rows: int, drafts: int, tokens: int, ns: int) -> None:
         """Record a step that verified `drafts` drafts and gave `tokens` tokens. `ns`: the step's time,
-        including
-        the time for making the next drafts."""
+        including the time for making the next drafts.
+        """
         self.since_plain[bucket] = self.since_plain.get(bucket, 0) + 1
         step = (max(1, min(ns, MOST_NS)), tokens, num_rows, drafts)
         _add(self._drafted.setdefault((bucket, level), []), step)
@@ -92,8 +92,8 @@ class StepCosts:
     def least_chance(self, bucket: int, level: int) -> int:
         """Return the least acceptance chance at which a draft is worth its time, in 1/65536; 0: unknown.
 
-        The chance is a draft's time relative to a token's best time, divided by
-        3, because a step's drafts share some cost.
+        The chance is a draft's time relative to a token's best time, divided by 3, because a step's drafts
+        share some cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):

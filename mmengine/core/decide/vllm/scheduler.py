@@ -21,8 +21,8 @@ from mmengine.events import vocabulary as ev
 
 class VllmEncoderDraft(EncoderDraft):
     """Encoder work of one decision under vLLM's rules. `is_patient`: while other rows run, a row waits for
-    the
-    item that its drafter would read next."""
+    the item that its drafter would read next.
+    """
 
     def __init__(self, view: View, *, is_patient: bool = True):
         super().__init__(view)
