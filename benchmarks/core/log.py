@@ -46,7 +46,7 @@ def decode_step(rows: int, number: int) -> list[ev.Event]:
 
 
 class SqliteLog:
-    """The same records in an SQLite table."""
+    """Writes the same records to an SQLite table."""
 
     def __init__(self, path: Path):
         self._db = sqlite3.connect(path, isolation_level=None)

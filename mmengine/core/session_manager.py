@@ -123,7 +123,7 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """Start or stop the idle time, which begins when the session opens or when one of its requests ends."""
+        """Start or stop the idle time. It begins when the session opens or when one of its requests ends."""
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
                 self._expect(name, idle_ns)

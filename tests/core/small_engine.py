@@ -31,8 +31,8 @@ def settings_of(**settings) -> EngineConfig:
 
 
 def request(name: str, prompt: int | list[int], *, max_tokens: int = 4, media=(), **fields) -> Request:
-    """Return a request. `prompt`: token ids, or their number; then requests with other names have other
-    tokens.
+    """Return a request. `prompt`: token ids, or their number. With a number, requests with different
+    names have different tokens.
     """
     if isinstance(prompt, int):
         first = 10 * (1 + sum(name.encode()))

@@ -57,7 +57,7 @@ def test_it_loses_little_against_the_best_fixed_choice(
 
 
 def test_drafts_lose_at_most_the_cost_of_finding_out():
-    """Random machines, drafters and request lengths. The costs of all trials in about 1,500 steps are
+    """Machines, drafters and request lengths are random. The costs of all trials in about 1,500 steps are
     included.
     """
     rng, found = random.Random(1), []
@@ -178,8 +178,8 @@ def test_while_drafts_do_not_pay_trying_takes_little():
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
-    """In an answer of six tokens drafts save less time than a head needs to read the prompt. In an answer of
-    a hundred tokens they save more.
+    """In an answer of six tokens drafts save less time than a drafter needs to read the prompt. In an answer
+    of a hundred tokens they save more.
     """
     costs, reading_us = {"row_us": 10, "token_us": 5, "noise": 0.1}, 1000 + 300 * rows
     machine = Machine("goodput", [Drafter(0.95, 60, 1)], **costs)
