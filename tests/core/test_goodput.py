@@ -109,7 +109,9 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
 
 def test_a_step_decided_before_drafting_counts_as_plain():
-    """With two steps in flight, a step was dispatched with the draft level that was chosen earlier."""
+    """Whether a step counts as plain depends on the draft level with which it was dispatched. With two
+    steps in flight, the level may have changed since.
+    """
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
         goodput.count_step(8, False, 1000)
