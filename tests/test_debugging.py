@@ -88,7 +88,7 @@ def test_what_is_shown_is_printed(session):
 
 
 def test_the_engine_stops_and_the_log_verifies(session):
-    assert "no progress at step 8154" in of(session, "night.py") and "no progress at step 8154" in TEXT
+    assert "no progress at step 1496" in of(session, "night.py") and "no progress at step 1496" in TEXT
     assert "verified: no divergence" in of(session, "log verify")
 
 
@@ -110,10 +110,11 @@ def test_why_and_the_page_tell_the_story(session):
 def test_the_python_shows_the_leak(session, tmp_path):
     (tmp_path / "walk.py").write_text(blocks("docs/tutorials/a_bad_night.md", "python")[0].text)
     done = run(f"PYTHONPATH=examples/debugging python {tmp_path / 'walk.py'}", session[0])
-    assert done.stdout.splitlines() == ["Preempted holds {0} [1]", "Scheduled holds set() [1]"], done.stderr
+    shown = ["Preempted holds {0} [0, 0, 0, 1]", "Scheduled holds set() [0, 0, 0, 1]"]
+    assert done.stdout.splitlines() == shown, done.stderr
     assert done.stdout in TEXT
 
 
 def test_a_build_without_the_bug_diverges(session):
     done = run(f"{sys.executable} -m mmengine.cli.main log verify night.log", session[0])
-    assert done.returncode == 3 and "DIVERGED at step 384" in done.stdout and "DIVERGED at step 384" in TEXT
+    assert done.returncode == 3 and "DIVERGED at step 64" in done.stdout and "DIVERGED at step 64" in TEXT

@@ -18,11 +18,11 @@ from mmengine.simulation.workload import generated_tokens, image_item
 
 CONFIG = EngineConfig(
     max_num_seqs=16,
-    token_budget=128,
+    token_budget=256,
     max_model_len=640,
     num_blocks=1 + 64,
     encoder_budget=256,
-    encoder_cache_size=640,
+    encoder_cache_size=560,
     checkpoint_interval=64,
 )
 
@@ -42,13 +42,13 @@ def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
         tokens[:48] = generated_tokens(shared, 0, 48)
         return tokens
 
-    return SimRequest(f"req-{number:04d}", length, prompt, rng.randint(4, 64), arrival_ns, tuple(media))
+    return SimRequest(f"req-{number:04d}", length, prompt, rng.randint(2, 12), arrival_ns, tuple(media))
 
 
 def main(folder: Path) -> None:
     rng, requests, now = random.Random(31857), [], 0
     for number in range(1000):
-        now += int(rng.expovariate(1 / 50e6))
+        now += int(rng.expovariate(1 / 10.7e6))
         requests.append(request(rng, number, now))
     work = Workload("night", requests, timed=True)
     log = LogWriter(folder)
