@@ -192,7 +192,7 @@ def test_hits_on_uncomputed_blocks_are_known(monkeypatch):
 
 TestEngineMachine = pytest.mark.long(EngineMachine.TestCase)
 TestEngineMachine.settings = settings(
-    max_examples=100,  # `make soak` takes 10,000
+    max_examples=40,  # `make soak` takes 10,000
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
