@@ -1,4 +1,5 @@
 import pytest
+import torch
 from parity_cases import Runner, load_processor, load_reference, make_cases, reference_tokens
 
 from mmengine.native import library
@@ -33,3 +34,10 @@ def wanted(cases):
     """Return transformers' greedy tokens; each request is generated alone."""
     model = load_reference()
     return [reference_tokens(model, case) for case in cases]
+
+
+@pytest.fixture(scope="session")
+def bfloat16_reference(cases):
+    """Return transformers' model in bfloat16, and its greedy tokens for the first half of the requests."""
+    model = load_reference(torch.bfloat16)
+    return model, [reference_tokens(model, case) for case in cases[: len(cases) // 2]]

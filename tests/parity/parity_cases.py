@@ -43,26 +43,26 @@ class Case:
 
 
 def make_cases(processor, seed: int = 11) -> list[Case]:
-    """Return 124 requests in random order: 20 with text only, 56 with an image (four per image), 24 that
-    share one image, 14 with two or three images, and 10 with a video.
+    """Return 66 requests in random order: 10 with text only, 28 with an image (four per image), 16 that share
+    one image, 7 with two or three images, and 5 with a video.
     """
     rng = random.Random(seed)
-    asked = [([], [], rng.choice(TEXTS)) for _ in range(20)]
-    for _ in range(14):
+    asked = [([], [], rng.choice(TEXTS)) for _ in range(10)]
+    for _ in range(7):
         scene = random_scene(rng, side=rng.choice(SIDES))
         asked += [
             ([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 4)
         ]
     scene = random_scene(rng)
-    asked += [([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 24)]
-    for _ in range(10):
+    asked += [([scene.draw()], [], question) for question in _questions(rng, image_questions(scene, rng), 16)]
+    for _ in range(5):
         scenes = random_scene(rng), random_scene(rng, side=rng.choice(SIDES))
         pictures = [scene.draw() for scene in scenes]
         asked.append((pictures, [], _questions(rng, pair_questions(*scenes, rng), 1)[0]))
-    for _ in range(4):
+    for _ in range(2):
         pictures = [random_scene(rng, side=rng.choice(SIDES)).draw() for _ in range(3)]
         asked.append((pictures, [], "Describe the second image."))
-    for _ in range(10):
+    for _ in range(5):
         clip = random_clip(rng)
         frames = [np.asarray(frame) for frame in clip.frames()]
         asked.append(([], [frames], _questions(rng, clip_questions(clip, rng), 1)[0]))

@@ -29,13 +29,13 @@ SETTINGS = {
 
 def test_every_request_kind_is_frequent(cases):
     kinds = [tuple(one.item.modality for one in case.prepared.media) for case in cases]
-    assert len(cases) >= 120
-    assert kinds.count(()) >= 20 and kinds.count(("image",)) >= 60 and kinds.count(("video",)) >= 10
-    assert sum(len(kind) >= 2 for kind in kinds) >= 14
+    assert len(cases) >= 60
+    assert kinds.count(()) >= 10 and kinds.count(("image",)) >= 40 and kinds.count(("video",)) >= 5
+    assert sum(len(kind) >= 2 for kind in kinds) >= 7
 
 
 def test_the_answers_are_varied(wanted):
-    assert len({tuple(tokens) for tokens in wanted}) > 60
+    assert len({tuple(tokens) for tokens in wanted}) > 30
     assert np.mean([len(set(tokens)) for tokens in wanted]) > 5
 
 
@@ -54,7 +54,7 @@ def test_a_small_pool_preempts_and_changes_nothing(runner, cases, wanted, tmp_pa
     core = runner.engine(config, tmp_path / "log")
     assert runner.run(core, cases, tag="first") == wanted
     assert runner.run(core, cases, tag="second", arrivals=random.Random(4)) == wanted
-    assert core.stats().num_preemptions >= 50
+    assert core.stats().num_preemptions >= 25
     core.close()
     assert_verifies(tmp_path / "log")
 
@@ -77,28 +77,28 @@ def test_swapped_requests_continue_unchanged(runner, cases, wanted, tmp_path):
     assert runner.run(core, cases) == wanted
     core.close()
     modes = [event.mode for event in events_of(tmp_path / "log", Preempted)]
-    assert modes.count("swap") == len(modes) >= 20
-    assert sum(event.swap_in for event in events_of(tmp_path / "log", Admitted)) >= 20
+    assert modes.count("swap") == len(modes) >= 10
+    assert sum(event.swap_in for event in events_of(tmp_path / "log", Admitted)) >= 10
     assert_verifies(tmp_path / "log")
 
 
 def test_four_answers_to_a_prompt_share_its_prefill(runner, cases, wanted, tmp_path):
-    some = [case for case in cases[:24] for _ in range(4)]
+    some = [case for case in cases[:12] for _ in range(4)]
     core = runner.engine(runner.config(max_num_seqs=96), tmp_path / "log")
-    assert runner.run(core, some, copies=4) == [tokens for tokens in wanted[:24] for _ in range(4)]
+    assert runner.run(core, some, copies=4) == [tokens for tokens in wanted[:12] for _ in range(4)]
     core.close()
     followers = [event for event in events_of(tmp_path / "log", Admitted) if event.num_computed > 0]
-    assert len(followers) >= 48 and all(event.num_tokens == 1 for event in followers)
+    assert len(followers) >= 24 and all(event.num_tokens == 1 for event in followers)
     assert_verifies(tmp_path / "log")
 
 
 def test_four_sampled_answers_equal_four_runs(runner, cases):
     sampling = SamplingParams(temperature=2.5, seed=7)
-    some = [case for case in cases[:12] for _ in range(4)]
+    some = [case for case in cases[:6] for _ in range(4)]
     together = runner.run(runner.engine(runner.config()), some, copies=4, sampling=sampling)
     apart = runner.engine(runner.config(enable_prefix_caching=False, max_num_seqs=3, token_budget=16))
     assert runner.run(apart, some, copies=4, sampling=sampling, arrivals=random.Random(1)) == together
-    assert len({tuple(tokens) for tokens in together}) > 24
+    assert len({tuple(tokens) for tokens in together}) > 12
 
 
 def test_warm_prefixes_and_features_change_nothing(runner, cases, wanted, tmp_path):
@@ -126,7 +126,7 @@ def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
 def test_a_video_cut_at_every_position(runner):
     frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
     content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
-    case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 24)
+    case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 4)
     wanted = reference_tokens(load_reference(), case)
     for length in range(1, len(case.prepared.prompt_token_ids)):
         block_size = 16 if length >= 16 else 1
@@ -136,17 +136,18 @@ def test_a_video_cut_at_every_position(runner):
         assert runner.run(runner.engine(config), [case]) == [wanted], f"chunks of {length} tokens"
 
 
-def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(backend, cases, capsys):
+def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(
+    backend, cases, bfloat16_reference, capsys
+):
     """Where the tokens diverge, the two best logits differ by at most 8 bf16 steps. bf16 has 8 significant
     bits, so logits near 2^k have a step of 2^(k-7), and sums with a few roundings differ by a few steps. The
     test prints each margin.
     """
-    runner, model = Runner("bfloat16", backend), load_reference(torch.bfloat16)
-    some = cases[:48]
+    runner, (model, wanted) = Runner("bfloat16", backend), bfloat16_reference
+    some = cases[: len(wanted)]
     got = runner.run(runner.engine(runner.config()), some)
     parted = []
-    for case, tokens in zip(some, got, strict=True):
-        expected = reference_tokens(model, case)
+    for case, tokens, expected in zip(some, got, wanted, strict=True):
         if tokens == expected:
             continue
         place = next(i for i, pair in enumerate(zip(tokens, expected, strict=False)) if pair[0] != pair[1])
