@@ -46,11 +46,9 @@ def copies_of_a_run(asked, folder, config, count):
     [
         ("auto", "all", "auto"),
         ("script", "all", "script"),
-        ("eagle3", "all", "eagle3"),
         ("eagle3", "goodput", "eagle3"),
-        ("script", "goodput", "script"),
         ("grammar", "all", "auto"),  # the first process has no KV cache for a head
-        ("auto", "all", "grammar"),
+        ("auto", "all", "grammar"),  # the later process has none
         ("auto", "all", "eagle3"),
         ("eagle3", "all", "auto"),
     ],
