@@ -120,7 +120,7 @@ def test_answers_with_triton(recorder, monkeypatch, kernel_device, settings):
     def generate(attention):
         config = EngineConfig(max_num_seqs=2, max_model_len=200, **settings)
         with Engine(config=config, dtype="float32", attention=attention) as engine:
-            found = engine.generate(["Hello", "A red circle and"], max_tokens=7, ignore_eos=True)
+            found = engine.generate(["Hello", "A red circle and"], max_tokens=5, ignore_eos=True)
             return [one.token_ids for one in found], engine.built.executor.graph_counts.get("steps", {})
 
     found, steps = generate("triton")
