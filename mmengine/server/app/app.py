@@ -9,7 +9,7 @@ from prometheus_client import Counter, Histogram
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from mmengine.errors import ErrorCode, in_one_line
@@ -171,11 +171,14 @@ class App:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._refuse(why, scope, receive, noted)
-        except HTTPException as error:
-            allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        except HTTPException:  # The router raises it for a known path with another method.
+            allowed = self._allowed_methods(scope)
             text = f"{scope['method']} is not allowed on this route; use {allowed}"
             await self._refuse(
-                ApiError(ErrorCode.METHOD_NOT_ALLOWED, text, headers=error.headers), scope, receive, noted
+                ApiError(ErrorCode.METHOD_NOT_ALLOWED, text, headers={"Allow": allowed}),
+                scope,
+                receive,
+                noted,
             )
         except ApiError as error:
             await self._refuse(error, scope, receive, noted)
@@ -185,6 +188,12 @@ class App:
                 await self._refuse(api_error(error), scope, receive, noted)
         finally:
             self._note(scope, status, time.monotonic() - begun)
+
+    def _allowed_methods(self, scope: Scope) -> str:
+        """Return the methods of all routes with the call's path, as in an Allow header."""
+        matching = [route for route in self._router.routes if route.matches(scope)[0] is Match.PARTIAL]
+        methods = {name for route in matching if isinstance(route, Route) for name in route.methods or ()}
+        return ", ".join(sorted(methods))
 
     def _check_key(self, scope: Scope) -> None:
         path = scope["path"]
