@@ -303,7 +303,7 @@ def test_a_snapshot_holds_sessions_and_their_running_requests():
 
 # With seeds 276 and 497, a suspect's item was already being encoded in parts for another request, and the
 # encoding began again.
-@pytest.mark.parametrize("seed", [*range(12), 276, 497])
+@pytest.mark.parametrize("seed", [*range(4), 276, 497])
 def test_sessions_in_a_day_with_every_fault(seed, tmp_path):
     check_seed(seed, tmp_path / "log")
 

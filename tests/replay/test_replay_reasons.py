@@ -49,7 +49,7 @@ def random_log(folder, seed):
 
 def test_exactly_the_requests_without_tokens_have_a_reason(tmp_path):
     kinds = Counter()
-    for seed in range(30):
+    for seed in range(15):
         for step in random_log(tmp_path / f"{seed}", seed).steps():
             reasons = reasons_of(step)
             check_all(step, reasons)
