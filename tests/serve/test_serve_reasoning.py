@@ -156,7 +156,6 @@ def check_pools(model, temperature, end, bias, count, forms):
     print(f"{model or 'trained'}, {temperature}, {end}: {ends}; {stopped} stop")
     assert 2 * len(lengths) >= count and 4 * stopped >= count and len(set(lengths)) >= 3
     others = [
-        {"spec": "none"},
         {**SMALL, "max_in_flight": 2},
         {**SMALL, "spec": "none"},
         {**SMALL, "swap_blocks": 40, "preempt_mode": "swap"},

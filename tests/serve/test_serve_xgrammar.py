@@ -29,12 +29,11 @@ def options_of(schema, number, bounds=BOUNDS):
     return Options(sampling, grammar=grammar_of(form))
 
 
-@pytest.mark.parametrize("num_blocks", [0, 24])
-def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
-    """Answers are greedy or sampled, with drafts. With few blocks, requests are also preempted."""
+def test_answers_that_end_are_what_their_schemas_describe():
+    """Answers are greedy or sampled, with drafts, and a small pool preempts."""
     schemas = random_schemas(40)
     asked = [(Prompt.of("Say something."), options_of(schema, at)) for at, schema in enumerate(schemas)]
-    config = EngineConfig(grammar_backend="xgrammar", num_blocks=num_blocks, **SMALL)
+    config = EngineConfig(grammar_backend="xgrammar", num_blocks=24, **SMALL)
     counts = {"stop": 0, "length": 0, "refused": 0}
     with Engine(config=config) as engine:
         for index, answer in answers_at_once(engine, asked).items():
@@ -50,7 +49,7 @@ def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
                     jsonschema.Draft202012Validator,
                     format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
                 )
-        assert bool(engine.stats().num_preemptions) == bool(num_blocks)
+        assert engine.stats().num_preemptions > 0
     print(counts)
     assert counts["stop"] >= 15 and counts["refused"] <= 10
 
