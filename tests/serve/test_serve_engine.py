@@ -55,6 +55,24 @@ def test_generate_gives_answers_in_the_order_of_the_prompts(engine):
     }  # fmt: skip
 
 
+CHAT = [{"role": "user", "content": "one chat"}]
+
+
+@pytest.mark.parametrize("prompt", ["one text", CHAT, tuple(CHAT), Prompt(messages=CHAT)])
+def test_one_prompt_is_not_taken_apart(engine, prompt):
+    (answer,) = engine.generate(prompt, max_tokens=50)
+    assert answer.text in ("ONE TEXT", "ONE CHAT")
+    assert answer.text == engine.generate([prompt], max_tokens=50)[0].text
+
+
+def test_only_prompts_are_iterated_over(engine):
+    assert engine.generate([]) == []
+    assert len(engine.generate(iter(["a", "b"]), max_tokens=5)) == 2
+    for wrong in (CHAT[0], b"text", 5, [["a", "b"]]):
+        with pytest.raises(InvalidRequest, match="a prompt is a string, a list of messages"):
+            engine.generate(wrong)
+
+
 def test_a_stream_of_steps_joins_to_the_answer(engine):
     request_id = engine.submit("größer €", max_tokens=50)
     outputs = drive(engine)

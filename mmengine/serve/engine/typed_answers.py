@@ -19,7 +19,7 @@ from mmengine.serve.chat.completion import (
 )
 from mmengine.serve.chat.json_stream import JsonStream
 from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
-from mmengine.serve.prompt.prompt import Prompt, PromptInput
+from mmengine.serve.prompt.prompt import PromptInput, prompts_of
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import Completion, RequestOutput, answer_to_prompt
 from mmengine.serve.text.response_format import decode_answer, json_format, response_format_of
@@ -97,18 +97,19 @@ class TypedAnswers(ABC):
 
     def generate(
         self,
-        prompts: Iterable[PromptInput],
+        prompts: PromptInput | Iterable[PromptInput],
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
         """Return the answers to all prompts, in their order. They are computed in batches.
 
+        A string, a Prompt or one list of messages is one prompt: its answer is the list's only element.
         The options are those of `submit`, without `request_id` and `deadline_s`. If prompts are refused or
         fail, the first such error is raised after all other prompts have ended.
         """
         form = response_format_of(options)
         request_options = form.added_to(make_options(sampling, options, GENERATE))
-        answers = dict(self.run_batch((Prompt.of(prompt), request_options) for prompt in prompts))
+        answers = dict(self.run_batch((prompt, request_options) for prompt in prompts_of(prompts)))
         return [answer_to_prompt(answers[index], index, len(answers) > 1) for index in sorted(answers)]
 
     def chat(

@@ -2,10 +2,10 @@
 
 import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -103,6 +103,28 @@ class Prompt:
 
 
 PromptInput = Prompt | str | list[dict[str, Any]]  # accepted by `Prompt.of`
+
+
+def prompts_of(prompts: PromptInput | Iterable[PromptInput]) -> Iterator[Prompt]:
+    """Yield the prompts: one for a string, a Prompt or a list of messages, else one for each element.
+
+    Raises InvalidRequest for a dict, bytes, and what cannot be iterated over.
+    """
+    if isinstance(prompts, (Prompt, str)) or _is_chat(prompts):
+        yield Prompt.of(prompts)
+    elif isinstance(prompts, (Mapping, bytes, bytearray)) or not isinstance(prompts, Iterable):
+        Prompt.of(prompts)  # raises
+    else:
+        yield from map(Prompt.of, prompts)
+
+
+def _is_chat(prompts: object) -> TypeGuard[list[dict[str, Any]]]:
+    """Return whether `prompts` are the messages of one chat; an empty list holds no prompts."""
+    return (
+        isinstance(prompts, (list, tuple))
+        and bool(prompts)
+        and all(isinstance(message, dict) for message in prompts)
+    )
 
 
 def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
