@@ -9,15 +9,6 @@ from mmengine.errors import ConfigError
 if TYPE_CHECKING:
     from typer._click import Context, Parameter
 
-# vLLM's options that have no engine setting with the same name, and their replacements.
-VLLMS = {
-    "--gpu-memory-utilization": "the KV pool takes the free memory; use --set num_blocks=N for N blocks of "
-    "16 tokens",
-    "--max-num-batched-tokens": "use --set token_budget=N",
-    "--tensor-parallel-size": "use --tensor-parallel N",
-    "--enforce-eager": "use --set cuda_graphs=false",
-}
-
 
 class Command(TyperCommand):
     """A command that shows no type for a flag, and explains unknown options."""
@@ -58,10 +49,13 @@ def _simply_shown(options: "list[Parameter]") -> "list[Parameter]":
 def _meant(option: str, given: list[str]) -> str:
     """Return the replacement for an unknown option; "" if there is none."""
     from mmengine.config import EngineConfig  # Lazy: help needs no settings
+    from mmengine.setting_names import FOREIGN, advice_for
 
     name = option.removeprefix("--").replace("-", "_")
-    if option in VLLMS or name not in EngineConfig.__struct_fields__:
-        return VLLMS.get(option, "")
+    if name in FOREIGN:
+        return advice_for(name, is_command_line=True)
+    if name not in EngineConfig.__struct_fields__:
+        return ""
     place = next(number for number, word in enumerate(given) if word.partition("=")[0] == option)
     _, equals, value = given[place].partition("=")
     if not equals:

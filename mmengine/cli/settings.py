@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 STEP_TIMEOUT_S = 600  # The command line's default for step_timeout_s.
 
+_OPTIONS = ("device", "dtype", "log", "lora", "model")  # Options that belong beside --set, not in it.
 DAY_S, MAX_DAYS = 86_400, 36_500
 
 
@@ -36,8 +37,12 @@ def engine_config(settings: list[str]) -> "EngineConfig":
         values[name] = _plain(value)
     unknown = sorted(set(values) - set(EngineConfig.__struct_fields__))
     if unknown:
-        known = ", ".join(EngineConfig.__struct_fields__)
-        raise ConfigError(f"unknown engine setting {unknown[0]!r}; the settings are {known}")
+        from mmengine.setting_names import advice_for
+
+        advice = f"it is the option --{unknown[0]}" if unknown[0] in _OPTIONS else ""
+        advice = advice or advice_for(unknown[0], is_command_line=True)
+        advice = advice or f"the settings are {', '.join(EngineConfig.__struct_fields__)}"
+        raise ConfigError(f"unknown engine setting {unknown[0]!r}; {advice}")
     config = EngineConfig.from_dict(values)
     config.check()
     return config

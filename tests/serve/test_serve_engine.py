@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from mmengine.errors import InvalidMedia, InvalidRequest, LogError, QueueFull
+from mmengine.config import EngineConfig
+from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, LogError, QueueFull
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Delivered, Finished, Queued
 from mmengine.replay.verify import verify
@@ -307,3 +308,25 @@ def test_full_segments_are_packed_beside_the_engine(tmp_path, monkeypatch):
 def test_the_processor_knows_how_long_a_prompt_may_be():
     with Engine(builder=builder(max_model_len=48)) as engine:
         assert engine.processor.max_prompt_tokens == 47
+
+
+def test_settings_are_keyword_arguments():
+    seen = []
+
+    def build(model, *, config, **options):
+        seen.append(config)
+        return builder()(model, config=config, **options)
+
+    with Engine(builder=build, config=EngineConfig(max_num_seqs=8), max_model_len=99, quantize="int8"):
+        (config,) = seen
+        assert (config.max_num_seqs, config.max_model_len, config.quantize) == (8, 99, "int8")
+    foreign = {
+        "max_modellen": "did you mean max_model_len", "dtpye": "did you mean dtype",
+        "torch_dtype": "use dtype", "device_map": "use device", "something_else": "settings.md",
+        "tensor_parallel_size": "use tensor_parallel=N", "gpu_memory_utilization": "use num_blocks=N",
+    }  # fmt: skip
+    for name, advice in foreign.items():
+        with pytest.raises(ConfigError, match=f"unknown setting '{name}': .*{advice}"):
+            Engine(builder=build, **{name: 1})
+    with pytest.raises(ConfigError, match="max_model_len must lie in 0 to"):
+        Engine(builder=build, max_model_len=-1)

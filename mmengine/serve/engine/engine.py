@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
@@ -41,10 +41,12 @@ from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import Completion, RequestOutput
 from mmengine.serve.text.response_format import response_format_of
 from mmengine.serve.text.stop_strings import StopStrings
+from mmengine.setting_names import with_settings
 
 if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
+ARGUMENTS = ("model", "config", "device", "dtype", "attention", "log", "resume", "loras", "untrusted")
 GRAMMAR_PAUSE_S = 0.02  # how long a step without work waits for a grammar, in seconds
 
 
@@ -52,6 +54,8 @@ class Engine(TypedAnswers):
     """Runs a model on the caller's thread. Not thread-safe; AsyncEngine serves many callers.
 
     * `model`: a folder, a hub id, or None for the embedded checkpoint.
+    * `config`: the settings; `settings`: single settings by name, such as `max_model_len=4096`, which replace
+      those in `config`.
     * `log`: folder for the event log; None keeps a bounded log in memory.
     * `resume`: continue the log in the folder `log`, if there is one. Its unfinished requests continue, and
       `requests.resume` returns their answers and all answers that were not delivered.
@@ -82,10 +86,11 @@ class Engine(TypedAnswers):
         untrusted: bool = False,
         loras: Mapping[str, str | Path] | None = None,
         builder: "Callable[..., Built] | None" = None,
+        **settings: Any,
     ):
         self.built = (builder or _builder())(
             model,
-            config=config or EngineConfig(),
+            config=with_settings(config, settings, ARGUMENTS),
             device=device,
             dtype=dtype,
             attention=attention,

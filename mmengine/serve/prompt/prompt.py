@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -110,21 +110,13 @@ def prompts_of(prompts: PromptInput | Iterable[PromptInput]) -> Iterator[Prompt]
 
     Raises InvalidRequest for a dict, bytes, and what cannot be iterated over.
     """
-    if isinstance(prompts, (Prompt, str)) or _is_chat(prompts):
-        yield Prompt.of(prompts)
-    elif isinstance(prompts, (Mapping, bytes, bytearray)) or not isinstance(prompts, Iterable):
-        Prompt.of(prompts)  # raises
+    is_chat = isinstance(prompts, (list, tuple)) and all(isinstance(each, dict) for each in prompts)
+    is_many = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, bytearray, Mapping))
+    given: Any = prompts
+    if is_many and not (is_chat and given):
+        yield from map(Prompt.of, given)
     else:
-        yield from map(Prompt.of, prompts)
-
-
-def _is_chat(prompts: object) -> TypeGuard[list[dict[str, Any]]]:
-    """Return whether `prompts` are the messages of one chat; an empty list holds no prompts."""
-    return (
-        isinstance(prompts, (list, tuple))
-        and bool(prompts)
-        and all(isinstance(message, dict) for message in prompts)
-    )
+        yield Prompt.of(given)
 
 
 def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
