@@ -55,6 +55,13 @@ when the pipeline is created.
   the pipeline is created. Of the options that a call passes as its own keywords, transformers uses only
   `max_new_tokens` and `stop_sequence`, and mmengine also `streamer`, `seed` and `logprobs`. Other keywords,
   such as `min_new_tokens` and `generation_config`, are ignored with a warning.
+* **Arguments of the constructor.** `revision`, `dtype`, `device` and a `device_map` with one device are
+  honoured, also in `model_kwargs`; engine settings are keywords (`max_model_len=4096`). Other arguments, such
+  as `token` and `quantization_config`, are refused by name with a replacement. `trust_remote_code` is
+  accepted, and no code from a checkpoint is run. A transformers model is loaded again from its folder, or
+  from its hub id at its commit.
+* **Attributes.** `pipe.model.config`, `pipe.processor`, `pipe.tokenizer` and `pipe.device` are those of
+  transformers. `pipe.model` computes nothing.
 * **Return type.** As in transformers, a `return_type` that is no member of `ReturnType` (1, or "new_text")
   gives prompt and answer as one text. A part of the type `video_url` is ignored, with a warning.
 * **Streamers.** A streamer gets the prompt's tokens first, then each token. Several prompts are then answered

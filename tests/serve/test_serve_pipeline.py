@@ -1,9 +1,12 @@
 """Each call's results have the same structure as in transformers 5.23 (pipelines/image_text_to_text.py)."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest
 from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pipeline.construction import Construction
 from mmengine.serve.pipeline.generation_options import options_from_generation
 from mmengine.serve.pipeline.pipeline import Pipeline, pipeline
 from tests.serve.serve_fakes import builder
@@ -154,3 +157,61 @@ def test_other_tasks_and_models_without_a_folder_are_refused():
         pipeline("text-generation")
     with pytest.raises(ConfigError, match="without the place"):
         pipeline(model=object())
+
+
+def test_arguments_that_cannot_be_honoured_are_refused_by_name_before_a_model_is_loaded():
+    refused = {
+        "revision": "v1", "token": "hf_x", "device_map": "balanced", "quantization_config": object(),
+        "load_in_4bit": True, "tensor_parallel_size": 2, "attn_implementation": "eager",
+        "model_kwargs": {"load_in_8bit": True}, "max_modl_len": 5, "config": {"hidden_size": 2},
+    }  # fmt: skip
+    for name, value in refused.items():
+        wanted = "load_in_8bit" if name == "model_kwargs" else name
+        with pytest.raises(ConfigError, match=wanted), Engine(builder=builder()) as engine:
+            pipeline(model=engine, **{name: value})
+    with pytest.raises(ConfigError, match="did you mean max_model_len"):
+        pipeline(model_kwargs={"max_modl_len": 5})
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "made"),
+    [
+        ("a/b", {"revision": "v1"}, ("a/b@v1", {})),
+        (
+            "a/b",
+            {"model_kwargs": {"revision": "v1", "torch_dtype": "float32"}},
+            ("a/b@v1", {"dtype": "float32"}),
+        ),
+        ("a/b@v1", {"revision": "v1"}, ("a/b@v1", {})),
+        ("modelscope:a/b", {"revision": "v1"}, ("modelscope:a/b@v1", {})),
+        ("a/b", {"device_map": {"": 0}, "trust_remote_code": True}, ("a/b", {"device": "cuda:0"})),
+        ("a/b", {"max_model_len": 64, "device": -1}, ("a/b", {"device": "cpu", "max_model_len": 64})),
+        (
+            SimpleNamespace(name_or_path="a/b", config=SimpleNamespace(_commit_hash="c0ffee")),
+            {},
+            ("a/b@c0ffee", {}),
+        ),
+    ],
+)
+def test_the_model_is_the_one_that_was_named(model, given, made):
+    found = Construction.of(model, given)
+    assert (found.model, found.engine) == (made[0], {"device": "auto", "dtype": "auto", **made[1]})
+    assert not found.defaults
+
+
+@pytest.mark.parametrize("model", [None, ".", "a/b@v2"])
+def test_a_revision_that_cannot_be_loaded_is_refused(model):
+    with pytest.raises(ConfigError, match="revision"):
+        Construction.of(model, {"revision": "v1"})
+
+
+def test_what_code_reads_of_a_pipeline_is_there():
+    shapes = pytest.importorskip("mmengine_shapes")
+    with Engine(shapes.checkpoint_path(), builder=builder()) as engine:
+        engine.built.folder = shapes.checkpoint_path()
+        pipe = pipeline(model=engine)
+        assert (
+            str(pipe.device) == str(pipe.model.device) == "cpu" and str(pipe.model.dtype) == "torch.float32"
+        )
+        assert pipe.model.config.model_type and pipe.model.config.text_config.hidden_size
+        assert pipe.processor and pipe.tokenizer and pipe.model.name_or_path == str(engine.built.folder)

@@ -9,7 +9,6 @@ from mmengine.errors import FIELD, FieldPath, InvalidRequest
 from mmengine.serve.pipeline.generation_keywords import REFUSED, Keywords
 from mmengine.serve.pipeline.generation_options import is_generation_option, refuse
 
-ENGINE = ("config", "log", "attention")
 # Options of transformers' pipeline, and options that only this pipeline has.
 OWN = frozenset(
     {

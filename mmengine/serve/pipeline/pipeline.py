@@ -12,13 +12,12 @@ docs/reference/pipeline.md lists which calls agree with transformers, and explai
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from mmengine.checkpoint.model_files import is_gguf
 from mmengine.errors import FIELD, ConfigError, ErrorCode, FieldPath, InvalidRequest, MMEngineError
 from mmengine.serve.engine.engine import Engine
-from mmengine.serve.pipeline.call_options import ENGINE, settle_generation, settle_processing, settle_template
+from mmengine.serve.pipeline.call_options import settle_generation, settle_processing, settle_template
+from mmengine.serve.pipeline.construction import Construction
 from mmengine.serve.pipeline.generation_options import options_from_generation
 from mmengine.serve.pipeline.inputs import (
     Chat,
@@ -28,6 +27,7 @@ from mmengine.serve.pipeline.inputs import (
     source_of,
     without_video_urls,
 )
+from mmengine.serve.pipeline.model_view import ModelView, model_view, processor_of, tokenizer_of
 from mmengine.serve.pipeline.records import Recorder, continues
 from mmengine.serve.pipeline.streamer import Streamer, as_streamer, stream_answer
 from mmengine.serve.prompt.options import Options
@@ -62,10 +62,12 @@ class _Input:
 class Pipeline:
     """A pipeline for `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
 
-    `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU). `dtype` is a
-    name or a torch dtype. Other keyword arguments are defaults for every call, or arguments for Engine
-    (config, log, attention). Raises ModelError, ConfigError, and InvalidRequest for a generation option that
-    is not supported.
+    `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU); `device_map`
+    may name one device. `dtype` is a name or a torch dtype. `revision` is a branch, a tag or a commit of a
+    hub id. `model_kwargs` may hold these, too. Other keyword arguments are defaults for every call, or
+    arguments for Engine (config, log, attention, loras, and settings by name). Raises ModelError,
+    InvalidRequest for a generation or processing option that is not supported, and ConfigError for an
+    argument that is unknown or not supported.
 
     The class also works as `pipeline_class` for transformers:
 
@@ -82,31 +84,20 @@ class Pipeline:
     _load_feature_extractor = False
     _load_tokenizer = False
 
-    def __init__(
-        self,
-        task: str = TASK,
-        model: Any = None,
-        *,
-        device: Any = None,
-        dtype: Any = None,
-        torch_dtype: Any = None,
-        **options: Any,
-    ):
+    def __init__(self, task: str = TASK, model: Any = None, **options: Any):
         if task != TASK:
             raise ConfigError(f"mmengine supports only the task {TASK!r}, not {task!r}")
-        engine_options = {name: options.pop(name) for name in ENGINE if name in options}
-        self._defaults = options
-        settle_generation({}, options)
+        made = Construction.of(model, options)
+        self._defaults = made.defaults
+        settle_generation({}, made.defaults)
+        settle_processing(made.defaults)
         self._is_owner = not isinstance(model, Engine)
-        if isinstance(model, Engine):
-            self.engine = model
-        else:
-            self.engine = Engine(
-                _model_name(model),
-                device=_device_name(device),
-                dtype=_dtype_name(dtype if dtype is not None else torch_dtype),
-                **engine_options,
-            )
+        self.engine: Engine = model if isinstance(model, Engine) else Engine(made.model, **made.engine)
+        try:
+            made.check_defaults(self.engine.processor.template_variables)
+        except ConfigError:
+            self.close()
+            raise
         self.task = task
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
@@ -149,14 +140,22 @@ class Pipeline:
 
         For a GGUF file, or if transformers is not installed, this is the engine's tokenizer.
         """
-        try:
-            from transformers import AutoTokenizer  # lazy, because transformers is optional
-        except ImportError:
-            return self.engine.processor.tokenizer
-        # transformers needs further packages to read GGUF files, and its tokenizer for them gives other ids.
-        if is_gguf(self.engine.built.folder):
-            return self.engine.processor.tokenizer
-        return AutoTokenizer.from_pretrained(self.engine.built.folder)
+        return tokenizer_of(self.engine)
+
+    @cached_property
+    def processor(self) -> Any:
+        """transformers' processor for the model; the engine's for a GGUF file or without transformers."""
+        return processor_of(self.engine)
+
+    @cached_property
+    def model(self) -> ModelView:
+        """The model's config, device and dtype. It computes nothing: call the pipeline."""
+        return model_view(self.engine)
+
+    @property
+    def device(self) -> Any:
+        """The torch device that the model runs on."""
+        return self.model.device
 
     def close(self) -> None:
         """Close the engine and free the device, unless the caller passed the engine."""
@@ -247,31 +246,6 @@ def _ended(
         if all(one.code is ErrorCode.DEADLINE_EXCEEDED for one in bad):
             return answer
     return answer_to_prompt(answer, index, is_one_of_several)
-
-
-def _model_name(model: Any) -> str | Path | None:
-    """Return the model for Engine to load. For a transformers model: the folder or hub id of its weights."""
-    if model is None or isinstance(model, (str, Path)):
-        return model
-    name = getattr(model, "name_or_path", "")
-    if not name:
-        raise ConfigError(
-            f"model must be a folder, a hub id or an mmengine.Engine, not a {type(model).__name__} "
-            "without the place that it was loaded from"
-        )
-    return name
-
-
-def _device_name(device: Any) -> str:
-    if device is None:
-        return "auto"
-    if isinstance(device, int):
-        return "cpu" if device < 0 else f"cuda:{device}"
-    return str(device)
-
-
-def _dtype_name(dtype: Any) -> str:
-    return "auto" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 pipeline = Pipeline  # the name that transformers uses for the constructor

@@ -1,0 +1,71 @@
+"""Provides the attributes that code reads from a transformers pipeline: model, processor, tokenizer."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from mmengine.checkpoint.model_files import is_gguf, read_model_json
+from mmengine.serve.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A pipeline's model for reading. It computes nothing; call the pipeline instead.
+
+    `name_or_path`: the folder or the GGUF file; `device` and `dtype`: torch's.
+    """
+
+    name_or_path: str
+    device: Any
+    dtype: Any
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's config: transformers' object, or without transformers and for a GGUF file an object
+        with the same attributes.
+        """
+        folder = Path(self.name_or_path)
+        found = _from_transformers("AutoConfig", folder)
+        return _as_object(read_model_json(folder, "config.json")) if found is None else found
+
+
+def model_view(engine: Engine) -> ModelView:
+    """Return the view of the engine's model."""
+    import torch  # lazy: an engine with torch has it loaded already
+
+    built = engine.built
+    return ModelView(str(built.folder), torch.device(built.device), getattr(torch, built.dtype))
+
+
+def processor_of(engine: Engine) -> Any:
+    """Return transformers' processor for the model, or the engine's if transformers cannot read it."""
+    found = _from_transformers("AutoProcessor", engine.built.folder)
+    return engine.processor if found is None else found
+
+
+def tokenizer_of(engine: Engine) -> Any:
+    """Return transformers' tokenizer for the model, or the engine's if transformers cannot read it."""
+    found = _from_transformers("AutoTokenizer", engine.built.folder)
+    return engine.processor.tokenizer if found is None else found
+
+
+def _from_transformers(loader: str, folder: Path) -> Any:
+    """Return what a class of transformers reads from the folder; None without transformers or without a
+    package that the class needs. None for a GGUF file, too, which transformers reads with other token ids.
+    """
+    if is_gguf(folder):
+        return None
+    try:
+        import transformers  # lazy, because transformers is optional
+
+        return getattr(transformers, loader).from_pretrained(folder)
+    except ImportError:
+        return None
+
+
+def _as_object(value: Any) -> Any:
+    if isinstance(value, dict):
+        return SimpleNamespace(**{str(name): _as_object(each) for name, each in value.items()})
+    return [_as_object(each) for each in value] if isinstance(value, list) else value
