@@ -241,6 +241,8 @@ def test_invalid_session_calls_are_refused(server):
         ("frame", {"image": "/etc/passwd", "seconds": 1}, "image"),
         ("frame", {"image": url(), "seconds": -1}, "seconds"),
         ("ask", {"question": "a"}, "content"),
+        ("ask", {"content": None}, "content"),
+        ("ask", {"content": ["a"]}, "content[0]"),
         ("ask", {"content": "a", "messages": []}, "messages"),
         ("ask", {"content": "a", "n": 2}, None),
         ("ask", {"content": "a", "zzz": 2}, "zzz"),

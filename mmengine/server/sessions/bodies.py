@@ -127,8 +127,7 @@ class StoredSession(msgspec.Struct, frozen=True):
 decode_session = msgspec.json.Decoder(SessionBody).decode
 decode_frame = msgspec.json.Decoder(FrameBody).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_content = msgspec.json.Decoder(Content).decode
-_decode_index = msgspec.json.Decoder(Index | None).decode
+_decode_ask = msgspec.json.Decoder(AskBody).decode
 _decode_append = msgspec.json.Decoder(AppendBody).decode
 _BUDGETS = ("max_tokens", "max_completion_tokens")
 
@@ -141,17 +140,18 @@ def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
         decode_body(data, _decode_append)
     fields = decode_body(data, _decode_fields)
     REFUSED_IN_SESSIONS.check_given(fields, ignore_unknown=True)
-    content = fields.pop("content", None)
-    if content is None:
+    if "content" not in fields:
         raise ApiError(
             ErrorCode.INVALID_VALUE, "content is missing: a text, or parts of a message", FieldPath("content")
         )
-    index = decode_body(fields.pop("index", b"null"), _decode_index)
+    ask = decode_body(data, _decode_ask)
+    content = fields.pop("content")
+    fields.pop("index", None)
     body: dict[str, object] = dict(fields)
     if not any(name in fields and bytes(fields[name]) != b"null" for name in _BUDGETS):
         body["max_tokens"] = DEFAULT_ANSWER
     body["messages"] = [{"role": "user", "content": content}]
-    return msgspec.json.encode(body), index
+    return msgspec.json.encode(body), ask.index
 
 
 def content_as_chat_body(content: Content) -> bytes:
