@@ -321,3 +321,14 @@ def test_only_its_own_prompt_waits_for_a_slow_host(net, picture):
             return quick
 
     assert asyncio.run(run()) < 5
+
+
+def test_every_call_of_an_engine_takes_urls_among_its_media_options(engine, net):
+    options = {"urls": net.fetcher()}
+    for content in ("Hello", [image(net.url("/a.png"))]):
+        messages = Prompt([{"role": "user", "content": content}], media_options=options)
+        assert engine.chat(messages, max_tokens=2).choices[0].finish_reason
+    session = engine.session(media_options=options)
+    session.append("Hello")
+    assert session.ask("Hello", max_tokens=2).finish_reason
+    session.close()

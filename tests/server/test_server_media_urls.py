@@ -104,3 +104,17 @@ def test_a_call_cannot_enable_local_files(net):
             assert "(--" in body["error"]["message"]
         status, _, body = ask(one, image("data:,"), mm_processor_kwargs={"urls": True})
         assert status == 400 and body["error"]["param"] == "mm_processor_kwargs.urls"
+
+
+def test_text_without_media_is_answered_where_urls_are_allowed(server):
+    """Chats, responses, messages, tokenization, sessions: every call has the fetcher among its options."""
+    hello = [{"role": "user", "content": "Hello"}]
+    bodies = {
+        "/v1/chat/completions": {"messages": hello, "max_tokens": 2},
+        "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+        "/v1/messages": {"messages": hello, "max_tokens": 2},
+        "/tokenize": {"messages": hello},
+    }
+    for path, body in bodies.items():
+        status, _, answer = server.call(path, {"model": "shapes", **body})
+        assert status == 200, (path, answer)

@@ -20,6 +20,7 @@ from mmengine.serve.chat.completion import (
 from mmengine.serve.chat.json_stream import JsonStream
 from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import PromptInput, prompts_of
+from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import Completion, RequestOutput, answer_to_prompt
 from mmengine.serve.text.response_format import decode_answer, json_format, response_format_of
@@ -151,7 +152,8 @@ class TypedAnswers(ABC):
         self.check_batchable()
         options = response_format_of(chat.options).added_to(make_options(sampling, chat.options))
         options.check()
-        prepared = chat.prompt.prepare(self.processor, options)
+        with PromptMedia(chat.prompt) as media:
+            prepared = media.prompt().prepare(self.processor, options)
         reasoning = self.reasoning.tokens(options, prepared.prompt_token_ids)
         request_id = self.submit_prepared(prepared, options, stream=stream)
         with self.outputs_of(request_id) as outputs:

@@ -6,6 +6,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.text.request_output import Completion
 
 
@@ -42,7 +43,8 @@ def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: St
     import torch  # lazy: an engine with torch has it loaded already
 
     engine.check_batchable()
-    prepared = prompt.prepare(engine.processor, options)
+    with PromptMedia(prompt) as media:
+        prepared = media.prompt().prepare(engine.processor, options)
     with engine.outputs_of(engine.submit_prepared(prepared, options)) as outputs:
         streamer.put(torch.tensor(prepared.prompt_token_ids.tolist())[None])
         for output in outputs:

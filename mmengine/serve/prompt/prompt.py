@@ -69,6 +69,14 @@ class Prompt:
         looked_at = itertools.islice(parts, MAX_LOOKED_AT)
         return any(not _is_text(part) for part in looked_at) or next(parts, None) is not None
 
+    @property
+    def processor_options(self) -> dict[str, Any] | None:
+        """The media options for a processor: without `urls`, which only PromptMedia reads."""
+        options = self.media_options
+        if not isinstance(options, (dict, Mapping)):
+            return options
+        return {name: value for name, value in options.items() if name != "urls"}
+
     def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
         """Return the prompt's tokens and patches. Raises InvalidRequest, InvalidMedia."""
         # Passed only if they are set, because a processor may support neither keyword.
@@ -85,7 +93,7 @@ class Prompt:
                 self.text,
                 images=self.images,
                 videos=self.videos,
-                media_options=self.media_options,
+                media_options=self.processor_options,
                 **salt,
             )
         assert self.messages is not None
@@ -96,7 +104,7 @@ class Prompt:
             add_generation_prompt=self.add_generation_prompt and not self.continue_final_message,
             continue_final_message=self.continue_final_message,
             base_folder=self.base_folder,
-            media_options=self.media_options,
+            media_options=self.processor_options,
             **salt,
             **template,
         )

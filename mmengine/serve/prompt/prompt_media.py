@@ -94,9 +94,6 @@ class PromptMedia:
 
     def prompt(self) -> Prompt:
         """Wait for the bytes and return the prompt with them. Raises FetchRefused, AttemptOver."""
-        options = self._prompt.media_options
-        if options is None or "urls" not in options:
-            return self._prompt
         prompt, fetching = self._prompt, self._fetching
         if fetching is not None:
             fetching.wait()
@@ -105,7 +102,7 @@ class PromptMedia:
                 raise error.at(*self._places[name]) if isinstance(error, FetchRefused) else error
             found = fetching.found
             prompt = self._replaced(lambda name, where: found[name])
-        return replace(prompt, media_options={key: value for key, value in options.items() if key != "urls"})
+        return prompt
 
     def __enter__(self) -> "PromptMedia":
         return self

@@ -103,7 +103,7 @@ class TurnPrompt(Prompt):
             in_film=self.has_open_video,
             is_film=self.is_film,
             base_folder=self.base_folder,
-            media_options=self.media_options,
+            media_options=self.processor_options,
             cache_salt=self.settings.cache_salt,
             template_options=self.template_options,
         )
