@@ -106,7 +106,7 @@ def test_combined_pattern_languages(seed: int) -> None:
     regexes = [parse_pattern(text).regex for text in source.sample(PATTERNS, 2)]
     wanted = source.choice([[True, False], [True, True], [False, True]])
     budget = MatchBudget()
-    language = combine(build_languages(regexes, budget), wanted.__eq__)
+    language = combine(build_languages(regexes, budget), wanted.__eq__, budget)
     texts = ["".join(source.choices("abx-0é\n", k=source.randint(0, 5))) for _ in range(300)]
     expected = [[budget.matches(regex, text) for regex in regexes] == wanted for text in texts]
     if language.is_empty():

@@ -3,9 +3,12 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
-class CancellableWorkers:
+class CancellableWorkers(Generic[Key]):
     """Starts queued calls in order, on up to `num_threads` threads that are created when needed.
 
     Calls must not raise. Thread-safe.
@@ -14,12 +17,12 @@ class CancellableWorkers:
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads, self._name = num_threads, name
         self._changed = threading.Condition()
-        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self._waiting: OrderedDict[Key, Callable[[], None]] = OrderedDict()
         self._threads: list[threading.Thread] = []
         self._num_idle = 0
         self._closed = False
 
-    def put(self, key: Hashable, call: Callable[[], None]) -> None:
+    def put(self, key: Key, call: Callable[[], None]) -> None:
         with self._changed:
             self._waiting[key] = call
             if self._num_idle < len(self._waiting) and len(self._threads) < self._num_threads:
@@ -28,10 +31,16 @@ class CancellableWorkers:
                 self._threads[-1].start()
             self._changed.notify()
 
-    def drop(self, key: Hashable) -> bool:
+    def drop(self, key: Key) -> bool:
         """Remove a waiting call. Returns False if none waits under this key."""
         with self._changed:
             return self._waiting.pop(key, None) is not None
+
+    @property
+    def first_waiting(self) -> Key | None:
+        """The key of the call that starts next; None if no call waits."""
+        with self._changed:
+            return next(iter(self._waiting), None)
 
     def _run(self) -> None:
         while True:

@@ -23,33 +23,36 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 from mmengine.serve.requests.session_media import Load
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.response_format import ResponseFormat
+from mmengine.structured_output.json_schema.work import limited_work
 from mmengine.structured_output.request.fields import Normalizer, normalize_large_by
 
 FORM_WORKERS = 2  # a large schema takes seconds; other requests do not wait for it
 TEXT_WORKERS = 2  # so that a long text does not delay short texts
 URL_WORKERS = 1  # finds a prompt's URLs and begins to fetch them
-STANDSTILL_S = 30.0  # the engine is not ready while a preparation takes longer
+STANDSTILL_S = 30.0  # the engine is not ready while a text waits longer for a thread
 
 
 class PreparationBacklog(NamedTuple):
     """The request count in preparation, and the oldest request's age in seconds.
 
     While a request's media are fetched, its age does not count. Afterwards the age starts at 0, since slow
-    hosts on the internet are not the engine's fault.
+    hosts on the internet are not the engine's fault. `text_wait_s`: the seconds for which the oldest prompt
+    without media has waited for a thread.
     """
 
     num_requests: int = 0
     oldest_s: float = 0.0
+    text_wait_s: float = 0.0
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why the engine is not ready, if any."""
-        if self.oldest_s <= STANDSTILL_S:
+        """The reasons why the engine is not ready, if any.
+
+        A caller's slow schema or media is no reason: only calls with schemas or media wait for it.
+        """
+        if self.text_wait_s <= STANDSTILL_S:
             return ()
-        return (
-            f"the oldest of {self.num_requests} requests in preparation has been there for "
-            f"{self.oldest_s:.0f} seconds",
-        )
+        return (f"a prompt without media has waited for preparation for {self.text_wait_s:.0f} seconds",)
 
 
 class PreparingRequest:
@@ -65,7 +68,7 @@ class PreparingRequest:
         self.channel, self.prompt, self.form = channel, prompt, form
         self.media: PromptMedia | None = None  # the media that are fetched
         self.loaded: tuple[MediaInput, ...] | None = None  # its session's older media, decoded again
-        self.waits_since = time.monotonic()
+        self.waits_since = self.queued_at = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
         self.limit_s = min(limits) if limits else None
@@ -121,10 +124,10 @@ class Preparation:
         work_out: Normalizer | None = None,
     ) -> None:
         self._engine, self._done, self._work_out = engine, done, work_out
-        self._forms = CancellableWorkers(FORM_WORKERS, "mmengine-form")
-        self._texts = CancellableWorkers(TEXT_WORKERS, "mmengine-text")
-        self._media = CancellableWorkers(num_media_workers, "mmengine-media")
-        self._urls = CancellableWorkers(URL_WORKERS, "mmengine-urls")
+        self._forms = CancellableWorkers[PreparingRequest](FORM_WORKERS, "mmengine-form")
+        self._texts = CancellableWorkers[PreparingRequest](TEXT_WORKERS, "mmengine-text")
+        self._media = CancellableWorkers[PreparingRequest](num_media_workers, "mmengine-media")
+        self._urls = CancellableWorkers[PreparingRequest](URL_WORKERS, "mmengine-urls")
         self._workers = self._forms, self._texts, self._urls, self._media
         self._lock = threading.Lock()
         self._requests: dict[PreparingRequest, None] = {}  # requests that wait or that a thread works on
@@ -142,6 +145,7 @@ class Preparation:
         if request.prompt.has_media and names_urls(request.prompt):
             self._urls.put(request, partial(self._fetch, request))
             return
+        request.queued_at = time.monotonic()
         workers = self._media if request.prompt.has_media else self._texts
         workers.put(request, partial(self._run_prompt, request))
 
@@ -178,7 +182,7 @@ class Preparation:
     def _run_form(self, request: PreparingRequest, form: Callable[[], ResponseFormat]) -> None:
         try:
             request.check()
-            with request.attempt.on_this_thread(), normalize_large_by(self._work_out):
+            with request.attempt.on_this_thread(), normalize_large_by(self._work_out), limited_work():
                 made = form()
             self._settle(request.channel, made)
         except Exception as error:
@@ -282,7 +286,9 @@ class Preparation:
         with self._lock:
             oldest = next(iter(self._requests), None)
             number = len(self._requests) + len(self._fetching)
-            return PreparationBacklog(number, 0.0 if oldest is None else oldest.age_s)
+        text = self._texts.first_waiting
+        text_wait_s = 0.0 if text is None else time.monotonic() - text.queued_at
+        return PreparationBacklog(number, 0.0 if oldest is None else oldest.age_s, text_wait_s)
 
     def close(self) -> None:
         """Prepare the waiting requests and wait for them."""

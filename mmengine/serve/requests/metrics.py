@@ -78,7 +78,7 @@ class Metrics(Collector):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
         # returns the number of requests in preparation, and the oldest request's age in seconds
-        self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
+        self.preparing: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0
         self._ends = dict.fromkeys(REASONS, 0)
@@ -119,7 +119,8 @@ class Metrics(Collector):
         )
         for name, (metric, help_text) in GAUGES.items():
             yield GaugeMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
-        yield from _preparation_metrics(*self.preparing(), self.decoders_lost())
+        num_preparing, oldest_s, _ = self.preparing()
+        yield from _preparation_metrics(num_preparing, oldest_s, self.decoders_lost())
         ends = CounterMetricFamily(
             "mmengine_requests_finished", "Requests by how they ended.", labels=["reason"]
         )

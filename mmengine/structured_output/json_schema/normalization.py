@@ -25,6 +25,7 @@ from mmengine.structured_output.json_schema.rewriting.satisfiability import Sati
 from mmengine.structured_output.json_schema.rewriting.shapes import Shapes
 from mmengine.structured_output.json_schema.vocabulary.notes import NormalizedSchema, Note
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
+from mmengine.structured_output.json_schema.work import WorkExceeded, limited_work
 
 __all__ = ["MAX_OUTPUT", "Bounds", "NormalizedSchema", "Note", "SchemaRefused", "normalize_schema"]
 
@@ -49,8 +50,12 @@ def normalize_schema(
     otherwise they are annotations, and the notes name them. Raises SchemaRefused (an InvalidRequest) with the
     keyword and the JSON pointer for a part that is invalid, contradictory, or cannot be enforced exactly.
     """
-    with paused_collection():
-        return _normalize(schema, bounds, schemas, strict_keywords)
+    with paused_collection(), limited_work():
+        try:
+            return _normalize(schema, bounds, schemas, strict_keywords)
+        except WorkExceeded as error:
+            why = "its alternatives and patterns take too long to compare; use fewer, or simpler ones"
+            refuse(error.keyword, error.pointer, why)
 
 
 def _normalize(

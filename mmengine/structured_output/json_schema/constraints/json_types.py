@@ -16,8 +16,10 @@ from mmengine.structured_output.json_schema.patterns.character_sets import Patte
 from mmengine.structured_output.json_schema.patterns.languages import build_languages, combine, write_pattern
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
+from mmengine.structured_output.json_schema.work import spend_work
 
 MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns.
+INTERSECTION_COST = 20  # Steps that an intersection counts, beside its patterns.
 MAX_STEPS = 100_000  # Maximum number of steps to match them against one pattern.
 
 Conjunction = tuple[int, ...]
@@ -147,6 +149,7 @@ UNCONSTRAINED: Shape = {
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
     """Intersect two constraints on the same JSON type. Returns None if no value obviously satisfies both."""
+    spend_work(INTERSECTION_COST)
     match a, b:
         case Null(), Null():
             return a
@@ -238,13 +241,15 @@ def _filter_values(
     """Return the values that match the patterns, and the patterns that could not be checked."""
     left = []
     for pattern in patterns:
+        budget = MatchBudget(MAX_STEPS)
         try:
             if not pattern.exact:
                 raise PatternError("it matches less than it stands for")
-            counted = pattern._replace(budget=MatchBudget(MAX_STEPS))
+            counted = pattern._replace(budget=budget)
             values = tuple(value for value in values if counted.matches(value))
         except PatternError:
             left.append(pattern)
+        spend_work(MAX_STEPS - budget.left)
     return values, tuple(left)
 
 
@@ -262,7 +267,7 @@ def _exclusive_pattern(pattern: Pattern, others: list[Pattern]) -> Pattern | Non
     """Return a pattern for keys that match `pattern` but not `others`, or None if there is no such key."""
     budget = pattern.budget or MatchBudget()
     parts = build_languages([pattern.regex, *(other.regex for other in others)], budget)
-    left = combine(parts, lambda has: has[0] and not any(has[1:]))
+    left = combine(parts, lambda has: has[0] and not any(has[1:]), budget)
     return None if left.is_empty() else Pattern(write_pattern(left), None, budget=budget)
 
 

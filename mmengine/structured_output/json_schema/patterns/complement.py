@@ -12,6 +12,7 @@ from mmengine.structured_output.json_schema.patterns.languages import (
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import pattern_excluding
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
+from mmengine.structured_output.json_schema.work import spend_work
 
 MAX_STEPS = 100_000  # Maximum number of steps to build a complement or to compare two patterns.
 
@@ -25,32 +26,45 @@ def complement_pattern(regex: str) -> Pattern:
     """Return a pattern for every string that `regex`, as pattern.py writes it, does not match as a whole.
     Raises PatternError with the reason if there is none.
     """
-    found = _cached_complement(regex)
+    found, steps = _cached_complement(regex)
+    spend_work(steps)
     if isinstance(found, PatternError):
         raise found
     return found
 
 
 @lru_cache(maxsize=256)
-def _cached_complement(regex: str) -> Pattern | PatternError:
-    """Cache failures too: many alternatives may need the same complement, and a failure takes longest."""
+def _cached_complement(regex: str) -> tuple[Pattern | PatternError, int]:
+    """Return the complement and its steps, so that a cached complement counts like a new one.
+
+    Failures are cached too: many alternatives may need the same complement, and a failure takes longest.
+    """
+    budget = MatchBudget(MAX_STEPS)
     try:
-        return _build_complement(regex)
+        return _build_complement(regex, budget), MAX_STEPS - budget.left
     except PatternError as error:
-        return error
+        return error, MAX_STEPS
 
 
-def _build_complement(regex: str) -> Pattern:
-    left = combine(build_languages([regex], MatchBudget(MAX_STEPS)), lambda has: not has[0])
+def _build_complement(regex: str, budget: MatchBudget) -> Pattern:
+    left = combine(build_languages([regex], budget), lambda has: not has[0], budget)
     return Pattern("[^\\x00-\\U0010FFFF]" if left.is_empty() else write_pattern(left), None)
 
 
-@lru_cache(maxsize=1024)
 def may_overlap(a: str, b: str) -> bool:
     """Return whether some string may match both patterns. False is proven; True may also mean that the
     comparison took too long.
     """
+    found, steps = _cached_overlap(a, b)
+    spend_work(steps)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _cached_overlap(a: str, b: str) -> tuple[bool, int]:
+    """Return whether the patterns may overlap, and the comparison's steps."""
+    budget = MatchBudget(MAX_STEPS)
     try:
-        return has_overlap(a, b, MatchBudget(MAX_STEPS))
+        return has_overlap(a, b, budget), MAX_STEPS - budget.left
     except PatternError:
-        return True
+        return True, MAX_STEPS

@@ -21,6 +21,7 @@ from mmengine.structured_output.regex.automaton import Automaton
 from mmengine.structured_output.regex.sets import LAST, Ranges
 
 MAX_STATES = 256  # Maximum number of states in an automaton.
+TABLE_COST = 8  # Number of table entries that are read in the time of a matching step.
 MAX_CHARS = 20_000  # Maximum number of characters in a pattern that is written.
 
 
@@ -75,22 +76,23 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
     return False
 
 
-def membership_patterns(parts: list[Language]) -> list[tuple[bool, ...]]:
+def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tuple[bool, ...]]:
     """Return every membership combination that some text has: a flag for each language, whether it contains
-    the text. The combination without any membership is left out.
+    the text. The combination without any membership is left out. Raises PatternError beyond the budget.
     """
     states = {tuple(0 for _ in parts): 0}
     found: dict[tuple[bool, ...], None] = {}
     for state in _iterate_growing(states):
         found[tuple(place in part.ends for place, part in zip(state, parts))] = None
+        budget.spend(len(parts[0].cuts) * len(parts) // TABLE_COST)
         for cut in range(len(parts[0].cuts)):
             states.setdefault(tuple(part.steps[place][cut] for place, part in zip(state, parts)), len(states))
     return [kind for kind in found if any(kind)]
 
 
-def combine(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Language:
+def combine(parts: list[Language], holds: Callable[[list[bool]], bool], budget: MatchBudget) -> Language:
     """Return the language with the texts for which `holds` is true. For each language, `holds` receives
-    whether the language contains the text.
+    whether the language contains the text. Raises PatternError beyond the budget.
     """
     states = {tuple(0 for _ in parts): 0}
     steps: list[tuple[int, ...]] = []
@@ -98,12 +100,13 @@ def combine(parts: list[Language], holds: Callable[[list[bool]], bool]) -> Langu
     for state in _iterate_growing(states):
         if holds([place in part.ends for place, part in zip(state, parts)]):
             ends.add(states[state])
+        budget.spend(len(parts[0].cuts) * len(parts) // TABLE_COST)
         row = []
         for cut in range(len(parts[0].cuts)):
             to = tuple(part.steps[place][cut] for place, part in zip(state, parts))
             row.append(states.setdefault(to, len(states)))
         steps.append(tuple(row))
-    return _minimize(Language(parts[0].cuts, tuple(steps), frozenset(ends)))
+    return _minimize(Language(parts[0].cuts, tuple(steps), frozenset(ends)), budget)
 
 
 def _iterate_growing(states: dict) -> Iterator:
@@ -131,13 +134,14 @@ def _determinize(machine: Automaton, cuts: tuple[tuple[int, int], ...], budget: 
             to = machine.advance(state, chr(low))
             row.append(states.setdefault(to, len(states)))
         steps.append(tuple(row))
-    return _minimize(Language(cuts, tuple(steps), frozenset(ends)))
+    return _minimize(Language(cuts, tuple(steps), frozenset(ends)), budget)
 
 
-def _minimize(language: Language) -> Language:
+def _minimize(language: Language, budget: MatchBudget) -> Language:
     """Merge states that accept the same remaining texts (E. Moore, Gedanken-Experiments, 1956)."""
     groups = [int(state in language.ends) for state in range(len(language.steps))]
     while True:
+        budget.spend(len(language.steps) * len(language.cuts) // TABLE_COST)
         found: dict[tuple[int, ...], int] = {}
         after = [
             found.setdefault((groups[state], *(groups[to] for to in row)), len(found))

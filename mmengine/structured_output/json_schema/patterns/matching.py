@@ -19,6 +19,10 @@ PROBE_LENGTH = 48  # Number of characters after which the number of states is ch
 MAX_PROBE_CHARACTERS = 8  # Maximum number of different characters to try.
 
 
+class BudgetExceeded(PatternError):
+    """Raised for a schema whose patterns take more steps than its MatchBudget has."""
+
+
 class MatchBudget:
     """Limits the steps that a schema may spend on matching, for all its patterns and names together."""
 
@@ -29,7 +33,7 @@ class MatchBudget:
     def spend(self, steps: int) -> None:
         self.left -= steps
         if self.left < 0:
-            raise PatternError(
+            raise BudgetExceeded(
                 "comparing the pattern with names and values takes too long; use fewer of both"
             )
 

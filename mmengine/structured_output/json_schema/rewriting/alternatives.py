@@ -7,6 +7,7 @@ from mmengine.structured_output.json_schema.constraints.json_types import Conjun
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.rewriting.negation import Origin, Parts
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.work import comparisons_of
 
 Choice = list[Conjunction]
 MAX_BRANCHES = 6  # Maximum number of branches of an anyOf whose combinations are listed.
@@ -44,15 +45,19 @@ def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) ->
     if sum(map(len, shapes)) > MAX_PAIRS:
         refuse("oneOf", pointer, f"the branches expand to more than {MAX_PAIRS} alternatives")
     out = list(branches)
-    for later in range(len(branches)):
-        for earlier in range(later):
-            if all(are_disjoint(shapes_of, a, b) for a in shapes[earlier] for b in shapes[later]):
-                continue
-            trouble = f"branches {earlier} and {later} may both hold, and the difference between them"
-            advice = "use anyOf, or a required property whose const differs"
-            origin = Origin("oneOf", pointer, trouble, advice)
-            out[earlier] += parts.complement_of(branches[later], origin)
-            out[later] += parts.complement_of(branches[earlier], origin)
+    with comparisons_of("oneOf", pointer):
+        overlapping = [
+            (earlier, later)
+            for later in range(len(branches))
+            for earlier in range(later)
+            if not all(are_disjoint(shapes_of, a, b) for a in shapes[earlier] for b in shapes[later])
+        ]
+    for earlier, later in overlapping:
+        trouble = f"branches {earlier} and {later} may both hold, and the difference between them"
+        advice = "use anyOf, or a required property whose const differs"
+        origin = Origin("oneOf", pointer, trouble, advice)
+        out[earlier] += parts.complement_of(branches[later], origin)
+        out[later] += parts.complement_of(branches[earlier], origin)
     return out
 
 

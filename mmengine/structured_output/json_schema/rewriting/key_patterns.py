@@ -27,7 +27,7 @@ from mmengine.structured_output.json_schema.patterns.languages import (
     membership_patterns,
     write_pattern,
 )
-from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
+from mmengine.structured_output.json_schema.patterns.matching import BudgetExceeded, MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
@@ -97,6 +97,9 @@ def separate_keys(
         return replace(constraint, names=(), blocked=constraint.blocked + blocked)
     try:
         groups = _group_overlapping(constraint, budget)
+    except BudgetExceeded as error:
+        blocked = (("patternProperties", join_pointer(pointer, "patternProperties"), str(error)),)
+        return replace(constraint, blocked=constraint.blocked + blocked)
     except PatternError:
         return constraint  # The grammar engine reports an error if a key may match two patterns.
     out: KeyPatterns = {}
@@ -189,11 +192,13 @@ def _restrict_patterns(
 
     out: KeyPatterns = {}
     for at, (text, (_, conj)) in enumerate(constraint.patterns.items(), len(asked)):
-        both_hold = combine([*parts[: len(asked)], parts[at]], lambda has: has[-1] and is_allowed(has))
+        both_hold = combine(
+            [*parts[: len(asked)], parts[at]], lambda has: has[-1] and is_allowed(has), budget
+        )
         if not both_hold.is_empty():
             out[text] = (Pattern(write_pattern(both_hold), None, budget=budget), conj)
     if constraint.rest != nothing:
-        other = combine(parts, lambda has: is_allowed(has) and not any(has[len(asked) :]))
+        other = combine(parts, lambda has: is_allowed(has) and not any(has[len(asked) :]), budget)
         if not other.is_empty():
             out["propertyNames"] = (Pattern(write_pattern(other), None, budget=budget), constraint.rest)
     return out
@@ -212,7 +217,7 @@ def exclude_names(regex: str, names: list[str], budget: MatchBudget) -> str | No
     if not taken:
         return regex
     parts = build_languages([regex, *map(literal_pattern, taken)], budget)
-    left = combine(parts, lambda has: has[0] and not any(has[1:]))
+    left = combine(parts, lambda has: has[0] and not any(has[1:]), budget)
     return None if left.is_empty() else write_pattern(left)
 
 
@@ -220,7 +225,7 @@ def exclude_patterns(regexes: list[str], budget: MatchBudget) -> str | None:
     """Return a pattern for texts that match no pattern, or None if there are none. Raises PatternError if
     that takes too long.
     """
-    left = combine(build_languages(regexes, budget), lambda has: not any(has))
+    left = combine(build_languages(regexes, budget), lambda has: not any(has), budget)
     return None if left.is_empty() else write_pattern(left)
 
 
@@ -256,7 +261,7 @@ def _apart_by_prefix(a: Pattern, b: Pattern) -> bool:
 
 def _split_group(group: KeyPatterns, budget: MatchBudget) -> KeyPatterns:
     parts = build_languages([pattern.regex for pattern, _ in group.values()], budget)
-    found = membership_patterns(parts)
+    found = membership_patterns(parts, budget)
     if len(found) > MAX_KINDS:
         raise PatternError(f"together the patterns make more than {MAX_KINDS} kinds of keys")
     out: KeyPatterns = {}
@@ -265,6 +270,6 @@ def _split_group(group: KeyPatterns, budget: MatchBudget) -> KeyPatterns:
         for holds, (_, one) in zip(kind, group.values()):
             conj = conjoin(conj, one) if holds else conj
         name = " and ".join(text for holds, text in zip(kind, group) if holds)
-        regex = write_pattern(combine(parts, list(kind).__eq__))
+        regex = write_pattern(combine(parts, list(kind).__eq__, budget))
         out[name] = (Pattern(regex, None, budget=budget), conj)
     return out

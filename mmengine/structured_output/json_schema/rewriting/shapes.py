@@ -49,6 +49,7 @@ from mmengine.structured_output.json_schema.rewriting.unevaluated import (
     unevaluated_shape,
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
+from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
 
 # Keywords that `_apply` expands, and keywords that build a shape from several schemas.
 IN_PLACE = frozenset(
@@ -209,6 +210,7 @@ class Shapes:
 
     def _step(self, conj: Conjunction, count: int = 1) -> None:
         self.steps += count
+        spend_work(count)
         if self.steps > MAX_STEPS:
             refuse("", self.pointer(conj), f"expanding the alternatives takes more than {MAX_STEPS:,} steps")
 
@@ -257,11 +259,12 @@ class Shapes:
             if excluded in self.narrowed:
                 refuse(*origin.blocked("a part of it is enforced more narrowly than defined"))
             left = work.shapes
-            for shape in found:
-                self._step(conj, len(left))
-                left = [kept for each in left for kept in exclusion.shapes(each, shape)]
-                left = simplify_shapes([kept for each in left if (kept := self._possible(each))])
-                self._check_count(left, conj)
+            with comparisons_of(origin.keyword, origin.pointer):
+                for shape in found:
+                    self._step(conj, len(left))
+                    left = [kept for each in left for kept in exclusion.shapes(each, shape)]
+                    left = simplify_shapes([kept for each in left if (kept := self._possible(each))])
+                    self._check_count(left, conj)
             if work.choices and (exclusion.narrow or exclusion.stuck or len(left) > MAX_EARLY):
                 waiting += ((excluded, origin),)
                 continue
