@@ -104,7 +104,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             0,
             86400,
             "Seconds for streams to finish after SIGTERM. After that they are cut; with a log "
-            "their requests resume.",
+            "their requests resume. The process ends within 5 more seconds.",
         ),
     ] = 30
     reattach_s: Annotated[

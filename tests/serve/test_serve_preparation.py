@@ -260,6 +260,25 @@ def test_only_texts_that_wait_turn_readiness_off(monkeypatch):
     run(main)
 
 
+def test_closing_gives_up_preparations_and_waits_for_no_thread(monkeypatch):
+    monkeypatch.setattr(preparation, "CLOSE_S", 0.01)
+
+    async def main():
+        processor = Gated()
+        async with engine_of(processor) as engine:
+            streams = [engine.stream(pictured("x")) for _ in range(2)]
+            while not processor.num_begun:
+                await asyncio.sleep(0.01)
+            await engine.close(leave=True)
+            assert not processor.gate.is_set() and processor.num_begun == 1, "the other was given up"
+            for stream in streams:
+                with pytest.raises(RequestFailed):
+                    await stream.accepted()
+            processor.gate.set()
+
+    run(main)
+
+
 def test_waiting_calls_can_be_removed():
     lane, gate, done = CancellableWorkers(2, "lane"), threading.Event(), []
     begun = threading.Barrier(3)
@@ -271,7 +290,7 @@ def test_waiting_calls_can_be_removed():
     assert not lane.drop(0), "a thread has begun with it"
     assert lane.drop(3) and not lane.drop(3) and not lane.drop("never was")
     gate.set()
-    lane.close()
+    lane.close(time.monotonic() + 20)
     assert sorted(done) == [2, 4, 5]
 
 

@@ -5,6 +5,8 @@ requests.
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -178,3 +180,22 @@ def test_new_calls_during_shutdown_are_refused():
         assert int(headers["retry-after"]) >= 5 and one.call("/health/live")[0] == 200
         for each in connections:
             each.close()
+
+
+def test_the_first_signal_limits_the_shutdown():
+    ends = []
+    with served() as one:
+        one.server.on_exit = lambda: ends.append("limited")
+        one.stop()
+        one.stop()
+    assert ends == ["limited"]
+
+
+def test_a_process_ends_although_a_thread_does_not():
+    code = """
+import threading
+from mmengine.server.lifecycle.process_end import end_process_after
+threading.Thread(target=threading.Event().wait).start()
+end_process_after(0.05)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -55,3 +55,14 @@ def test_many_key_patterns_are_refused_by_keyword(monkeypatch):
     with pytest.raises(SchemaRefused) as refused:
         normalize_schema({"type": "object", "patternProperties": patterns})
     assert (refused.value.keyword, refused.value.pointer) == ("patternProperties", "#/patternProperties")
+
+
+def test_work_that_is_no_longer_needed_ends():
+    class NotNeeded(Exception):
+        pass
+
+    def check():
+        raise NotNeeded
+
+    with pytest.raises(NotNeeded), work.limited_work(check):
+        normalize_schema({"oneOf": strings(2)})

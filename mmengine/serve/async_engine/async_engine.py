@@ -304,8 +304,8 @@ class AsyncEngine(AsyncAnswers):
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the open requests, and free the device.
 
-        With `drain` open requests finish first. With `leave` they stay in the log for the next process.
-        Otherwise they are cancelled. A second call does nothing.
+        With `drain` open requests finish first. With `leave` they stay in the log for the next process, and
+        prompts in preparation are given up. Otherwise they are cancelled. A second call does nothing.
         """
         self._thread.leaves = leave
         self._open.close()
@@ -313,6 +313,8 @@ class AsyncEngine(AsyncAnswers):
             self._close_channel(channel)
         self._thread.put(lambda: None)
         await asyncio.to_thread(self._thread.join)
+        if leave:
+            self._admission.give_up_all()
         await asyncio.to_thread(self._admission.close)
         if self._schemas is not None:
             self._schemas.close()

@@ -1,6 +1,7 @@
 """Worker threads with a queue from which waiting calls can be removed."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -55,10 +56,13 @@ class CancellableWorkers(Generic[Key]):
             call()
             del call  # so that the call's objects are freed while this thread waits
 
-    def close(self) -> None:
-        """Wait until all queued calls have run and the threads have ended."""
+    def close(self, until: float) -> None:
+        """Wait until all queued calls have run and the threads have ended, or until a time.monotonic().
+
+        A thread that runs longer is abandoned; it does not keep the process alive.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))

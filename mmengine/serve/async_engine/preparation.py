@@ -29,6 +29,7 @@ from mmengine.structured_output.request.fields import Normalizer, normalize_larg
 FORM_WORKERS = 2  # a large schema takes seconds; other requests do not wait for it
 TEXT_WORKERS = 2  # so that a long text does not delay short texts
 URL_WORKERS = 1  # finds a prompt's URLs and begins to fetch them
+CLOSE_S = 2.0  # seconds in which running preparations may end when the engine is closed
 STANDSTILL_S = 30.0  # the engine is not ready while a text waits longer for a thread
 
 
@@ -182,7 +183,11 @@ class Preparation:
     def _run_form(self, request: PreparingRequest, form: Callable[[], ResponseFormat]) -> None:
         try:
             request.check()
-            with request.attempt.on_this_thread(), normalize_large_by(self._work_out), limited_work():
+            with (
+                request.attempt.on_this_thread(),
+                normalize_large_by(self._work_out),
+                limited_work(request.check),
+            ):
                 made = form()
             self._settle(request.channel, made)
         except Exception as error:
@@ -291,6 +296,7 @@ class Preparation:
         return PreparationBacklog(number, 0.0 if oldest is None else oldest.age_s, text_wait_s)
 
     def close(self) -> None:
-        """Prepare the waiting requests and wait for them."""
+        """Prepare the waiting requests and wait for them, at most CLOSE_S seconds."""
+        until = time.monotonic() + CLOSE_S
         for workers in self._workers:
-            workers.close()
+            workers.close(until)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
 from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
+from mmengine.server.lifecycle.process_end import end_process_after
 from mmengine.server.lifecycle.tls import tls_options
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra
 # Seconds that a thread may keep the interpreter lock while the event loop waits. Python's default is 5 ms.
 SWITCH_S = 0.0005
 LAST_WORDS_S = 1.0  # At shutdown, seconds in which the last errors are sent to clients.
+CLOSE_S = 4.0  # Seconds after drain_s in which the engine is closed; then the process ends.
 LOOK_S = 0.05  # Seconds between two checks whether a heartbeat is due.
 WARM_UP_TOKENS = 2  # One prefill step and one decode step.
 WARM_UP_PIXELS = 64  # Width and height of the warm-up image.
@@ -55,6 +58,7 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App):
         super().__init__(config)
         self._app = app
+        self.on_exit: Callable[[], None] = lambda: None  # Called at the first signal.
         # The loop and the sockets are set when the server starts.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sockets: list[socket.socket] = []
@@ -65,6 +69,8 @@ class _Uvicorn(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
+        if not self.should_exit:
+            self.on_exit()
         self.should_exit = self._app.admission.is_ending = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._take_no_more)
@@ -137,6 +143,7 @@ async def serve(
         # The application logs these errors itself.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server = web_server(app, settings)
+        server.on_exit = partial(end_process_after, settings.drain_s + CLOSE_S)
         pulse.app, pulse.server = app, server
         with suppress(NotImplementedError, ValueError):  # Raised outside the main thread.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys, admin_keys)
@@ -217,7 +224,7 @@ def _collect_rarely() -> None:
     gc.set_threshold(*COLLECTED)
 
 
-def web_server(app: App, settings: ServerSettings) -> uvicorn.Server:
+def web_server(app: App, settings: ServerSettings) -> _Uvicorn:
     """Return a uvicorn server for the application."""
     config = uvicorn.Config(
         app,

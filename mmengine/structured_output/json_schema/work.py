@@ -1,7 +1,7 @@
 """The work and time that a schema's normalization may take, all its comparisons together."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -19,11 +19,13 @@ class WorkExceeded(Exception):
 
 
 class _Work:
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
         self.steps_left = MAX_STEPS
         self.ends_at = time.monotonic() + MAX_SECONDS
 
     def spend(self, steps: int) -> None:
+        self.check()
         self.steps_left -= steps
         if self.steps_left < 0 or time.monotonic() > self.ends_at:
             raise WorkExceeded
@@ -33,12 +35,15 @@ _work: ContextVar[_Work | None] = ContextVar("mmengine_schema_work", default=Non
 
 
 @contextmanager
-def limited_work() -> Iterator[None]:
-    """Limit the work on this thread inside the block. A block inside another one shares its limits."""
+def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Limit the work on this thread inside the block. A block inside another one shares its limits.
+
+    `check` is called again and again during the work; it raises if the work is no longer needed.
+    """
     if _work.get() is not None:
         yield
         return
-    token = _work.set(_Work())
+    token = _work.set(_Work(check))
     try:
         yield
     finally:
