@@ -92,6 +92,7 @@ class ErrorCode(StrEnum):
     # Faults in settings, models, the engine or storage.
     INVALID_SETTING = "invalid_setting"
     INVALID_MODEL = "invalid_model"
+    MODEL_NOT_FETCHED = "model_not_fetched"
     ENGINE_FAILED = "engine_failed"
     EXECUTOR_FAILED = "executor_failed"
     STORAGE_FAILED = "storage_failed"
@@ -270,11 +271,16 @@ class Diverged(LogError):
     code = ErrorCode.DIVERGED
 
 
+BUG = 70  # Exit code of a command that an unexpected exception ended (sysexits.h: EX_SOFTWARE).
 # Exit codes for an incomplete log, in every command that reads logs.
 NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
-# Error code -> exit code of a command; all other errors have 1.
+# Error code -> exit code of a command; all other errors have 1 (docs/reference/cli.md).
 EXIT_CODES = {
     ErrorCode.INVALID_SETTING: 2,
+    ErrorCode.INVALID_MODEL: 2,
+    ErrorCode.ENGINE_FAILED: 5,
+    ErrorCode.EXECUTOR_FAILED: 5,
+    ErrorCode.INTERNAL_ERROR: BUG,
     ErrorCode.DIVERGED: 3,
     ErrorCode.CORRUPT_LOG: 4,
 }

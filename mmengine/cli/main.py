@@ -1,7 +1,8 @@
 """The command `mmengine`. Commands import their dependencies when they run, so that help is fast."""
 
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,7 +18,7 @@ from mmengine.cli.serve import HELP as SERVE_HELP
 from mmengine.cli.serve import serve
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
-from mmengine.errors import MMEngineError, code_of
+from mmengine.errors import BUG, MMEngineError, code_of, in_one_line
 from mmengine.extras import engine_hint
 from mmengine.version import __version__
 
@@ -63,10 +64,9 @@ app.command(cls=Command)(demo)
 
 
 def main() -> None:
-    """Run the command. An error is printed as one line on stderr.
+    """Run the command. An error is printed as one line on stderr, a bug with its traceback.
 
-    Exit codes: 2 for wrong arguments; 3 for a log whose decisions differ from the derived ones; 4 for a
-    damaged log; 13 and 14 for a log without its end; 1 for other errors.
+    docs/reference/cli.md lists the exit codes.
     """
     warning = clash()
     if warning:
@@ -78,7 +78,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         hint = engine_hint(error)
         if hint is None:
-            raise
+            traceback.print_exc()
+            _fail(f"{error}: the installation is incomplete", BUG)
         _fail(hint, 2)
     except BrokenPipeError:
         sys.stderr.close()  # The program that reads our output has ended.
@@ -87,9 +88,12 @@ def main() -> None:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except Exception as error:
+        traceback.print_exc()
+        _fail(f"a bug ended the command ({in_one_line(error)}); please report it with the lines above", BUG)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"mmengine: {message}", file=sys.stderr)
     sys.exit(code)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mmengine.errors import ModelError
+from mmengine.errors import ErrorCode, ModelError
 from mmengine.hubs.names import TITLES, HubName
 
 
@@ -43,11 +43,12 @@ class Hub(Protocol):
 
 class HubError(ModelError):
     """An error at the hub, with a message for the user who named the model. `is_network`: whether the hub did
-    not answer, so that cached files may be used instead.
+    not answer, so that cached files may be used instead. The code MODEL_NOT_FETCHED marks a download that may
+    succeed when it is tried again.
     """
 
-    def __init__(self, text: str, *, is_network: bool = False) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, *, is_network: bool = False, code: ErrorCode | None = None) -> None:
+        super().__init__(text, code=code)
         self.is_network = is_network
 
 
@@ -81,14 +82,16 @@ def no_file(name: HubName, file: str) -> HubError:
 def wrong_bytes(name: HubName, file: str) -> HubError:
     return HubError(
         f"{file} of {name} does not match the SHA-256 that {TITLES[name.hub]} lists and was deleted; try "
-        "again, or use another mirror"
+        "again, or use another mirror",
+        code=ErrorCode.MODEL_NOT_FETCHED,
     )
 
 
 def cut_off(name: HubName, reason: str) -> HubError:
     return HubError(
         f"{name} could not be fetched completely from {TITLES[name.hub]} ({reason}); try again, complete "
-        "files are kept"
+        "files are kept",
+        code=ErrorCode.MODEL_NOT_FETCHED,
     )
 
 

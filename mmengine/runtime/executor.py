@@ -1,5 +1,6 @@
 """The torch executor. It implements Executor in core/executor.py."""
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows.rows import RowMatchers
+
+_log = logging.getLogger("mmengine.runtime")  # on stderr unless the program handles its records
 
 
 @dataclass(slots=True)
@@ -201,6 +204,7 @@ class TorchExecutor:
         except MMEngineError:
             raise
         except Exception as error:
+            _log.error("step %d failed", step.plan.step, exc_info=error)
             raise _failure(step.plan, error, self._device) from error
 
     def _finish(self, step: InFlightStep) -> StepResult:

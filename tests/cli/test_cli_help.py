@@ -3,11 +3,27 @@ to do.
 """
 
 import os
+import subprocess
 import sys
 
 import typer
 
 from mmengine.cli.main import app
+from mmengine.errors import (
+    BUG,
+    ConfigError,
+    CorruptLog,
+    Diverged,
+    ExecutorFailed,
+    ExecutorLost,
+    InvalidRequest,
+    LogError,
+    MMEngineError,
+    ModelError,
+    code_of,
+)
+from mmengine.hubs.hub import cut_off
+from mmengine.hubs.names import HubName
 from mmengine.version import __version__
 from tests.cli.cli_process import HEAVY, call_cli, loaded, run_cli, run_clis
 
@@ -104,6 +120,31 @@ def test_mistakes_are_one_line_before_any_model_is_loaded(tmp_path):
         assert result.returncode == code and len(lines) == 1 and lines[0].startswith("mmengine: "), arguments
         assert says in lines[0]
         assert "torch" not in loaded(result), arguments
+
+
+def test_exit_codes_name_the_class_of_an_error(monkeypatch, tmp_path):
+    for words in (["run", "hi", "--model"], ["serve", "--port", "0", "--log", tmp_path / "log"]):
+        result = call_cli(
+            *words, *(["/nowhere/model"] if words[0] == "run" else ["--model", "/nowhere/model"])
+        )
+        assert result.returncode == 2 and "no model folder /nowhere/model" in result.stderr
+    classes = {
+        ConfigError: 2, ModelError: 2, InvalidRequest: 2, Diverged: 3, CorruptLog: 4, ExecutorFailed: 5,
+        ExecutorLost: 5, MMEngineError: 5, LogError: 1,
+    }  # fmt: skip
+    assert {kind: code_of(kind("text")) for kind in classes} == classes
+    assert code_of(cut_off(HubName("hf", "a/b"), "reset")) == 1  # the next try may succeed
+    monkeypatch.setattr("mmengine.cli.main.app", lambda **options: 1 / 0)
+    result = call_cli("env")
+    assert result.returncode == BUG == 70 and "Traceback" in result.stderr
+    assert "a bug ended the command (ZeroDivisionError" in result.stderr.splitlines()[-1]
+
+
+def test_python_m_mmengine_is_the_command():
+    result = subprocess.run(
+        [sys.executable, "-m", "mmengine", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == f"mmengine-vl {__version__}\n"
 
 
 def test_the_other_mmengine_is_named(tmp_path):

@@ -24,6 +24,25 @@ CLI = """# Command line
 
 `make limits` writes this page from the commands' help; `mmengine COMMAND --help` prints the same text.
 Options of `mmengine serve` also come from the environment (`MMENGINE_PORT`) and from the `--config` file.
+`python -m mmengine` is the same command.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | success |
+| 1 | an error that may pass, such as a download that broke off; a batch with errors in some lines |
+| 2 | wrong arguments or settings, or a model that does not exist or cannot be read |
+| 3 | decisions in a log differ from the derived ones |
+| 4 | a damaged log |
+| 5 | the engine died, and a restart does not help or is not allowed; for `log verify`: only folded |
+| 70 | a bug: an exception that no code expects, with its traceback |
+| 75 | a step hung (`step_timeout_s`) |
+| 130, 143 | ended by Ctrl-C or by SIGTERM |
+| 6, 7, 8, 13, 14 | [log commands](log.md): a log without its end, or another kind of damage |
+
+If an engine dies of an unexpected exception, stderr and the file `failure.txt` in the log's folder have the
+traceback, the step, and the requests in its rows.
 """
 SETTINGS = """# Settings
 

@@ -5,7 +5,14 @@ from contextlib import suppress
 
 import pytest
 
-from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, QueueFull, RequestFailed
+from mmengine.errors import (
+    ExecutorFailed,
+    InvalidMedia,
+    InvalidRequest,
+    MMEngineError,
+    QueueFull,
+    RequestFailed,
+)
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.vocabulary import Queued
 from mmengine.serve.async_engine import open_requests
@@ -209,6 +216,21 @@ def test_a_failing_step_ends_requests_as_failed():
             assert (await engine.generate("y", max_tokens=9)).text == "Y"
 
     run(main())
+
+
+def test_a_dead_engine_prints_its_traceback_with_the_step(caplog):
+    def broken_step():
+        raise ValueError("repeats may not contain negative values")
+
+    async def main():
+        async with AsyncEngine(builder=builder()) as engine:
+            engine._engine._core.step = broken_step
+            await engine.generate("x", max_tokens=9)
+
+    with suppress(AssertionError, MMEngineError):  # the fake executor still has the request
+        run(main())
+    (record,) = [each for each in caplog.records if each.name == "mmengine.engine"]
+    assert "in broken_step" in record.exc_text and "The engine was at step 0" in record.exc_text
 
 
 @pytest.mark.parametrize("drain", [True, False])

@@ -16,6 +16,7 @@ from mmengine.serve.batch.run_batch import run_batch
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.requests.failure_report import FAILURE_FILE
 from tests.serve.serve_fakes import EOS, EchoProcessor, builder
 
 
@@ -330,3 +331,22 @@ def test_settings_are_keyword_arguments():
             Engine(builder=build, **{name: 1})
     with pytest.raises(ConfigError, match="max_model_len must lie in 0 to"):
         Engine(builder=build, max_model_len=-1)
+
+
+def broken_step():
+    raise ValueError("repeats may not contain negative values")
+
+
+def test_an_engine_that_dies_says_where(tmp_path):
+    with Engine(builder=builder(), log=tmp_path / "log") as engine:
+        engine.submit("three words here", request_id="mine", max_tokens=30)
+        engine.step()
+        engine._core.step = broken_step
+        with pytest.raises(ValueError, match="repeats") as raised:
+            engine.step()
+        written = (tmp_path / "log" / FAILURE_FILE).read_text()
+        for text in ("\n".join(raised.value.__notes__), written):
+            assert "at step 0 with 1 rows" in text and "row 0: mine, " in text
+        assert "in broken_step" in written
+        del engine._core.step
+        drive(engine)

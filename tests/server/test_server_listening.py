@@ -221,6 +221,7 @@ def test_systemd_units_match_the_page_and_the_command():
     service = units["service"]["Service"]
     known = {opt for each in COMMANDS["serve"].params for opt in each.opts}
     assert {word for word in service["ExecStart"].split() if word.startswith("--")} <= known
+    assert service["RestartPreventExitStatus"].split() == ["2", "3", "4"]
     assert units["socket"]["Socket"]["ListenStream"] == "127.0.0.1:8000"
     settings = ServerSettings()
     assert int(service["TimeoutStopSec"]) > settings.drain_s

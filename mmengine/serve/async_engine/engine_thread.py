@@ -1,6 +1,7 @@
 """An AsyncEngine's thread, which steps the engine and runs the calls that other threads queue for it."""
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from mmengine.serve.requests.health import StepClock
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 
+_log = logging.getLogger("mmengine.engine")  # on stderr unless the program handles its records
 MAX_HANGS = 32  # consecutive hangs after which the streams end with an error
 _POLL_S = 1.0  # how often a waiting caller checks that the engine is alive
 T = TypeVar("T")
@@ -115,6 +117,8 @@ class EngineThread:
                     engine.check_stall()
         except BaseException as error:  # every caller must get an error, whatever the reason
             if engine is self.engine:
+                if not isinstance(error, MMEngineError) or error.__cause__ is not None:
+                    _log.critical("the engine died", exc_info=error)
                 self._failed(engine_failed(error))
         finally:
             try:

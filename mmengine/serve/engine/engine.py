@@ -28,6 +28,7 @@ from mmengine.serve.prompt.options import Options, SessionOptions, SubmitOptions
 from mmengine.serve.prompt.prompt import Prompt, PromptInput
 from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.requests.adapters import Adapters
+from mmengine.serve.requests.failure_report import report_failure
 from mmengine.serve.requests.health import HANG_EXIT, EngineHealth, Readiness, Watchdog
 from mmengine.serve.requests.log_sync import LogSyncer
 from mmengine.serve.requests.metrics import engine_metrics
@@ -122,6 +123,7 @@ class Engine(TypedAnswers):
             store, resumed = open_log(self.built, log, resume, self.grammar_memory, self.adapters, initial)
             for known in initial:
                 self.adapters.load(known)
+        self._log = None if log is None else Path(log)
         self._syncer = None if log is None else LogSyncer.of(self._core, self.config)
         self._resources = RequestResources(
             self.built, self.media_memory, self.grammar_memory, self.metrics, store
@@ -246,6 +248,7 @@ class Engine(TypedAnswers):
                 self._syncer.notify()
         except Exception as error:
             self._health.failed(error)
+            report_failure(error, self._core.state, self._log)
             raise
         self._health.stepped(moved=bool(outputs))
         if not outputs and self._core.awaits_grammars:
