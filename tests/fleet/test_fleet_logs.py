@@ -12,7 +12,8 @@ from mmengine.cli.main import app
 from mmengine.fleet.attempt import RoutingLimits
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
-from mmengine.replay.queries.fleet import core_ids, describe_path, is_fleet, logs_in, replica_paths
+from mmengine.replay.queries.fleet import describe_path, is_fleet, logs_in, replica_paths
+from mmengine.replay.queries.request_names import matching_ids
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import Prompt
 from tests.fleet.carriers import LocalCarrier
@@ -61,7 +62,7 @@ def test_paths_of_requests(logs):
     assert is_fleet(logs) and not is_fleet(logs / "a") and logs_in(logs / "a") == [logs / "a"]
     ways, broken = replica_paths(logs_in(logs))
     assert not broken and len(ways) == 12, sorted(ways)
-    assert core_ids(ways, "r1") == ["r1/0", "r1/1"] and core_ids(ways, "r2") == ["r2"]
+    assert matching_ids(ways, "r1") == ["r1/0", "r1/1"] and matching_ids(ways, "r2") == ["r2"]
     for way in ways.values():
         assert way.end == "stop" and way.num_tokens == len(TEXT) + 2
         for before, after in zip(way.hops, way.hops[1:]):

@@ -14,6 +14,7 @@ from mmengine.replay import open_log, request_lines
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.queries.reasons import GAVE_WAY
 from mmengine.replay.queries.request_events import request_events
+from mmengine.replay.queries.request_names import find_requests, matching_ids
 from mmengine.replay.queries.state_report import state_report
 from mmengine.replay.queries.step_report import step_report
 from mmengine.replay.queries.why import why
@@ -247,3 +248,42 @@ def test_why_of_random_requests_of_all_kinds_never_fails(tmp_path):
         names = [line.request_id for line in request_lines(folder)]
         for name in random.Random(seed).sample(names, 4):
             assert all(each.text.endswith(".") for each in why(folder, name))
+
+
+KEY = "0123456789abcdef:"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("r1", ["r1"]),
+        ("chatcmpl-r1", ["r1"]),
+        ("cmpl-r2", ["r2/0", "r2/1"]),
+        ("resp_r3", [f"{KEY}r3"]),
+        ("r3", [f"{KEY}r3"]),
+        ("msg_r3", [f"{KEY}r3"]),
+        ("msg_r1_0", ["r1"]),
+        ("batch_req_7-3", [f"{KEY}batch_7-3"]),
+        ("batch_7-3", [f"{KEY}batch_7-3"]),
+        ("r4", ["r4-0", "r4-1/0", "r4-1/1"]),
+        ("r4-1", ["r4-1/0", "r4-1/1"]),
+        ("chatcmpl-msg_x", ["msg_x"]),
+        ("msg_x", ["msg_x"]),
+        ("r", []),
+        (KEY, []),
+        ("", []),
+    ],
+)
+def test_a_clients_id_finds_its_requests(given, found):
+    names = ["r1", "r2/0", "r2/1", f"{KEY}r3", f"{KEY}batch_7-3", "r4-0", "r4-1/0", "r4-1/1", "msg_x", "r1"]
+    assert matching_ids(names, given) == found
+
+
+def test_an_unknown_id_names_near_ids(tmp_path):
+    log = run(tmp_path / "log", [request("long-name-1", 20), request(f"{KEY}other", 20)])
+    assert find_requests(log, "chatcmpl-other") == [f"{KEY}other"]
+    for given in ("long-nama-1", "chatcmpl-long-nam", "name-1"):
+        with pytest.raises(LogError, match="near ids: long-name-1; mmengine log show"):
+            find_requests(log, given)
+    with pytest.raises(LogError, match="this id; mmengine log show"):
+        find_requests(log, "zzz")

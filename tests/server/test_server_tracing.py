@@ -66,6 +66,7 @@ def test_a_call_is_a_span_with_child_spans(one, spans, stream):
     assert found["gen_ai.usage.input_tokens"] == 30 and found["gen_ai.usage.output_tokens"] == 31
     assert found["gen_ai.response.finish_reasons"] == ("stop",)
     assert found["mmengine.request_id"] == f"r{stream}", "the request id in the log"
+    assert found["gen_ai.response.id"] == f"chatcmpl-r{stream}", "the client's id"
     assert [each.name for each in children] == CHILDREN
     edges = [edge for each in children for edge in (each.start_time, each.end_time)]
     assert edges == sorted(edges) and edges[1:-1:2] == edges[2::2], (

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmengine.cli.logs.printing import clean, console, print_json, printable
-from mmengine.errors import InvalidRequest, LogError
+from mmengine.errors import InvalidRequest
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.queries.fleet import ReplicaPath
@@ -52,14 +52,13 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
     """Print a request's way through the logs, and return the logs that contain it. Raises LogError if there
     are none.
     """
-    from mmengine.replay.queries.fleet import core_ids, describe_path
+    from mmengine.replay.queries.fleet import describe_path
+    from mmengine.replay.queries.request_names import matching_ids, no_request
 
     ways = _ways(folder)
-    found = [ways[name] for name in core_ids(ways, request_id)]
+    found = [ways[name] for name in matching_ids(ways, request_id)]
     if not found:
-        raise LogError(
-            f"no log in {folder} has a request with this id; mmengine log show {folder} lists them"
-        )
+        raise no_request(folder, list(ways), request_id)
     for way in found:
         if json_output:
             print_json(_as_json(way))

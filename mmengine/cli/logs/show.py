@@ -10,7 +10,7 @@ import typer
 
 from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, printable
-from mmengine.errors import NO_END, InvalidRequest, LogError
+from mmengine.errors import NO_END, InvalidRequest
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.checked_log import CheckedLog
@@ -84,13 +84,14 @@ def show(
     elif request is not None:
         from mmengine.replay.checked_log import CheckedLog
         from mmengine.replay.queries.request_events import request_events
+        from mmengine.replay.queries.request_names import find_requests
 
-        life = list(request_events(CheckedLog(folder), request))
-        if not life:
-            raise LogError(
-                f"no request in {folder} has this id; mmengine log show {folder} lists the requests"
-            )
-        _list(tables.life_table(life), life, json_output)
+        names = find_requests(folder, request)
+        for name in names:
+            if len(names) > 1 and not json_output:
+                print(f"\n{printable(name)}")
+            life = list(request_events(CheckedLog(folder), name))
+            _list(tables.life_table(life), life, json_output)
     elif steps:
         last_steps = deque(step_lines(folder), maxlen=limit)
         _list(tables.step_table(last_steps), last_steps, json_output)
@@ -107,11 +108,11 @@ def _print_events(log: Path, request: str, json_output: bool) -> None:
     """Print the events that a fleet's log has for a request and its choices."""
     from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.checked_log import CheckedLog
-    from mmengine.replay.queries.fleet import core_ids
     from mmengine.replay.queries.request_events import request_events
+    from mmengine.replay.queries.request_names import matching_ids
     from mmengine.replay.queries.summaries import request_lines
 
-    for name in core_ids([line.request_id for line in request_lines(log)], request):
+    for name in matching_ids([line.request_id for line in request_lines(log)], request):
         if not json_output:
             print(f"\n{printable(log.name)}, {printable(name)}")
         lines = list(request_events(CheckedLog(log), name))

@@ -12,7 +12,9 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 HELP = (
     "Explain why a request waited, was preempted, missed the caches and ended.\n\n"
-    "Each sentence has its step; inspect a step with mmengine log show DIR --step N.\n\n"
+    "Each sentence has its step; inspect a step with mmengine log show DIR --step N. The id may be the log's "
+    "or the client's (chatcmpl-…, resp_…, msg_…, batch_req_…). For a call with n answers, each is "
+    "explained.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log why run.log r17"
 )
 
@@ -22,27 +24,33 @@ def why(
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="Request id.", show_default=False)],
     json_output: Json = False,
 ) -> None:
+    from mmengine.replay.queries.request_names import find_requests, matching_ids
     from mmengine.replay.queries.why import why as explain  # Lazy: help does not need it.
 
     if not fleet.is_fleet(existing(folder)):
-        _print(explain(folder, request), json_output)
+        names = find_requests(folder, request)
+        for name in names:
+            if name != request and not json_output:
+                print(f"\n{printable(name)}")
+            _print(explain(folder, name), json_output, name if len(names) > 1 else "")
         return
-    from mmengine.replay.queries.fleet import core_ids
     from mmengine.replay.queries.summaries import request_lines
 
     for log in fleet.print_path(folder, request, json_output):
-        for name in core_ids([line.request_id for line in request_lines(log)], request):
+        for name in matching_ids([line.request_id for line in request_lines(log)], request):
             if not json_output:
                 print(f"\n{printable(log.name)}, {printable(name)}")
             _print(explain(log, name), json_output)
 
 
-def _print(claims: "list[Claim]", json_output: bool) -> None:
+def _print(claims: "list[Claim]", json_output: bool, request_id: str = "") -> None:
+    """Print the claims. `request_id`: named in each claim's JSON if several requests are explained."""
     import msgspec  # Lazy import.
 
     if json_output:
         for claim in claims:
-            print_json(msgspec.to_builtins(claim))
+            named = {"request_id": request_id} if request_id else {}
+            print_json({**named, **msgspec.to_builtins(claim)})
         return
     import textwrap
 

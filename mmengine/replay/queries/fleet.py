@@ -100,11 +100,6 @@ def _hop(log: Path, line: RequestLine) -> Hop:
     return Hop(log.name, line.request_id, line.num_given_tokens, said, line.finish_reason, line.detail)
 
 
-def core_ids(names: Iterable[str], request_id: str) -> list[str]:
-    """Return the core ids among `names` that belong to the request: the request's id, or its choices' ids."""
-    return [name for name in names if name == request_id or name.rpartition("/")[0] == request_id]
-
-
 def describe_path(path: ReplicaPath) -> list[str]:
     """Return a sentence for each hop."""
     sentences = []

@@ -24,6 +24,7 @@ from mmengine.errors import ErrorCode
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.request_times import Times
+from mmengine.server.chat.answer_ids import answer_id
 from mmengine.server.chat.parsed_request import ParsedRequest
 from mmengine.server.chat.response_builder import ResponseBuilder
 from mmengine.server.chat.submission import prompt_request_id
@@ -154,7 +155,7 @@ def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
         return {}
     choices = [choice for each in completions for choice in each.choices]
     return {
-        "gen_ai.response.id": builder.request.request_id,
+        "gen_ai.response.id": answer_id(builder.request.envelope.api, builder.request.request_id),
         "gen_ai.response.model": builder.request.envelope.model,
         "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices],
         "gen_ai.usage.input_tokens": sum(len(each.prompt_token_ids) for each in completions),

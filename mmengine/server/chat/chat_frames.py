@@ -13,6 +13,7 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.chat.chunks import BEGINNING, end_of, message_delta
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import Delta, Entry
+from mmengine.server.chat.answer_ids import answer_id
 from mmengine.server.chat.parsed_request import Envelope, UsageFrames
 from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 from mmengine.server.http.errors import ApiError
@@ -103,7 +104,11 @@ class ChatFrames(OpenAiFrames):
     ):
         self._texts, self._request_id, self.tails = texts, request_id, FrameTails(usage_frames)
         self._names_reasoning_twice = names_reasoning_twice
-        self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
+        self._about = {
+            "id": answer_id("chat", request_id),
+            "created": envelope.created,
+            "model": envelope.model,
+        }
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._text_heads: dict[int, bytes] = {}  # For each choice, the head of frames that have only content.

@@ -10,6 +10,7 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import Delta, Entry
 from mmengine.serve.text.request_output import entries_of
+from mmengine.server.chat.answer_ids import answer_id
 from mmengine.server.chat.chat_frames import FrameTails, OpenAiFrames, Usage
 from mmengine.server.chat.parsed_request import Envelope, UsageFrames
 from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
@@ -35,7 +36,7 @@ class CompletionFrames(OpenAiFrames):
     ):
         self._texts, self._echo_texts, self._per_prompt = texts, echo_texts, per_prompt
         self._about = {
-            "id": f"cmpl-{request_id}",
+            "id": answer_id("completion", request_id),
             "object": "text_completion",
             "created": envelope.created,
             "model": envelope.model,

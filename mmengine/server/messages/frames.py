@@ -14,12 +14,12 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
+from mmengine.server.chat.answer_ids import answer_id
 from mmengine.server.chat.chat_frames import FrameTails, Usage
 from mmengine.server.chat.parsed_request import Envelope, Json
 from mmengine.server.http.errors import ApiError
 from mmengine.server.messages.errors import error_json
 
-ID_PREFIX = "msg_"
 CALL_PREFIX = "toolu_"
 _encode = msgspec.json.encode
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
@@ -34,7 +34,7 @@ class MessagesFrames:
 
     def __init__(self, request_id: str, envelope: Envelope):
         self._request_id, self.tails = request_id, FrameTails("last")
-        self._about: Json = {"id": f"{ID_PREFIX}{request_id}", "type": "message", "role": "assistant"}
+        self._about: Json = {"id": answer_id("messages", request_id), "type": "message", "role": "assistant"}
         self._about["model"] = envelope.model
         self._kind = ""  # Type of the open block.
         self._number = 0  # Number of closed blocks.

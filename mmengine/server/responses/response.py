@@ -2,12 +2,13 @@
 
 import msgspec
 
+from mmengine.server.chat.answer_ids import PREFIXES
 from mmengine.server.chat.chat_frames import Usage
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.response_echo import ResponseEcho
 from mmengine.server.http.errors import ApiError
 
-ID_PREFIX = "resp_"
+ID_PREFIX = PREFIXES["responses"]
 NULL = b"null"
 _MEDIA_CODES = ("invalid_media", "media_not_fetched")
 _encode = msgspec.json.encode

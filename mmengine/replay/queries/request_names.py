@@ -1,0 +1,86 @@
+"""Finds a log's requests by the ids that clients know."""
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from mmengine.errors import LogError
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked_log import CheckedLog
+
+MAX_NEAR = 5  # near ids that an error lists
+MAX_COMPARED = 100_000  # ids that are compared with an unknown id
+_OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server writes an API key's hash before its requests' ids.
+_PART = re.compile(r"(-\d+)?(/\d+)?")  # the number of a call's prompt, and of a choice among `n`
+_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_", "rs_", "fc_")
+_ITEM = re.compile(r"_\d+$")  # the number of a response's item
+
+
+def matching_ids(names: Iterable[str], given: str) -> list[str]:
+    """Return the ids among `names` that belong to `given`: the id itself, or its choices' and prompts' ids.
+
+    `given` may have an API's prefix (`chatcmpl-`, `resp_`, `msg_`, `batch_req_`), and may lack the API key's
+    hash, which is the beginning of a server's ids.
+    """
+    names = list(dict.fromkeys(names))
+    for wanted in _meant(given):
+        if wanted in names:
+            return [wanted]
+        found = [name for name in names if _belongs(name, wanted)]
+        if found:
+            return found
+    return []
+
+
+def find_requests(folder: Path, given: str) -> list[str]:
+    """Return the ids in the log that belong to `given`, in the order of arrival. Raises LogError, with near
+    ids, if there are none, and `verify`'s errors.
+    """
+    log = CheckedLog(folder)
+    names = dict.fromkeys(log.first_state().requests)
+    for record in log:
+        match record.event:
+            case ev.Queued(request_id=name) | ev.Appended(request_id=name):
+                names[name] = None
+            case ev.Finished(request_id=name, reason="rejected"):
+                names[name] = None
+    if found := matching_ids(names, given):
+        return found
+    raise no_request(folder, list(names), given)
+
+
+def no_request(folder: Path, names: list[str], given: str) -> LogError:
+    """Return the error for an id that none of `names` matches."""
+    near = _near(names[-MAX_COMPARED:], given)
+    advice = f"near ids: {', '.join(near)}; " if near else ""
+    return LogError(
+        f"no request in {folder} has this id; {advice}mmengine log show {folder} lists the requests"
+    )
+
+
+def _meant(given: str) -> list[str]:
+    """Return the ids that `given` may stand for, as the log has them without a key's hash."""
+    found = [given]
+    for prefix in _PREFIXES:
+        if given.startswith(prefix):
+            rest = given.removeprefix(prefix)
+            found += [rest, _ITEM.sub("", rest)]  # an item of a response has its number at the end
+    if given.startswith("batch_req_"):
+        found.append(f"batch_{given.removeprefix('batch_req_')}")
+    return [name for name in dict.fromkeys(found) if name]
+
+
+def _belongs(name: str, wanted: str) -> bool:
+    """Return whether `name` is `wanted`, after a key's hash, or one of its prompts or choices."""
+    owner = _OWNER.match(name)
+    for own in (name, name[owner.end() :] if owner else name):
+        if own.startswith(wanted) and _PART.fullmatch(own[len(wanted) :]):
+            return True
+    return False
+
+
+def _near(names: list[str], given: str) -> list[str]:
+    wanted = _meant(given)[-1][:256]
+    part = [name for name in names if len(wanted) >= 4 and wanted in name]
+    return list(dict.fromkeys([*part, *get_close_matches(wanted, names, MAX_NEAR, 0.7)]))[:MAX_NEAR]
