@@ -328,7 +328,7 @@ class Request:
     request waits for its prefill and shares its blocks. `envelope`: bytes that a server keeps in the log with
     the request. `outputs`: int32 [m], the first tokens of the answer, which another engine sampled; they
     count as output tokens, and sampling continues after them. `adapter`: the LoRA adapter, None for the base
-    model.
+    model. `tenant`: whom the request belongs to; waiting requests of different tenants take turns.
     """
 
     request_id: str
@@ -345,6 +345,7 @@ class Request:
     thinking: ThinkingBudget | None = None
     outputs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     adapter: Adapter | None = None
+    tenant: str = ""
 
     @property
     def visual_adapter(self) -> bytes:

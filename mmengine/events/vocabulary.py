@@ -100,6 +100,7 @@ class Queued(EventBase, frozen=True):
     `envelope`: a server's data about the request, such as its arrival time; no decision reads the envelope.
     `thinking`: the limit on reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer
     already has; the engine continues after them. `adapter`: the LoRA adapter, or None for the base model.
+    `tenant`: a keyed hash of the API key, or ""; waiting requests of different tenants take turns.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class Queued(EventBase, frozen=True):
     thinking: ThinkingBudget | None = None
     outputs: bytes = b""
     adapter: Adapter | None = None
+    tenant: str = ""
 
 
 class GrammarReady(EventBase, frozen=True):

@@ -125,6 +125,16 @@ def _queue(state: State) -> Iterator[str]:
         yield f"rows {running} run in this order, but were admitted in steps {since}"
 
 
+def _tenants(state: State) -> Iterator[str]:
+    """Check that each live request belongs to a tenant, and each request without a row to its queue."""
+    tenants = list(state.tenants.all.values())
+    queued = sorted(id(req_state) for tenant in tenants for req_state in tenant.waiting)
+    if queued != sorted(id(req_state) for req_state in state.requests.values() if req_state.row < 0):
+        yield f"the queues of {len(tenants)} tenants have {len(queued)} requests, but others wait"
+    if (live := sum(tenant.num_live for tenant in tenants)) != len(state.requests):
+        yield f"{len(tenants)} tenants have {live} live requests; there are {len(state.requests)}"
+
+
 def _budgets(state: State) -> Iterator[str]:
     """Check that a step stays within its budgets for tokens, rows and embeddings, and counts them right."""
     config, rows = state.config, state.step_rows
@@ -260,6 +270,7 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "adapters": _adapters,
     "sessions": _sessions,
     "queue": _queue,
+    "tenants": _tenants,
     "budgets": _budgets,
     "computed": _computed,
     "flights": _flights,

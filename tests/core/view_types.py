@@ -13,7 +13,7 @@ def reads(view: View, row: int, rows: np.ndarray) -> list[int]:
     known = view.num_tokens[view.running] - view.num_computed[rows]
     known[0] = 1  # a computed result is an ordinary array, which may be written
     request = view.requests["a"]
-    names = [one.request.request_id for one in view.waiting[view.scan_from :]]
+    names = [one.request.request_id for one in view.tenants.rest()]
     hits = view.blocks.references[view.blocks.peek(2)] == 0
     over = (view.num_tokens >= view.max_total) | (view.ended != 0)
     free = view.free_rows[-1] + view.blocks.num_free + view.encoder.used + len(view.flights)

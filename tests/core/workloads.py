@@ -93,6 +93,7 @@ def small_request(
         priority=rng.randint(-1, 1),
         cache_salt=rng.choice(["", "", "tenant"]),
         adapter=drawn_adapter,
+        tenant=("", "one", "two")[(length + 2 * shared) % 3] if config.max_model_len % 2 else "",
         grammar=None if (drawn := rng.random()) >= grammars else GRAMMAR_ROWS[drawn < grammars / 2],
     )
 

@@ -107,6 +107,10 @@ def reverse_the_queue(state):
     state.waiting.reverse()
 
 
+def lose_a_tenant(state):
+    next(iter(state.tenants.all.values())).num_live -= 1
+
+
 @pytest.mark.parametrize(
     ("damage", "name"),
     [
@@ -128,6 +132,7 @@ def reverse_the_queue(state):
         (draft_too_much, "budgets"),
         (reverse_the_rows, "queue"),
         (reverse_the_queue, "queue"),
+        (lose_a_tenant, "tenants"),
     ],
 )
 def test_damage_is_detected(damage, name):

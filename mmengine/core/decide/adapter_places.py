@@ -30,7 +30,7 @@ class AdapterPlaces:
         self._promised: dict[bytes, int] = {}  # adapters that wait for a place -> their bytes
         self.waits_longest: RequestView | None = None  # the next place is reserved for this request
         self._leaving: bytes | None = None
-        for req_state in view.waiting[: view.scan_from]:
+        for req_state in view.tenants.passed():
             if may_start is None or may_start(req_state):
                 self.pass_over(req_state)
 

@@ -39,7 +39,7 @@ class Admission:
         if view.config.num_state_slots and not view.states.num_free:
             return None
         places = self.places(view, may_start)
-        for req_state in view.waiting[view.scan_from :]:
+        for req_state in view.tenants.rest():
             if may_start is not None and not may_start(req_state):
                 continue
             if places is not None and not places.has_place(req_state):
@@ -75,7 +75,7 @@ class Admission:
         if not view.free_rows or view.tokens_left <= 0:
             return None
         places = self.places(view, may_start)
-        for req_state in view.waiting[view.scan_from :]:
+        for req_state in view.tenants.rest():
             if not may_start(req_state) or (start := start_of(view, req_state)) is None:
                 continue
             if places is not None and not places.has_place(req_state):
@@ -91,7 +91,7 @@ class Admission:
     def examined_in_step(self, view: View) -> set[str]:
         """Return the ids of the waiting requests that the open step's admissions examined. All decisions of
         the step must be applied."""
-        examined = {req_state.request.request_id for req_state in view.waiting[: view.scan_from]}
+        examined = {req_state.request.request_id for req_state in view.tenants.passed()}
 
         def examine(req_state: RequestView) -> bool:
             examined.add(req_state.request.request_id)

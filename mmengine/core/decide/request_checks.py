@@ -89,6 +89,7 @@ def check_request(request: Request, config: EngineConfig, *, max_media: int | No
     """
     _check_text("request_id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
+    _check_text("tenant", request.tenant, 0, MAX_ID_CHARS)
     _check_text("group", request.group, 0, MAX_ID_CHARS)
     if not isinstance(request.envelope, bytes) or len(request.envelope) > MAX_ENVELOPE_BYTES:
         raise InvalidRequest(f"the envelope of a request holds at most {MAX_ENVELOPE_BYTES} bytes")

@@ -108,6 +108,7 @@ def _apply_queued(state: State, event: ev.Queued) -> None:
     req_state.waits_for_grammar = request.grammar is not None
     fetch.ask(state, req_state)
     state.requests[event.request_id] = req_state
+    state.tenants.join(req_state)
     state.num_large += req_state.has_large
     state.history.update(event.prompt)
     if event.outputs:
@@ -150,9 +151,9 @@ def _apply_scheduled(state: State, event: ev.Scheduled) -> None:
 def _apply_admitted(state: State, event: ev.Admitted) -> None:
     state.is_open = True
     req_state = state.requests[event.request_id]
-    state.scan_from = state.waiting.index(req_state)
-    del state.waiting[state.scan_from]
+    state.waiting.remove(req_state)
     row = event.row
+    state.tenants.admit(req_state, row)
     state.free_rows.remove(row)
     cached = np.frombuffer(event.cached_blocks, np.int32)
     new = np.frombuffer(event.new_blocks, np.int32)
@@ -223,11 +224,13 @@ def _apply_finished(state: State, event: ev.Finished) -> None:
     state.clear_suspicion(req_state)
     if req_state.row == NO_ROW:
         state.waiting.remove(req_state)
+        state.tenants.dequeue(req_state)
     else:
         # The KV of a broken row may hold NaN, so its blocks must not become prefix hits.
         if state.ended[req_state.row] == BROKEN and not state.constants.keeps_broken_blocks:
             state.blocks.index.forget(state.block_table[req_state.row, : state.num_blocks[req_state.row]])
         leave_row(state, req_state)
+    state.tenants.leave(req_state)
     for names in (state.cancelled, state.grammar_failed, state.thrashing):
         if event.request_id in names:
             names.remove(event.request_id)

@@ -85,6 +85,7 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
     after = state.num_computed[rows] + num_tokens
     state.num_computed[rows] = after
     state.scheduled[rows] = num_tokens
+    state.tenants.charge(rows, num_tokens)
     state.tokens_left -= num_tokens * len(rows) if isinstance(num_tokens, int) else int(num_tokens.sum())
     if state.config.enable_prefix_caching:
         full = after // state.block_size

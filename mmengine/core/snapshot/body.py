@@ -19,7 +19,7 @@ from mmengine.request import MediaItem
 # Fields of State that are one number or bool.
 PLAIN = (
     *("num_with_media", "num_arrived", "num_preempted", "resetting", "step", "checkpointed_step"),
-    *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_decided"),
+    *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "num_decided"),
 )
 NAMES = ("cancelled", "grammar_failed", "thrashing")  # fields of State that are lists of request ids
 
@@ -212,3 +212,6 @@ class Body(msgspec.Struct):
     sessions: tuple[Session, ...] = ()
     sessions_clock: int = 0
     num_prefills: int = 0
+    # name, debt, turn, and how many of its waiting requests the open step passed over
+    tenants: tuple[tuple[str, int, int, int], ...] = ()
+    turns: int = 0

@@ -32,7 +32,7 @@ def fill(state: State, body: Body) -> None:
     requests = [_add_request(state, req_state) for req_state in body.requests]
     owners = [req_state.request for req_state in requests]
     owners += [request_of(state.grammar_slots.whole(queued)) for queued in body.gone]
-    state.waiting.extend(state.requests[name] for name in body.waiting)
+    _fill_queue(state, body)
     state.free_rows[:] = body.free_rows
     state.running, state.last_rows = as_rows(body.running), as_rows(body.last_rows)
     _fill_pool(state, body.pool)
@@ -53,6 +53,19 @@ def fill(state: State, body: Body) -> None:
         if body.goodput is None:
             raise ValueError("it lacks the goodput of drafts")
         state.goodput.restore(body.goodput)
+
+
+def _fill_queue(state: State, body: Body) -> None:
+    for req_state in state.requests.values():
+        state.tenants.join(req_state)
+        if req_state.row != NO_ROW:
+            state.tenants.restore_row(req_state)
+    for name in body.waiting:
+        state.waiting.append(state.requests[name])
+        state.tenants.enqueue(state.requests[name])
+    # Snapshots from before tenants have one queue, and count its passed requests here.
+    passed = body.plain.get("scan_from", 0)
+    state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
 
 
 def _fill_states(state: State, saved: States | None) -> None:

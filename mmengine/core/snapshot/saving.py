@@ -69,6 +69,8 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         sessions=tuple(take_fields(Session, session) for session in state.sessions.all.values()),
         sessions_clock=state.sessions.clock,
         num_prefills=state.num_prefills,
+        tenants=state.tenants.saved(),
+        turns=state.tenants.turns,
     )
 
 

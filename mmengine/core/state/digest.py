@@ -26,7 +26,8 @@ COLUMN_NAMES = (
 )
 STATE_SLOTS = "state slots"  # after the other columns, for models with recurrent states
 ADAPTERS = "adapters"  # after STATE_SLOTS, for engines with adapters
-SESSIONS = "sessions"  # last, while any session is open
+SESSIONS = "sessions"  # after ADAPTERS, while any session is open
+TENANTS = "tenants"  # last, while several tenants have live requests
 _FACTS = 10  # values of a request in `_Sums.known`
 # Odd factors for the checksums, so that small numbers do not cancel each other out. The checksums need not
 # resist attacks.
@@ -45,6 +46,7 @@ def checkpoint(state: State) -> ev.Checkpoint:
     kept += [_state_slots(state)] if state.config.num_state_slots else []
     kept += [_adapters(state)] if state.config.max_loras else []
     kept += [state.sessions.digest_parts()] if len(state.sessions) else []
+    kept += [tenants] if (tenants := state.tenants.digest_parts()) else []
     parts = (*(row.data for row in sums.cells), *sums.wide(), *sums.known(), *_pools(state), *kept)
     leaves = [_hash(part) if len(part) else _NOTHING for part in parts]
     columns = b"".join(leaf[:SHOWN_BYTES] for leaf in leaves)
@@ -61,7 +63,8 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
         *COLUMN_NAMES,
         *([STATE_SLOTS] if state.config.num_state_slots else []),
         *([ADAPTERS] if state.config.max_loras else []),
-        SESSIONS,
+        *([SESSIONS] if len(state.sessions) or not state.tenants.digest_parts() else []),
+        TENANTS,
     ]
     names = [every[place] for place in differing_places(here.columns, logged.columns) if place < len(every)]
     if len(here.requests) != len(logged.requests):

@@ -15,12 +15,14 @@ from mmengine.registry import Registry
 
 class Policy(NamedTuple):
     """A scheduling policy. `prefill_first`: if prompts can be computed, a step computes only prompts, and the
-    decoding rows wait.
+    decoding rows wait. `num_ahead`: how many of a rank's first values, such as the priority, come before the
+    order of the tenants (core/state/tenants.py).
     """
 
     rank: Callable[[RequestState | RequestView], tuple[int, ...]]
     victim: Callable[[RunningView], int]
     prefill_first: bool = False
+    num_ahead: int = 0
 
 
 def _by_arrival(request: RequestState | RequestView) -> tuple[int, ...]:
@@ -41,7 +43,7 @@ def _least_important(view: RunningView) -> int:
 
 
 FCFS = Policy(_by_arrival, _last_admitted)
-PRIORITY = Policy(_by_priority, _least_important)
+PRIORITY = Policy(_by_priority, _least_important, num_ahead=1)
 PREFILL_FIRST = Policy(_by_arrival, _last_admitted, prefill_first=True)
 
 POLICIES: Registry[Policy] = Registry(

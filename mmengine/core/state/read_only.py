@@ -4,7 +4,7 @@ Arrays, dicts, pools and caches also refuse writes at run time. Lists and reques
 are the state's own objects, because a wrapper that refuses writes would be slower to read.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from operator import attrgetter
 from types import MappingProxyType
 from typing import (
@@ -199,6 +199,13 @@ class AdaptersView(ReadOnly):
     known: Mapping[str, AdapterLoaded]
     is_held: Callable[[bytes], bool]
     room_for: Callable[..., list[bytes] | None]
+
+
+class TenantsView(ReadOnly):
+    """A view of a Tenants object."""
+
+    rest: Callable[[], Iterable[RequestView]]
+    passed: Callable[[], Sequence[RequestView]]
 
 
 class SessionsView(ReadOnly):

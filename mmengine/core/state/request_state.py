@@ -80,6 +80,7 @@ def request_of(event: Queued) -> Request:
         thinking=event.thinking,
         outputs=np.frombuffer(event.outputs, np.int32),
         adapter=event.adapter,
+        tenant=event.tenant,
     )
 
 
@@ -99,6 +100,7 @@ def queued_of(request: Request) -> Queued:
         thinking=request.thinking,
         outputs=request.outputs.tobytes(),
         adapter=request.adapter,
+        tenant=request.tenant,
     )
 
 

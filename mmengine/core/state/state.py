@@ -23,6 +23,7 @@ from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of
 from mmengine.core.state.sessions import Sessions
 from mmengine.core.state.state_slots import StateSlots
+from mmengine.core.state.tenants import Tenants
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.encoder_cache.work import work_of
 from mmengine.events import vocabulary as ev
@@ -78,6 +79,7 @@ class State(Columns[np.ndarray]):
         self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # sorted by rank
+        self.tenants = Tenants(rows, self.policy.num_ahead, is_fair=not config.compat)
         self.num_arrived = 0
         self.num_preempted = 0
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
@@ -122,7 +124,7 @@ class State(Columns[np.ndarray]):
             self.config.encoder_piece
         )  # encoder work left for items that are not split into parts
         self.step_part: Part | None = None
-        self.scan_from = 0  # waiting requests before this index were passed over in this step
+        self.tenants.num_passed.clear()
         self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
         self.num_decided = 0  # this step's work is decided for the first `num_decided` running rows
@@ -139,6 +141,7 @@ class State(Columns[np.ndarray]):
         """Insert a request without a row into the waiting queue, by its rank."""
         request.rank = self.policy.rank(request)
         insort(self.waiting, request, key=lambda waiting: waiting.rank)
+        self.tenants.enqueue(request)
 
     def clear_suspicion(self, req_state: RequestState) -> None:
         req_state.isolation_rows = 0

@@ -20,6 +20,7 @@ from mmengine.core.state.read_only import (
     RunningView,
     SessionsView,
     StatesView,
+    TenantsView,
 )
 from mmengine.core.state.state import State
 from mmengine.events.vocabulary import FoldConstants
@@ -36,6 +37,7 @@ class View(Columns[ReadOnlyArray], RunningView):
     free_rows: Sequence[int]
     requests: Mapping[str, RequestView]
     waiting: Sequence[RequestView]
+    tenants: TenantsView
     blocks: BlocksView
     encoder: EncoderCacheView
     states: StatesView
@@ -66,7 +68,6 @@ class View(Columns[ReadOnlyArray], RunningView):
     preempted_in_step: Current[bool]
     tokens_left: Current[int]
     encoder_left: Current[int]
-    scan_from: Current[int]
     num_decided: Current[int]
     made_room_for: Current[tuple[int, int]]
     step_rows: Current[ReadOnlyArray]

@@ -235,6 +235,7 @@ def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
         "thinking": None,
         "outputs": b"",
         "adapter": None,
+        "tenant": "",
     }
     differ = {name: value for name, value in defaults.items() if getattr(event, name) != value}
     if differ:

@@ -195,7 +195,7 @@ class Reasons:
     def _pass_over(self, admitted: str) -> None:
         """Record the reasons for the waiting requests that were considered before the admitted request."""
         places = self._places()
-        for req_state in self._view.waiting[self._view.scan_from :]:
+        for req_state in self._view.tenants.rest():
             if req_state.request.request_id == admitted:
                 return
             self._note(self._try(req_state, places))
@@ -203,7 +203,7 @@ class Reasons:
     def _check_waiting(self) -> None:
         """Record the reasons for all waiting requests that remain, when no further request is admitted."""
         view, ahead, places = self._view, "", self._places()
-        for req_state in view.waiting[view.scan_from :]:
+        for req_state in view.tenants.rest():
             name = req_state.request.request_id
             if view.preempted_in_step and (len(view.running) or view.config.compat):
                 reason = Reason(name, PREEMPTING)
