@@ -7,6 +7,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from mmengine.cli.bench import bench_app
+from mmengine.cli.chat import HELP as CHAT_HELP
+from mmengine.cli.chat import chat
 from mmengine.cli.commands import Command, Group
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
@@ -54,6 +56,7 @@ def _top(
 
 
 app.command(cls=Command, help=RUN_HELP)(run)
+app.command(cls=Command, help=CHAT_HELP)(chat)
 app.command(cls=Command, help=SERVE_HELP)(serve)
 app.add_typer(bench_app, name="bench")
 app.add_typer(log_app, name="log")

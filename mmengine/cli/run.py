@@ -1,5 +1,6 @@
 """`mmengine run`: answers a question on the command line, or a file with requests."""
 
+import re
 import sys
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -77,13 +78,16 @@ def run(
     if files.batch is not None:
         _refuse_beside_batch(question, printing, sampling)
         raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
+    _check_is_question(question.prompt, model.model)
     question.check()
     media.check([*(question.image or []), *(question.video or [])])
     if files.out is not None:
         raise InvalidRequest("--out belongs to --batch; redirect the output instead")
     make_one = partial(make_engine, files.log)
     adapter = question.adapter or (next(iter(model.loras())) if len(model.lora or ()) == 1 else "")
-    _answer_one(question, sampling, make_one, printing.json_output, media_options, adapter)
+    _answer_one(
+        question, sampling, make_one, printing.json_output, media_options, adapter, model_text(model.model)
+    )
 
 
 def _make_engine(
@@ -161,7 +165,9 @@ def _answer_one(
     as_json: bool,
     media_options: "MediaOptions",
     adapter: str,
+    model: str,
 ) -> None:
+    """Answer a question. `model`: the line that names the answering model."""
     from mmengine.cli.batch import draft_lines  # Lazy: numpy, msgspec
     from mmengine.serve.prompt.options import Options, make_sampling
     from mmengine.serve.prompt.prompt import Prompt
@@ -186,6 +192,7 @@ def _answer_one(
             thinking_token_budget=budget,
             adapter=adapter,
         )
+        print(model, file=sys.stderr)
         with prompt_bar() as bar:
             completion = _stepped(engine, request_id, bar, live)
         drafts = list(draft_lines(engine))
@@ -227,6 +234,27 @@ def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Comple
                 print(printable(output.text), end="", flush=True)
             completion = output.completion or completion
     return completion
+
+
+def model_text(model: str | None) -> str:
+    """Return a line that names the answering model."""
+    if model is not None:
+        return f"mmengine: {model} answers."
+    return (
+        "mmengine: the embedded checkpoint answers, a demo model that knows only pictures of shapes; name "
+        "another with --model."
+    )
+
+
+def _check_is_question(text: str | None, model: str | None) -> None:
+    """Raise InvalidRequest if the question is a model's name or folder, and no model is named."""
+    if model is None and text and " " not in text:
+        is_folder = Path(text).is_dir() or text.endswith(".gguf")
+        if is_folder or re.fullmatch(r"(hf:|modelscope:)?[\w.-]+/[\w.-]+(@[\w./-]+)?", text):
+            raise InvalidRequest(
+                f"{text!r:.80} is a model's name, and the question is missing: mmengine run QUESTION --model "
+                f"{text:.80}, or mmengine chat {text:.80}"
+            )
 
 
 def printable(text: str) -> str:

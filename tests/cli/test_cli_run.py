@@ -3,13 +3,19 @@
 import io
 import json
 import random
+import signal
 from importlib import metadata
 
 import pytest
 
 from mmengine.cli import main as cli
+from mmengine.cli.chat import Conversation
 from mmengine.cli.media_options import MediaUrls
+from mmengine.cli.run import model_text
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.prompt.prompt import Prompt
 from tests.processing.internet import Internet, answer
+from tests.serve.serve_fakes import builder
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
 
@@ -19,6 +25,9 @@ def picture(tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures") / "shapes.png"
     scenes.random_scene(random.Random(5), count=2).draw().save(path)
     return path
+
+
+EMBEDDED = f"{model_text(None)}\n"
 
 
 @pytest.fixture
@@ -35,8 +44,52 @@ def call(monkeypatch, capfd):
 def test_a_question_gets_an_answer(call, picture):
     ask = ("run", "How many shapes are there?", "--image", picture)
     code, printed = call(*ask, "--spec", "none")
-    assert code == 0 and printed.out.startswith("There ") and printed.err == ""
+    assert code == 0 and printed.out.startswith("There ") and printed.err == EMBEDDED
     assert call(*ask)[1].out == printed.out
+
+
+def test_a_model_is_not_taken_for_a_question(call, tmp_path):
+    for name in ("Qwen/Qwen3-VL-2B-Instruct", "hf:a/b@main", tmp_path, "model.gguf"):
+        code, printed = call("run", name)
+        assert code == 2 and f"mmengine chat {name}"[:60] in printed.err and not printed.out
+
+
+def test_chat_keeps_its_messages(call, picture, monkeypatch):
+    lines = ["Hello.", f"How many shapes are there? @{picture}", "/system Be brief.", "@missing.png What?"]
+    lines += ["Again?", "/clear", "/help", "/image", f"/image {picture}", "What is it?", "/exit", "not read"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    seen = []
+    prepare = Prompt.prepare
+    monkeypatch.setattr(
+        Prompt, "prepare", lambda self, *how: seen.append(self.messages) or prepare(self, *how)
+    )
+    code, printed = call("chat", "--max-tokens", 8)
+    assert code == 0 and len(printed.out.splitlines()) == 4 and "There are 2 shapes." in printed.out
+    assert "there is no file 'missing.png'" in printed.err and printed.err.count("/clear  ") == 2
+    roles = [[message["role"] for message in messages] for messages in seen]
+    turn = ["user", "assistant"]
+    assert roles[:2] == [["user"], [*turn, "user"]] and roles[3] == ["system", *turn, *turn, "user"]
+    assert roles[4] == ["system", "user"] and seen[1][2]["content"][0]["image"] == str(picture)
+    assert seen[4][1]["content"][0]["image"] == str(picture)
+
+
+def test_ctrl_c_stops_an_answer_of_a_chat(monkeypatch, capsys):
+    with Engine(builder=builder()) as engine:
+        conversation = Conversation(engine, {"max_tokens": 300}, "", None)
+        step, pressed = engine.step, []
+
+        def interrupted(**how):
+            outputs = step(**how)
+            if outputs and outputs[0].text and not pressed:
+                pressed.append(signal.raise_signal(signal.SIGINT))
+            return outputs
+
+        monkeypatch.setattr(engine, "step", interrupted)
+        monkeypatch.setattr("sys.stdin", io.StringIO("a long question"))
+        conversation.run()
+        assert engine.is_idle
+    assert "stopped" in capsys.readouterr().err
+    assert 0 < len(conversation.messages[1]["content"]) < len("a long question")
 
 
 def test_an_image_is_resized(call, picture):
@@ -108,7 +161,7 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
             "its address is not allowed",
         ),
         (["--max-pixels", "4096"], 2, "--min-pixels and --max-pixels need --image or --video"),
-        (["--model", "no/such/folder/at/all"], 1, "there is no model folder"),
+        (["--model", "no/such/folder/at/all"], 2, "there is no model folder"),
         (["--device", "tpu"], 2, "tpu"),
         (["--dtype", "float8"], 2, "float8"),
         (["--set", "num_blocks=1"], 2, "num_blocks"),
@@ -132,7 +185,7 @@ SCHEMA = {
 
 
 def _is_of_drafts(printed):
-    return all(" drafts accepted, " in line for line in printed.splitlines())
+    return all(" drafts accepted, " in line for line in printed.removeprefix(EMBEDDED).splitlines())
 
 
 def test_a_schema_makes_the_answer_json(call, picture):
@@ -144,7 +197,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
     assert code == 0 and list(answer) == ["shape", "count"]
     assert printed.err and _is_of_drafts(printed.err)
     code, printed = call(*question, "--json")
-    assert json.loads(json.loads(printed.out)["text"]) == answer and printed.err == ""
+    assert json.loads(json.loads(printed.out)["text"]) == answer and printed.err == EMBEDDED
     ways = ("--on-truncation", "close", "--max-tokens", 90, "--set", "reasoning_end=So")
     code, printed = call(*question, *ways, "--reasoning")
     assert code == 0 and list(json.loads(printed.out)) == ["shape", "count"] and _is_of_drafts(printed.err)

@@ -17,6 +17,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.server.http.errors import ApiError
+from mmengine.server.lifecycle.process_end import drain_text
 from tests.serve.serve_fakes import builder
 from tests.server import running
 from tests.server.running import SlowEcho, opened, served, wait_for
@@ -53,11 +54,13 @@ def all_of(connection):
     return data
 
 
-def test_streams_finish_at_shutdown():
+def test_streams_finish_at_shutdown(capfd):
     with served(executor_class=SlowEcho) as one:
         connection = opened(one)
         assert b"200 OK" in connection.recv(4096)
         one.stop()
+        assert "mmengine: 1 stream runs; up to 30 s; a second signal ends now\n" in capfd.readouterr().err
+        assert drain_text(2, 5.0, 2) == "\nmmengine: 2 streams run; up to 5 s; Ctrl-C again ends now\n"
         assert one.app.admission.reasons()[0].startswith("the server is shutting down")
         wait_for(lambda: isinstance(one.app.admission.draining(), ApiError))
         rest = b""

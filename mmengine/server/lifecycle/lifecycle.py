@@ -5,6 +5,7 @@ import base64
 import gc
 import io
 import logging
+import os
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
 from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
-from mmengine.server.lifecycle.process_end import end_process_after
+from mmengine.server.lifecycle.process_end import drain_text, end_process_after
 from mmengine.server.lifecycle.tls import tls_options
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
@@ -71,6 +72,10 @@ class _Uvicorn(uvicorn.Server):
         self.force_exit = self.should_exit
         if not self.should_exit:
             self.on_exit()
+            if running := len(self.server_state.tasks):
+                drain_s = self.config.timeout_graceful_shutdown or 0
+                # `print` could deadlock in a signal handler.
+                os.write(2, drain_text(running, drain_s, sig).encode())
         self.should_exit = self._app.admission.is_ending = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._take_no_more)

@@ -1,6 +1,7 @@
 """Ends a server's process in bounded time, even if one of its threads does not end."""
 
 import os
+import signal
 import threading
 
 from mmengine.serve.requests.operator_log import operator_log
@@ -19,3 +20,10 @@ def end_process_after(seconds: float) -> None:
 def _end_process() -> None:
     operator_log.error("the server did not end in time; its process ends now")
     os._exit(0)
+
+
+def drain_text(num_streams: int, drain_s: float, sig: int) -> str:
+    """Return the line that the first signal `sig` prints while calls are being answered."""
+    streams = "1 stream runs" if num_streams == 1 else f"{num_streams} streams run"
+    again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+    return f"\nmmengine: {streams}; up to {drain_s:g} s; {again} ends now\n"
