@@ -5,6 +5,7 @@ pair), numbers and literals once they are complete, a key once its value has beg
 their opening bracket on.
 """
 
+import json
 import re
 from typing import Any
 
@@ -33,6 +34,11 @@ class PartialJson:
     def has_value(self) -> bool:
         """Return whether any part of the value is known."""
         return bool(self._root)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the text is a whole value."""
+        return bool(self._root) and not self._open and self._string is None
 
     def value(self) -> JsonValue:
         """Return the value so far, as `json.loads` would. Values from later calls share the complete parts
@@ -169,3 +175,19 @@ def _unescaped(escape: str) -> str:
     if len(units) == 2 and 0xDC00 <= units[1] < 0xE000:
         return chr(0x10000 + ((units[0] - 0xD800) << 10) + units[1] - 0xDC00)
     return "".join(map(chr, units))
+
+
+def parse_json(text: str) -> JsonValue:
+    """Return the value of a JSON text that was generated with a grammar, however deeply it is nested.
+
+    Raises ValueError if the text was cut.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:  # The interpreter's recursion limit, about 1,000.
+        parser = PartialJson()
+        parser.push(text)
+        parser.finish()
+        if not parser.is_complete:
+            raise ValueError("the text ends within a value") from None
+        return parser.value()

@@ -311,3 +311,39 @@ def test_words_are_not_searched_as_numbers(monkeypatch):
     matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(lines), log_level=0)
     closings = Closings(BYTES, hints_of(GrammarRequest("lark", lines)))
     assert closings.shortest(matcher) is not None and 1_000 < len(asked) < 20_000
+
+
+DEEP_SCHEMAS = [
+    ({"type": "array", "items": {"$ref": "#"}}, "["),
+    ({"type": "object", "additionalProperties": {"$ref": "#"}}, '{"a":'),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#"}, "b": {"type": "integer"}},
+            "required": ["b"],
+            "additionalProperties": False,
+        },
+        '{"a":',
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "level"), DEEP_SCHEMAS)
+def test_a_deep_text_is_not_searched_for_an_end_after_every_token(schema, level, monkeypatch):
+    searches, closing = [], Closings.closing
+    monkeypatch.setattr(Closings, "closing", lambda *given: searches.append(given[2]) or closing(*given))
+    grammar, budget, text = Grammar(schema), 900, bytearray()
+    matcher, closer = grammar.matcher.deep_copy(), closer_of(grammar, budget)
+    searches.clear()
+    while not closer.must_end(matcher):
+        wanted = ord(level[len(text) % len(level)])
+        options = allowed(matcher)
+        if END in options:
+            break
+        token = closer.choose(matcher, wanted if wanted in options else options[0])
+        closer.accept(matcher, token)
+        assert matcher.consume_token(token)
+        text.append(token)
+    assert matcher.is_accepting() and len(text) <= budget
+    assert len(searches) < 250, "one for each level of the first 32, then few"
+    json.loads(text)

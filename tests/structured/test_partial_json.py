@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmengine.errors import RequestFailed
 from mmengine.structured_output.partial_json import PartialJson
+from mmengine.structured_output.types.types import decode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -89,3 +91,15 @@ def test_a_returned_value_does_not_change() -> None:
     before = partial.value()
     partial.push('], "b": 3}')
     assert before == {"a": [1]} and partial.value() == {"a": [1, 2], "b": 3}
+
+
+def test_deep_values_are_parsed_and_cut_texts_refused():
+    deep = 5_000
+    value = decode("[" * deep + '{"a": 1}' + "]" * deep, True)
+    for _ in range(deep):
+        (value,) = value
+    assert value == {"a": 1}
+    with pytest.raises(RequestFailed, match="ends within a value"):
+        decode("[" * deep, True)
+    with pytest.raises(RequestFailed, match="not a valid list"):
+        decode("[" * deep + "]" * deep, list[object])

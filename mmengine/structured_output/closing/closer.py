@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 
 from mmengine.structured_output.closing.closings import Closings
+from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
+
+DEEP = 32  # Number of open brackets from which a completion is derived from the previous one.
+MAX_DROPPED = 8  # Maximum number of tokens at the previous completion's start that are replaced.
+# Number of tokens after which a shorter one is searched, while a derived one needs over half of the budget.
+RESPELLED_EVERY = 32
 
 
 class Closer:
@@ -105,4 +111,25 @@ class Closer:
             return None  # Only the known path is certain to end within the budget.
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
-        return self._closings.closing(branch, self._closings.advance(self._place, token), left)
+        place = self._closings.advance(self._place, token)
+        near = self._near_completion(path, branch, place)
+        if near is not None and len(near) > left:
+            near = None
+        if near is not None and (2 * len(near) <= left or left % RESPELLED_EVERY):
+            return near
+        return self._closings.closing(branch, place, left) or near
+
+    def _near_completion(self, path: list[int], matcher: Matcher, place: Position) -> list[int] | None:
+        """Return a completion that ends only the innermost value and continues with `path`, deep in a text.
+
+        A search from every position would cost as much as the text is deep. `matcher` is at `place`.
+        """
+        depth = len(self._place.inside)
+        if depth < DEEP:
+            return None
+        inner = self._closings.inner_closing(matcher, place, depth)
+        for start in range(min(MAX_DROPPED, len(path)) + 1) if inner is not None else ():
+            whole = [*inner, *path[start:]]
+            if matcher.validate_tokens([*whole, self._ends[0]]) > len(whole):
+                return whole
+        return None

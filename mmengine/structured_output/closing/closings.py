@@ -26,6 +26,7 @@ MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # Maximum number of bytes in a compl
 # Maximum number of questions to the matcher; each takes 1 to 2 µs.
 MAX_EFFORT = 100_000  # For a grammar's shortest text.
 MAX_EFFORT_AT_ONCE = 4_000  # After a token that was just sampled.
+MAX_EFFORT_INSIDE = 400  # For the innermost value of a deep text.
 _NO_HINTS = Hints([], [], [], [], is_bare=True)
 
 
@@ -93,6 +94,14 @@ class Closings:
             if tokens is not None and len(tokens) <= min(budget, MAX_CLOSING_TOKENS):
                 return tokens
         return self._known(matcher, place, budget)
+
+    def inner_closing(self, matcher: Matcher, place: Position, depth: int) -> list[int] | None:
+        """Return tokens that end the innermost value, so that `depth` brackets are open; None if none were
+        found. `matcher` is at `place` and does not advance.
+        """
+        search = Search(self._vocabulary, self._hints, self._leaves, MAX_EFFORT_INSIDE, by_turns=False)
+        way = search.to_depth(PartialText(matcher.deep_copy(), place), MAX_EFFORT_INSIDE, depth)
+        return None if way is None else self._spelled(matcher.deep_copy(), way)
 
     def _known(self, matcher: Matcher, place: Position, budget: int) -> list[int] | None:
         """Return a tool call's shortest end if that end matches the text so far and fits."""

@@ -90,6 +90,12 @@ class Search:
         """Return a completion's tokens, with at most `limit` bytes in all, or None if none was found."""
         return way.tokens if self._go(way, limit, -1) else None
 
+    def to_depth(self, way: PartialText, limit: int, depth: int) -> list[int] | None:
+        """Return tokens, with at most `limit` bytes, after which a value is complete and `depth` brackets are
+        open; None if none were found.
+        """
+        return way.tokens if self._go(way, limit, depth) else None
+
     def _go(self, way: PartialText, limit: int, depth: int) -> bool:
         """Extend until the text may end or, with a `depth`, until the value is complete and `depth` brackets
         are open. Returns False if that takes more than `limit` bytes in all.

@@ -5,7 +5,6 @@ TypedDict, list[int], …), any type that pydantic knows (a model, list[Model], 
 Field), or a class with pydantic's two methods. pydantic is imported only for types that need it.
 """
 
-import json
 import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -22,6 +21,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     SUBSCHEMA_MAP,
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
+from mmengine.structured_output.partial_json import parse_json
 from mmengine.structured_output.types import msgspec_schema
 from mmengine.structured_output.types.type_patterns import (
     ASCII_IN_BASE64,
@@ -57,13 +57,15 @@ def schema_of(what: object) -> dict | bool:
 
 
 def decode(text: str, what: object) -> object:
-    """Decode an answer: for a schema return the value from `json.loads`, for a type a validated object.
+    """Decode an answer: for a schema return the JSON value, for a type a validated object.
 
     Raises RequestFailed for a text that does not fit: the text was cut (finish_reason "length"), or the type
     has rules that no schema expresses.
     """
     try:
-        return json.loads(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
+        return parse_json(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
+    except RecursionError:
+        raise RequestFailed(f"the answer is not a valid {_name(what)}: nested too deeply") from None
     except ValueError as error:  # All libraries' errors are ValueErrors.
         why = " ".join(str(error).split())
         raise RequestFailed(f"the answer is not a valid {_name(what)}: {why:.500}") from None
