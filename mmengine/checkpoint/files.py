@@ -1,12 +1,26 @@
 """Reads JSON files, and byte ranges from any file, in an untrusted model folder."""
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mmengine.errors import ModelError
 
+# With O_NONBLOCK, opening a named pipe does not wait for a writer.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 MAX_JSON_BYTES = 64 * 2**20  # A tokenizer with 250,000 entries needs 12 MB.
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError, also for a pipe or a device, which is never read."""
+    file = os.fdopen(os.open(path, _READ), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
 
 
 def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
@@ -14,7 +28,7 @@ def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
     read or ends earlier; `what` names the data in the message.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             data = file.read(num_bytes)
     except OSError as error:
@@ -29,7 +43,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     holds no object.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None

@@ -7,6 +7,7 @@ Headers and sizes are checked before a file is mapped (mmengine.checkpoint.tenso
 import mmap
 from pathlib import Path
 
+from mmengine.checkpoint.files import open_regular
 from mmengine.errors import ModelError
 
 
@@ -16,7 +17,7 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         """Map the file. Raises ModelError."""
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # An empty file cannot be mapped.
             raise ModelError(f"{path} cannot be read ({error}); download it again") from None

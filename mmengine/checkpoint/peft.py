@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.files import open_regular, read_json
 from mmengine.checkpoint.tensors import FLOAT_BYTES, TensorEntry, read_header
 from mmengine.errors import ModelError
 
@@ -98,7 +98,7 @@ def read_adapter(
     config, path = _read_config(folder), folder / WEIGHTS_FILE
     try:
         _check_is_there(folder)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             entries = read_header(path, file, file_bytes, FLOAT_BYTES)
             _check_bytes(path, entries, file_bytes - file.tell())

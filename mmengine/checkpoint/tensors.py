@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.files import open_regular, read_json
 from mmengine.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
@@ -166,7 +166,7 @@ def indexed_files(folder: Path) -> list[str]:
 
 def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return read_header(path, file, path.stat().st_size, dtypes)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None

@@ -34,6 +34,7 @@ class ChatTokenizer:
         """
         try:
             added = data.get("added_tokens") or []
+            _check_prefix(data["model"])
             text = json.dumps(data, sort_keys=True)
             self._full = _build(text)
             self._plain = _twin(self._full) or _build(text)
@@ -175,8 +176,21 @@ def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
 
 
+def _check_prefix(model: dict) -> None:
+    """Raise ValueError for a merge that tokenizers cannot join: its second part lacks the prefix."""
+    prefix = model.get("continuing_subword_prefix")
+    pairs = model.get("merges", ()) if prefix and model.get("type") == "BPE" else ()
+    if any(not (pair.split(" ") if isinstance(pair, str) else pair)[1].startswith(prefix) for pair in pairs):
+        raise ValueError("a merge's second part lacks the continuing_subword_prefix")
+
+
 def _build(text: str) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer.from_str(text)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # A panic in Rust is not an Exception.
+            raise
+        raise ValueError(f"tokenizers failed: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
