@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.search import Vocabulary
+from mmengine.structured_output.engines.exact_encoder import ExactEncoder
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.matcher import Matcher
 
@@ -101,7 +102,8 @@ class OfTokenizer:
         eos_token_ids: Sequence[int],
         vocab_size: int,
     ):
-        self._token_bytes, self._encode = token_bytes, encode
+        self._token_bytes, self._given_encode = token_bytes, encode
+        self._exact: ExactEncoder | None = None
         self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
         self._vocab_size = vocab_size
         self._vocabulary: Vocabulary | None = None
@@ -139,6 +141,12 @@ class OfTokenizer:
                 texts = self._texts(self._padded_tokens())
                 self._vocabulary = Vocabulary(texts, self._special_ids, self._encode)
             return self._vocabulary
+
+    def _encode(self, text: str) -> list[int]:
+        """Return tokens whose bytes are the text's. The first call needs all tokens' bytes."""
+        if self._exact is None:
+            self._exact = ExactEncoder(self._given_encode, self._texts(self._tokens_in_vocabulary()))
+        return self._exact(text)
 
     def _padded_tokens(self) -> list[bytes]:
         tokens = self._tokens_in_vocabulary()

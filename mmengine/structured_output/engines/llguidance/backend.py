@@ -6,7 +6,6 @@ from ctypes import addressof, c_char
 from functools import lru_cache, partial
 from itertools import accumulate, repeat
 
-import msgspec
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -20,6 +19,7 @@ from mmengine.structured_output.engines.engine_errors import PANIC, describe_err
 from mmengine.structured_output.engines.llguidance.compile_errors import first_step_error, refuse_overlap
 from mmengine.structured_output.engines.llguidance.json_schema_lark import MAX_HELD, schema_grammar
 from mmengine.structured_output.engines.llguidance.lark_end_tokens import check_ends
+from mmengine.structured_output.engines.llguidance.lark_text import quoted
 from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
 from mmengine.structured_output.engines.llguidance.tool_calls_lark import call_grammars
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
@@ -121,7 +121,7 @@ class LLGuidance(OfTokenizer):
             case Regex(regex=regex):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
-                literals = (msgspec.json.encode(choice).decode() for choice in choices)
+                literals = map(quoted, choices)
                 # The choices are one terminal: as alternatives of a rule, all would be in the parser's table
                 # at once.
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))

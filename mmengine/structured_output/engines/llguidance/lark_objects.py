@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from mmengine.structured_output.engines.llguidance.lark_text import quoted
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
@@ -104,12 +105,7 @@ def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
 
 
 def _spelled(name: str) -> str:
-    return _text(msgspec.json.encode(name).decode())
-
-
-def _text(text: str) -> str:
-    # A text in Lark cannot contain U+007F.
-    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
+    return quoted(msgspec.json.encode(name).decode())
 
 
 def _key(keys: UnnamedKeys, names: list[str], rules: Rules) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from mmengine.errors import ErrorCode, InvalidRequest, shown
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
+from mmengine.structured_output.engines.llguidance.lark_text import quoted
 from mmengine.structured_output.request.structural_tags import StructuralTag
 
 _STARTS = {  # The keys are (at_least_one, stop_after_first).
@@ -89,7 +90,3 @@ class _Pieces:
             text = f"{shown(name)} ends an answer, so no structural tag may contain it"
             raise InvalidRequest(text, code=ErrorCode.INVALID_GRAMMAR)
         return f"<[{token}]>"
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

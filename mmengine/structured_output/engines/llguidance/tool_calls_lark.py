@@ -7,7 +7,8 @@ Free text is a lazy lexeme, as in a structural tag: it ends where the first call
 import json
 import re
 
-from mmengine.structured_output.engines.llguidance.tag_grammar import quoted, schema_named
+from mmengine.structured_output.engines.llguidance.lark_text import quoted
+from mmengine.structured_output.engines.llguidance.tag_grammar import schema_named
 from mmengine.structured_output.request.tool_calls import (
     CLOSE,
     OPEN,

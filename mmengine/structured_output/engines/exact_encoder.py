@@ -1,0 +1,68 @@
+"""Converts text to tokens whose bytes are the text's, also where the tokenizer's normaliser changes the text.
+
+A grammar forces bytes. Qwen's tokenizers apply NFC first, so the tokens of U+2126 (ohm sign) are those of
+U+03A9 (omega), which the grammar does not allow. Such characters are spelled in single-byte tokens.
+"""
+
+import unicodedata
+from collections.abc import Callable, Sequence
+
+
+class ExactEncoder:
+    """Encodes text; callable like the tokenizer's `encode`.
+
+    `token_bytes` are the bytes of every token, b"" for a special token. If the vocabulary lacks the token of
+    a byte, the tokenizer's tokens are returned as they are.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]):
+        self._encode, self._token_bytes = encode, token_bytes
+        self._letters = {each[0]: token for token, each in enumerate(token_bytes) if len(each) == 1}
+
+    def __call__(self, text: str) -> list[int]:
+        tokens = self._encode(text)
+        if text.isascii() or self._spells(tokens, text) or len(self._letters) < 256:
+            return tokens
+        out, exact = list[int](), ""
+        for cluster in _clusters(text):
+            if self._spells(self._encode(cluster), cluster):
+                exact += cluster
+                continue
+            out += self._run(exact)
+            out += [self._letters[byte] for byte in cluster.encode()]
+            exact = ""
+        return out + self._run(exact)
+
+    def _run(self, text: str) -> list[int]:
+        """Return the tokens for clusters that are exact one by one."""
+        tokens = self._encode(text) if text else []
+        return tokens if self._spells(tokens, text) else [self._letters[byte] for byte in text.encode()]
+
+    def _spells(self, tokens: Sequence[int], text: str) -> bool:
+        known = self._token_bytes
+        return b"".join(known[token] for token in tokens if token < len(known)) == text.encode()
+
+
+def _clusters(text: str) -> list[str]:
+    """Split a text between characters that normalisation to NFC treats independently.
+
+    A cluster depends only on the text up to its end, so a longer text's clusters begin with the same ones.
+    """
+    out: list[str] = []
+    for char in text:
+        if out and (unicodedata.combining(char) or _compose(out[-1], char)):
+            out[-1] += char
+        else:
+            out.append(char)
+    return out
+
+
+def _compose(before: str, char: str) -> bool:
+    """Return whether NFC joins a character with the last one before it (as Hangul's letters)."""
+    if char.isascii():
+        return False
+    last = before[-1]
+    nfc = unicodedata.normalize
+    return nfc("NFC", before + char) != nfc("NFC", before) + nfc("NFC", char) or (
+        nfc("NFC", last + char) != nfc("NFC", last) + nfc("NFC", char)
+    )
