@@ -77,6 +77,7 @@ class Http:
     "max_body_bytes",
     "max_bodies_bytes",
     "key_share",
+    "share_prefix_cache",
     "max_header_bytes",
     "max_pixels",
     "max_messages",

@@ -65,6 +65,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Share of calls, body bytes and file bytes that one of several keys may use. More gets 429.",
         ),
     ] = 0.5
+    share_prefix_cache: Annotated[
+        bool,
+        described(
+            "Whether API keys share cached prefixes. Then `cached_tokens` tells one key what another asked."
+        ),
+    ] = False
     max_prompts: Annotated[int, between(1, 4096, "Prompts per /v1/completions call. More get 400.")] = 64
     max_messages: Annotated[int, between(1, 2**20, "Messages, or input items, per call. More get 400.")] = (
         4096

@@ -12,6 +12,7 @@ the answer to a single request with the same content.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple, Protocol, Unpack
 
 from mmengine.errors import InvalidRequest
@@ -256,4 +257,5 @@ def session_request(
     prompt, place = sessions.turn(
         facts, content, closes=closes, is_anchor=is_anchor, is_film=is_film, media_options=media_options
     )
+    given = replace(given, tenant=given.tenant or facts.settings.tenant)
     return prompt, given.at(place, request_id_of(facts.session_id, facts.num_requests))

@@ -59,9 +59,13 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class CacheOptions(TypedDict, total=False):
-    """Options that separate requests in the prefix and media caches, for a request or a whole session."""
+    """Options that separate requests in the caches and in the queue, for a request or a whole session.
+
+    Waiting requests with different `tenant` take turns. `redact` keeps the tenant, so give a hash.
+    """
 
     cache_salt: str
+    tenant: str
     adapter: str
 
 
@@ -143,6 +147,7 @@ class Options:
     request_id: str = ""
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
     deadline_s: float = 0.0
     grammar: GrammarRequest | None = None
     reasoning: bool | None = None
@@ -188,6 +193,11 @@ class Options:
                 f"{FIELD} must be a string of at most {MAX_ID_CHARS} characters", path=FieldPath("cache_salt")
             )
         check_unicode(("cache_salt",), self.cache_salt)
+        if not isinstance(self.tenant, str) or len(self.tenant) > MAX_ID_CHARS:
+            raise InvalidRequest(
+                f"{FIELD} must be a string of at most {MAX_ID_CHARS} characters", path=FieldPath("tenant")
+            )
+        check_unicode(("tenant",), self.tenant)
         if not isinstance(self.adapter, str) or len(self.adapter) > MAX_ID_CHARS:
             raise InvalidRequest(
                 f"{FIELD} must be a name of at most {MAX_ID_CHARS} characters", path=FieldPath("adapter")

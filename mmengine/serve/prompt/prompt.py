@@ -179,6 +179,7 @@ def core_requests(
             sample_index=options.sample_index + index,
             priority=options.priority,
             cache_salt=options.cache_salt,
+            tenant=options.tenant,
             deadline_ns=int(options.deadline_s * 1e9),
             grammar=options.grammar,
             group=f"{request_id}/0" if index else "",

@@ -50,6 +50,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     keep: int = 0
     cache_salt: str = ""
+    tenant: str = ""
     template_options: dict[str, object] = {}
     adapter: str = ""
     envelope: bytes = b""

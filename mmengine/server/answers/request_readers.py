@@ -127,7 +127,7 @@ class RequestReaders:
         return parsed_request
 
     def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest:
-        """Return the request with its served model name, adapter and owner.
+        """Return the request with its served model name, adapter, owner, tenant and cache salt.
 
         Raises ApiError for a model that is not served, and for a request id that no header could hold.
         """
@@ -139,7 +139,13 @@ class RequestReaders:
             )
         model, adapter = self._names.resolve(parsed_request.envelope.model)
         envelope = msgspec.structs.replace(parsed_request.envelope, model=model, owner=owner)
-        return msgspec.structs.replace(parsed_request, envelope=envelope, adapter=adapter)
+        return msgspec.structs.replace(
+            parsed_request,
+            envelope=envelope,
+            adapter=adapter,
+            cache_salt=parsed_request.cache_salt or self._admission.salt_of(owner),
+            tenant=self._admission.tenant_of(owner),
+        )
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames:
         """Return the writer that renders the answer in the request API's format."""

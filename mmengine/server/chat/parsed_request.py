@@ -91,6 +91,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     answer_format: AnswerFormat = NO_FORMAT
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
     deadline_s: float = 0.0
     ignored: list[str] = []
     params: frozenset[str] = frozenset()  # Fields of the body that errors may name.

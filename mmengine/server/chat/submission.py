@@ -69,6 +69,7 @@ def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOpti
         request_id=request_id,
         priority=parsed_request.priority,
         cache_salt=parsed_request.cache_salt,
+        tenant=parsed_request.tenant,
         deadline_s=parsed_request.deadline_s,
         thinking_token_budget=parsed_request.thinking_token_budget,
     )

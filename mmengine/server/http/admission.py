@@ -25,6 +25,7 @@ class Admission:
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings, keys: ApiKeys):
         self._engine, self._keys = engine, keys
+        self._shares_cache = settings.share_prefix_cache
         self.rate = DrainRate()
         self.bodies = BodyBudget(
             settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s, self.rate
@@ -32,6 +33,16 @@ class Admission:
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
         self.is_draining = False  # New calls are refused.
+
+    def tenant_of(self, owner: str) -> str:
+        """Return the tenant of the owner's requests, "" without keys."""
+        return self._keys.tenant_of(owner)
+
+    def salt_of(self, owner: str) -> str:
+        """Return the cache salt of requests that have none: one for each key, "" without keys and if keys
+        share the prefix cache.
+        """
+        return "" if self._shares_cache else self._keys.salt_of(owner)
 
     @property
     def has_several_keys(self) -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import os
+import secrets
 from pathlib import Path
 
 from mmengine.errors import ConfigError
@@ -22,6 +23,8 @@ class ApiKeys:
     def __init__(self, path: Path | None, variable: str = ENVIRONMENT):
         self._path, self._variable = path, variable
         self._digests: list[bytes] = []
+        self._salts: dict[str, str] = {}  # by owner
+        self._secret = secrets.token_bytes(32)
         self.read()
 
     def read(self) -> None:
@@ -42,6 +45,7 @@ class ApiKeys:
         if len(keys) > MAX_KEYS or any(len(key.encode()) > MAX_KEY_BYTES for key in keys):
             raise ConfigError(f"at most {MAX_KEYS} API keys of up to {MAX_KEY_BYTES} bytes are supported")
         self._digests = [_digest(key.encode()) for key in keys]
+        self._salts = {_owner(digest): _digest(b"cache salt" + digest).hex()[:32] for digest in self._digests}
 
     @property
     def any(self) -> bool:
@@ -66,7 +70,25 @@ class ApiKeys:
         digest, found = _digest(given.strip()[: MAX_KEY_BYTES + 1]), False
         for each in self._digests:
             found |= hmac.compare_digest(each, digest)
-        return digest.hex()[:16] if found else None
+        return _owner(digest) if found else None
+
+    def tenant_of(self, owner: str) -> str:
+        """Return the tenant of an owner's requests, "" without keys.
+
+        The hash is keyed with a secret of this process, so a published log does not show who owns which
+        answer.
+        """
+        return hmac.digest(self._secret, owner.encode(), "sha256").hex()[:16] if owner else ""
+
+    def salt_of(self, owner: str) -> str:
+        """Return the cache salt of an owner's requests, "" without keys. Neither an owner nor another key
+        reveals the salt.
+        """
+        return self._salts.get(owner, owner and self.tenant_of(owner))
+
+
+def _owner(digest: bytes) -> str:
+    return digest.hex()[:16]
 
 
 def _digest(key: bytes) -> bytes:
