@@ -83,7 +83,7 @@ def chat(options: ChatOptions, model: Model, media: MediaUrls) -> None:
         progress.loaded(engine.built)
     with engine:
         print(model_text(name), "/help lists the commands.", file=sys.stderr)
-        sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+        sampling: dict[str, Any] = {"max_tokens": options.max_tokens, "temperature": options.temperature}
         sampling |= {"top_p": options.top_p, "seed": options.seed}
         sampling["adapter"] = next(iter(model.loras()), "")
         Conversation(engine, sampling, options.system, media_options).run()

@@ -1,5 +1,6 @@
 """Command classes for typer that show no type for a flag, and explain options that have another name here."""
 
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from typer.core import TyperCommand, TyperGroup
@@ -7,7 +8,9 @@ from typer.core import TyperCommand, TyperGroup
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typer._click import Context, Parameter
+    from typer._click import Context, HelpFormatter, Parameter
+
+WIDE_COLUMNS = 100  # Narrower terminals have no room for a column of types.
 
 
 class Command(TyperCommand):
@@ -15,6 +18,13 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         return _simply_shown(super().get_params(ctx))
+
+    def format_help(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        """Print the help. In a narrow terminal, types leave their column to whole option names."""
+        if get_terminal_size().columns < WIDE_COLUMNS:
+            for each in self.get_params(ctx):
+                _narrow(each, ctx)
+        super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Parse the options. Raises ConfigError for an unknown option that has a replacement."""
@@ -27,6 +37,17 @@ class Command(TyperCommand):
             if type(error).__name__ == "NoSuchOption" and takes_settings and (meant := _meant(option, given)):
                 raise ConfigError(f"unknown option {option}; {meant}") from None
             raise
+
+
+def _narrow(option: "Parameter", ctx: "Context") -> None:
+    """Show the option without its type, except for a metavar; a choice's values follow its help text."""
+    if getattr(option, "metavar", None):
+        return
+    shown = getattr(option, "display_type_rich", lambda ctx: None)(ctx) or ""
+    text = getattr(option, "help", None) or ""
+    if "|" in shown:
+        text += f" One of: {', '.join(shown.strip('<>[]').split('|'))}."
+    vars(option).update(display_type_rich=lambda ctx: "", help=text)
 
 
 class Group(TyperGroup):

@@ -3,6 +3,7 @@ to do.
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -96,6 +97,16 @@ def test_flags_show_no_type_and_lists_show_the_repeated_type():
         for option in command.params:
             if getattr(option, "multiple", False):
                 assert option.metavar and "may be repeated" in option.help, (words, option.name)
+
+
+def test_option_names_are_whole_in_a_narrow_terminal():
+    for name, command in typer.main.get_command(app).commands.items():
+        if hasattr(command, "commands"):
+            continue
+        shown = call_cli(name, "--help", env={**os.environ, "COLUMNS": "80"}).stdout
+        for option in command.params:
+            missing = [each for each in option.opts if each.startswith("-") and f"{each} " not in shown]
+            assert not missing and not re.search(r"-\w*…", shown), name
 
 
 def test_no_arguments_show_the_help():
