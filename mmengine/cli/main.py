@@ -30,7 +30,6 @@ app = typer.Typer(
     help="Run and serve multimodal models, with an event log that explains and verifies every decision.",
     epilog="Start with: mmengine demo",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mmengine.cli.settings import engine_config
+from mmengine.cli.settings import complete_setting, engine_config
 from mmengine.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -212,6 +212,7 @@ class Model:
             "--set",
             rich_help_panel=MODEL,
             metavar="NAME=VALUE",
+            autocompletion=complete_setting,
             help="Engine setting, such as max_model_len=2048; may be repeated. "
             "docs/reference/limits.md has the names and ranges.",
         ),

@@ -48,6 +48,13 @@ def engine_config(settings: list[str]) -> "EngineConfig":
     return config
 
 
+def complete_setting(incomplete: str) -> list[str]:
+    """Return the engine settings that begin with `incomplete`, as a shell completes them after --set."""
+    from mmengine.config import EngineConfig  # Lazy: msgspec
+
+    return [f"{name}=" for name in EngineConfig.__struct_fields__ if name.startswith(incomplete)]
+
+
 def _plain(value: str) -> bool | int | str:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import typer
 
 from mmengine.cli.main import app
@@ -107,6 +108,17 @@ def test_option_names_are_whole_in_a_narrow_terminal():
         for option in command.params:
             missing = [each for each in option.opts if each.startswith("-") and f"{each} " not in shown]
             assert not missing and not re.search(r"-\w*…", shown), name
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [("ser", {"serve"}), ("run --max-t", {"--max-tokens"}), ("run --set max_mod", {"max_model_len="})],
+)
+def test_a_shell_completes_commands_options_and_settings(line, found):
+    words = f"mmengine {line}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    result = call_cli(env={**os.environ, "_MMENGINE_COMPLETE": "complete_bash", **asked})
+    assert found <= set(result.stdout.split()) and len(result.stdout.split()) < 9
 
 
 def test_no_arguments_show_the_help():
