@@ -26,6 +26,10 @@ class PatternError(ValueError):
     """Raised for an unsupported pattern. The message is for the schema's author."""
 
 
+class UnenforceablePattern(PatternError):
+    """Raised for a valid pattern that no grammar here can enforce, such as one with lookahead."""
+
+
 def escape_character(point: int) -> str:
     char = chr(point)
     if char.isascii() and char.isalnum() or char == "_" or char == " ":

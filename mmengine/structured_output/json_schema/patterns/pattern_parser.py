@@ -11,6 +11,7 @@ from mmengine.structured_output.json_schema.patterns.character_sets import (
     CONTROL,
     NEWLINES,
     PatternError,
+    UnenforceablePattern,
     escape_character,
     is_single,
     without_nul,
@@ -52,6 +53,10 @@ class Parser:
 
     def fail(self, why: str) -> NoReturn:
         raise PatternError(f"{why} (character {self.at + 1} of the pattern)")
+
+    def refuse(self, what: str) -> NoReturn:
+        text = f"{what} cannot be enforced (character {self.at + 1} of the pattern)"
+        raise UnenforceablePattern(text)
 
     def peek(self, ahead: int = 0) -> str:
         return self.text[self.at + ahead : self.at + ahead + 1]
@@ -109,7 +114,7 @@ class Parser:
     def group(self) -> Part:
         if self.take("?"):
             if self.peek() in ("=", "!") or self.peek() == "<" and self.peek(1) in ("=", "!"):
-                self.fail("lookahead and lookbehind cannot be enforced")
+                self.refuse("lookahead and lookbehind")
             name = re.compile(r"<[A-Za-z_$][\w$]*>").match(self.text, self.at)
             if name:
                 self.at = name.end()
@@ -148,7 +153,7 @@ class Parser:
         if char == "b" and in_class:
             return [(8, 8)], ""
         if char in ("b", "B"):
-            self.fail("\\b and \\B cannot be enforced")
+            self.refuse("\\b and \\B")
         point = self.escaped_char(char)
         return [(point, point)], ""
 
@@ -156,7 +161,7 @@ class Parser:
         if char in CONTROL and char and not (char == "0" and self.peek().isdigit()):
             return CONTROL[char]
         if char and char.isdigit() or char == "k":
-            self.fail("back references cannot be enforced")
+            self.refuse("back references")
         forms = {
             "x": r"([0-9a-fA-F]{2})",
             "u": r"([0-9a-fA-F]{4})|\{([0-9a-fA-F]{1,6})\}",

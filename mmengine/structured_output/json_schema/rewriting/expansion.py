@@ -43,6 +43,7 @@ class Expansion(msgspec.Struct):
     # Schemas that must not hold and are not subtracted yet.
     excluded: tuple[tuple[Conjunction, Origin], ...] = ()
     taken: bool = False  # Whether a choice was taken.
+    lacks_branches: bool = False  # Whether an anyOf's branches that cannot be enforced were left out.
 
     def meet(self, shape: Shape) -> None:
         if len(self.shapes) == 1 and self.shapes[0] is UNCONSTRAINED:

@@ -23,7 +23,10 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
     settle_number,
     tighter_maximum,
 )
-from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
+from mmengine.structured_output.json_schema.patterns.character_sets import (
+    PatternError,
+    UnenforceablePattern,
+)
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern, parse_pattern
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.vocabulary.formats import EXACT, FORMATS
@@ -36,7 +39,12 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     show_value,
     to_fraction,
 )
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import (
+    UnenforceablePart,
+    format_pointer,
+    join_pointer,
+    refuse,
+)
 
 KeywordShape = tuple[Shape, list[Conjunction] | None]
 _ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
@@ -191,6 +199,8 @@ def _string(document: Document, place: int, schema: dict) -> String | None:
 def _pattern(document: Document, text: str, keyword: str, pointer: str) -> Pattern:
     try:
         return parse_pattern(text)._replace(budget=document.budget)
+    except UnenforceablePattern as error:
+        raise UnenforceablePart(keyword, format_pointer(pointer), str(error)) from None
     except PatternError as error:
         refuse(keyword, pointer, str(error))
 

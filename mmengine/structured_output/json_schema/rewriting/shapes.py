@@ -48,7 +48,11 @@ from mmengine.structured_output.json_schema.rewriting.unevaluated import (
     restricts_unevaluated,
     unevaluated_shape,
 )
-from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import (
+    SchemaRefused,
+    UnenforceablePart,
+    refuse,
+)
 from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
 
 # Keywords that `_apply` expands, and keywords that build a shape from several schemas.
@@ -226,6 +230,8 @@ class Shapes:
             if item.place not in seen:
                 seen.add(item.place)
                 self._add(work, item._replace(path=(*item.path, item.place)))
+        if work.lacks_branches:
+            self.narrowed.add(conj)
         if not work.choices:
             self._add_unevaluated(work)
         self._exclude(work, conj)
@@ -298,6 +304,29 @@ class Shapes:
                 found.setdefault(place, ((*where, list(schema).index("properties")), names))
         return [names for _, names in sorted(found.values())]
 
+    def _enforceable(self, choice: Choice, work: Expansion, pointer: str) -> Choice:
+        """Return anyOf's branches without those whose own keywords cannot be enforced. Raises their refusal
+        if no branch is left.
+        """
+        kept: Choice = []
+        refusals: list[UnenforceablePart] = []
+        for branch in choice:
+            try:
+                for place in branch:
+                    if isinstance(self.document.nodes[place].schema, dict):
+                        self._own(place)
+            except UnenforceablePart as error:
+                refusals.append(error)
+            else:
+                kept.append(branch)
+        if refusals and not kept:
+            raise refusals[0]
+        work.lacks_branches |= bool(refusals)
+        for error in refusals:
+            text = f"the branch is left out: {error.keyword} at {error.pointer} cannot be enforced"
+            self.document.narrowings.add("anyOf", pointer, text)
+        return kept
+
     def _add_unevaluated(self, work: Expansion) -> None:
         asking = {
             each.place for each in work.held if restricts_unevaluated(self.document.nodes[each.place].schema)
@@ -352,7 +381,7 @@ class Shapes:
                         PendingSchema(document.subschema(place, keyword, at), path, (*where, at))
                     )
             case "anyOf":
-                choice = any_of(document, place, together)
+                choice = self._enforceable(any_of(document, place, together), work, pointer)
             case "oneOf":
                 choice = one_of(document, place, self, self.proven_shapes)
             case "dependentRequired" | "dependentSchemas":

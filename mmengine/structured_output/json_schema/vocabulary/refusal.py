@@ -21,6 +21,10 @@ class SchemaRefused(InvalidRequest):
         self.why = why
 
 
+class UnenforceablePart(SchemaRefused):
+    """Raised for a valid part that cannot be enforced. anyOf leaves such a branch out if another remains."""
+
+
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
     """Raise SchemaRefused; `pointer` has no leading "#"."""
     raise SchemaRefused(keyword, format_pointer(pointer), why)
