@@ -1,5 +1,6 @@
 """Reads options for `mmengine serve` from a YAML file, and the model from the command line."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,11 +43,23 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     for given, value in found.items():
         name = str(given).replace("_", "-")
         if name not in known or name in ("config", "help"):
-            raise ConfigError(f"--config {path}: unknown option {str(given)!r}; see mmengine serve --help")
+            advice = _advice(str(given), known) or "see mmengine serve --help"
+            raise ConfigError(f"--config {path}: unknown option {str(given)!r}; {advice}")
         option = known[name]
         options[option.name] = _several(value) if getattr(option, "multiple", False) else value
     context.default_map = options
     return path
+
+
+def _advice(given: str, known: Iterable[str]) -> str:
+    """Return what to write in place of an unknown option; "" if nothing is near."""
+    from mmengine.config import EngineConfig  # Lazy: msgspec
+    from mmengine.setting_names import advice_for
+
+    name = given.replace("-", "_")
+    if name in EngineConfig.__struct_fields__:
+        return f"it is a setting of the engine: set: {{{name}: VALUE}}"
+    return advice_for(name, [each.replace("-", "_") for each in known], is_command_line=True)
 
 
 def _several(value: object) -> list[str]:

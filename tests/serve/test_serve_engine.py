@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, LogError, QueueFull
@@ -315,11 +316,13 @@ def test_settings_are_keyword_arguments():
     seen = []
 
     def build(model, *, config, **options):
-        seen.append(config)
+        seen.append((config, options))
         return builder()(model, config=config, **options)
 
-    with Engine(builder=build, config=EngineConfig(max_num_seqs=8), max_model_len=99, quantize="int8"):
-        (config,) = seen
+    given = {"max_model_len": 99, "quantize": "int8", "dtype": torch.bfloat16, "device": torch.device("cpu")}
+    with Engine(builder=build, config=EngineConfig(max_num_seqs=8), **given):
+        ((config, options),) = seen
+        assert (options["device"], options["dtype"]) == ("cpu", "bfloat16")
         assert (config.max_num_seqs, config.max_model_len, config.quantize) == (8, 99, "int8")
     foreign = {
         "max_modellen": "did you mean max_model_len", "dtpye": "did you mean dtype",

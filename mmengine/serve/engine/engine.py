@@ -55,6 +55,7 @@ class Engine(TypedAnswers):
     """Runs a model on the caller's thread. Not thread-safe; AsyncEngine serves many callers.
 
     * `model`: a folder, a hub id, or None for the embedded checkpoint.
+    * `device`, `dtype`: names such as "cuda:0" and "bfloat16", or torch's objects.
     * `config`: the settings; `settings`: single settings by name, such as `max_model_len=4096`, which replace
       those in `config`.
     * `log`: folder for the event log; None keeps a bounded log in memory.
@@ -92,8 +93,8 @@ class Engine(TypedAnswers):
         self.built = (builder or _builder())(
             model,
             config=with_settings(config, settings, ARGUMENTS),
-            device=device,
-            dtype=dtype,
+            device=str(device),
+            dtype=str(dtype).removeprefix("torch."),
             attention=attention,
             log=Path(log) if log is not None else None,
             resume=resume,
