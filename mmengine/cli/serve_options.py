@@ -32,6 +32,7 @@ ROUTERS, LORAS = "Routers", "LoRA adapters"
     "ssl_keyfile_password",
     "generation_config",
     "unknown_fields",
+    "unsupported",
     "reasoning_fields",
     "strict_tools",
 )

@@ -36,6 +36,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unknown_fields: Annotated[
         Literal["refuse", "ignore"], described("Refuse unknown fields of a body with 400, or ignore them.")
     ] = "refuse"
+    unsupported: Annotated[
+        Literal["lenient", "strict"],
+        described(
+            "Hosted tools, optional and unknown fields of /v1/messages and /v1/responses: left out and "
+            "named in a header (lenient), or refused with 400."
+        ),
+    ] = "lenient"
     metrics_compat: Annotated[
         Literal["none", "vllm"], described("vllm: export the metrics under vLLM's names too.")
     ] = "none"

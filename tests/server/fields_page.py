@@ -16,7 +16,7 @@ _BEGIN, _END = "<!-- fields: {} -->\n", "<!-- end -->"
 
 def table(fields: tuple[Field, ...]) -> str:
     rows = ["| field | | |", "|---|---|---|"]
-    order = ("taken", "translated", "ignored", "refused")
+    order = ("taken", "translated", "ignored", "optional", "refused")
     for field in sorted(fields, key=lambda each: order.index(each.how)):
         said = field.says.replace("|", "\\|")
         if field.neutral:

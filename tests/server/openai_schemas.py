@@ -25,16 +25,17 @@ ANSWERS = (
 REQUESTS = ("CreateChatCompletionRequest", "CreateCompletionRequest", "CreateResponse")
 # For each union, the members that our answers use. An answer with another member fails the check.
 MEMBERS = {
-    "OutputItem": ("OutputMessage", "FunctionToolCall", "ReasoningItem"),
+    "OutputItem": ("OutputMessage", "FunctionToolCall", "CustomToolCall", "ReasoningItem"),
     "OutputMessageContent": ("OutputTextContent", "RefusalContent"),
-    "Tool": ("FunctionTool",),
-    "ToolChoiceParam": ("ToolChoiceOptions", "ToolChoiceAllowed", "ToolChoiceFunction"),
+    "Tool": ("FunctionTool", "CustomToolParam"),
+    "ToolChoiceParam": ("ToolChoiceOptions", "ToolChoiceAllowed", "ToolChoiceFunction", "ToolChoiceCustom"),
     "ResponseStreamEvent": (
         *("ResponseCreatedEvent", "ResponseQueuedEvent", "ResponseInProgressEvent"),
         *("ResponseOutputItemAddedEvent", "ResponseOutputItemDoneEvent", "ResponseContentPartAddedEvent"),
         *("ResponseContentPartDoneEvent", "ResponseTextDeltaEvent", "ResponseTextDoneEvent"),
         *("ResponseReasoningTextDeltaEvent", "ResponseReasoningTextDoneEvent"),
         *("ResponseFunctionCallArgumentsDeltaEvent", "ResponseFunctionCallArgumentsDoneEvent"),
+        *("ResponseCustomToolCallInputDeltaEvent", "ResponseCustomToolCallInputDoneEvent"),
         *("ResponseCompletedEvent", "ResponseIncompleteEvent", "ResponseFailedEvent", "ResponseErrorEvent"),
     ),
 }

@@ -122,7 +122,7 @@ def test_structured_output_and_stop_reasons(client):
         ({"extra_body": {"top_p": -1}}, anthropic.BadRequestError, "top_p"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, anthropic.BadRequestError, "tools[0].type"),
         ({"thinking": {"type": "between_tools"}}, anthropic.BadRequestError, "thinking"),
-        ({"extra_body": {"zzz": 1}}, anthropic.BadRequestError, "zzz"),
+        ({"extra_body": {"guided_json": {}}}, anthropic.BadRequestError, "guided_json"),
     ],
 )
 def test_errors_have_their_classes(client, asked, kind, says):

@@ -10,6 +10,7 @@ from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import NO_PAYLOADS, in_data_fields, take_out
+from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.conversation import Conversation
 from mmengine.server.messages.field_table import BLOCKS
@@ -32,7 +33,7 @@ def asked(content="hello", **fields):
 
 @pytest.fixture(scope="module")
 def echo():
-    with served(executor_class=Saying) as one:
+    with served(executor_class=Saying, unsupported="strict") as one:
         yield one
 
 
@@ -131,7 +132,7 @@ def test_the_input_of_a_call_is_what_the_model_wrote(arguments, kept):
 
 
 def test_turns_become_messages_of_chat():
-    said = Conversation(NO_PAYLOADS)
+    said = Conversation(NO_PAYLOADS, Unsupported([], is_lenient=False))
     said.add_instructions([{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
     image = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}, "max_pixels": 4096}
     use = {"type": "tool_use", "id": "toolu_1", "name": "area", "input": {"side": 2}}

@@ -132,7 +132,7 @@ def test_tool_calls_and_results_round_trip(client):
         ({"background": True}, openai.BadRequestError, "background"),
         ({"conversation": "conv_1"}, openai.BadRequestError, "conversation"),
         ({"input": "a b " * 9000}, openai.BadRequestError, "input"),
-        ({"extra_body": {"zzz": 1}}, openai.BadRequestError, "zzz"),
+        ({"extra_body": {"n": 2}}, openai.BadRequestError, "n"),
     ],
 )
 def test_errors_have_their_classes(client, asked, kind, param):

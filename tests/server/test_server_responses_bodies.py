@@ -325,7 +325,7 @@ REFUSED = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 99, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
     ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text.format.json_schema"),
-    ({"text": {"tone": 1}}, "text"),
+    ({"text": {"tone": 1}}, "text.tone"),
     ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"background": True}, "background"),
@@ -338,7 +338,7 @@ REFUSED = [
     ({"messages": []}, "messages"),
     ({"response_format": {"type": "text"}}, "response_format"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-    ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"zzz": 1}, "zzz"),
 ]

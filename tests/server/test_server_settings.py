@@ -95,6 +95,7 @@ def other_values(tmp_path):
         "--metrics-compat": "vllm",
         "--generation-config": "none",
         "--unknown-fields": "ignore",
+        "--unsupported": "strict",
         "--reasoning-fields": "both",
         **{f"--ssl-{name}": tmp_path / name for name in ("certfile", "keyfile", "ca-certs")},
         "--ssl-keyfile-password": "secret",

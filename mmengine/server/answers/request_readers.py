@@ -72,6 +72,7 @@ class RequestReaders:
         self.uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
         defaults = SamplingDefaults(processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
+        is_lenient = settings.unsupported == "lenient"
         limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
         markers = engine.config.reasoning_start, engine.config.reasoning_end
         self.chat = ChatReader(
@@ -95,12 +96,17 @@ class RequestReaders:
             processor.max_prompt_tokens,
         )
         self.responses = ResponsesReader(
-            self.chat, ignore_unknown=ignores, stores_responses=storage is not None
+            self.chat, is_lenient=is_lenient, ignore_unknown=ignores, stores_responses=storage is not None
         )
-        batch_responses = ResponsesReader(self.chat, ignore_unknown=ignores, refusal=IN_BATCH)
+        batch_responses = ResponsesReader(
+            self.chat, is_lenient=is_lenient, ignore_unknown=ignores, refusal=IN_BATCH
+        )
         self._line_readers: tuple[Reader, ...] = self.chat, self.completions, batch_responses
         self.messages = MessagesReader(
-            self.chat, ignore_unknown=ignores, can_end_reasoning=engine.can_end_reasoning
+            self.chat,
+            is_lenient=is_lenient,
+            ignore_unknown=ignores,
+            can_end_reasoning=engine.can_end_reasoning,
         )
         self.parser_threads = ParserThreads()
 

@@ -4,17 +4,19 @@ these functions, and the HTTP reference lists them.
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from mmengine.errors import FIELD, ErrorCode, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.http.errors import ApiError, decode_body
 
 MAX_FIELDS = 256
 IGNORED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
+_MAX_NEUTRAL_BYTES = 256  # Maximum size of a value that may be neutral, as JSON.
+_REFUSED = ("optional", "refused")
 _NULL = b"null"
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_value = msgspec.json.Decoder().decode
@@ -24,13 +26,16 @@ class Field(NamedTuple):
     """How the server treats a body field.
 
     `says`: for a refused field, the alternative; for any other field, its meaning. `neutral`: values with
-    which a refused field is accepted, because they have no effect.
+    which a refused field is accepted, because they have no effect. An optional field is left out by a
+    lenient server, and refused by a strict one. `inner`: the names in an object, if the reader's struct
+    ignores other names.
     """
 
     name: str
-    how: Literal["taken", "translated", "ignored", "refused"]
+    how: Literal["taken", "translated", "ignored", "optional", "refused"]
     says: str
     neutral: tuple[object, ...] = ()
+    inner: tuple[str, ...] = ()
 
 
 def supported(says: str) -> Meta:
@@ -52,8 +57,16 @@ def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
     for name in body.__struct_fields__:
         (meta,) = (each for each in hints[name].__metadata__ if isinstance(each, Meta) and each.extra)
         assert meta.extra is not None
-        found.append(Field(name, meta.extra["how"], meta.description or ""))
+        found.append(Field(name, meta.extra["how"], meta.description or "", (), _inner_names(hints[name])))
     return tuple(found)
+
+
+def _inner_names(hint: object) -> tuple[str, ...]:
+    """Return the names in the struct that a field's type has, if the struct ignores other names."""
+    for one in get_args(get_args(hint)[0]):
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            return () if one.__struct_config__.forbid_unknown_fields else one.__struct_fields__
+    return ()
 
 
 class Fields:
@@ -61,14 +74,20 @@ class Fields:
 
     def __init__(self, fields: Iterable[Field]):
         self.by_name = {field.name: field for field in fields}
-        self._usable = [field.name for field in self.by_name.values() if field.how != "refused"]
+        self._usable = [field.name for field in self.by_name.values() if field.how not in _REFUSED]
         self.names = frozenset(self._usable)
 
-    def check(self, body: bytes, *, ignore_unknown: bool) -> list[str]:
-        """Return the unknown fields that were ignored. Raises ApiError for the first refused field."""
-        return self.check_given(decode_body(body, _decode), ignore_unknown=ignore_unknown)
+    def check(self, body: bytes, *, ignore_unknown: bool, is_lenient: bool = False) -> list[str]:
+        """Return the fields that were left out. Raises ApiError for the first refused field.
 
-    def check_given(self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool) -> list[str]:
+        `ignore_unknown`: whether unknown fields are left out. `is_lenient`: whether optional fields are.
+        """
+        given = decode_body(body, _decode)
+        return self.check_given(given, ignore_unknown=ignore_unknown, is_lenient=is_lenient)
+
+    def check_given(
+        self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool, is_lenient: bool = False
+    ) -> list[str]:
         """Do the same as `check` for a decoded body."""
         if len(given) > MAX_FIELDS:
             raise ApiError(
@@ -84,16 +103,20 @@ class Fields:
                 if not ignore_unknown:
                     raise self._unknown(name)
                 ignored.append(name)
-            elif field.how == "refused":
-                self._refuse(field, raw)
+            elif field.how in _REFUSED and not _is_neutral(field, raw):
+                if field.how == "refused" or not is_lenient:
+                    raise _refusal(field)
+                ignored.append(name)
+            elif field.inner and bytes(memoryview(raw)[:1]) == b"{":
+                for inner in decode_body(raw, _decode).keys() - set(field.inner):
+                    if not ignore_unknown:
+                        raise ApiError(
+                            ErrorCode.UNKNOWN_FIELD,
+                            f"{FIELD} is unknown; use {', '.join(field.inner)}",
+                            FieldPath(name, inner[:64]),
+                        )
+                    ignored.append(f"{name}.{inner[:64]}")
         return ignored
-
-    def _refuse(self, field: Field, raw: msgspec.Raw) -> None:
-        if field.neutral and len(raw) <= 64:
-            value = decode_body(raw, _decode_value)  # A Raw may contain invalid UTF-8 or an invalid number.
-            if any(type(value) is type(one) and value == one for one in field.neutral):
-                return
-        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; {field.says}", field.name)
 
     def _unknown(self, name: str) -> ApiError:
         near = difflib.get_close_matches(name[:64], self._usable, 1)
@@ -101,7 +124,19 @@ class Fields:
         return ApiError(ErrorCode.UNKNOWN_FIELD, f"unknown field {shown(name)}{hint}", name[:64])
 
 
+def _is_neutral(field: Field, raw: msgspec.Raw) -> bool:
+    """Whether the value has no effect. Raises ApiError for invalid UTF-8 or an invalid number."""
+    if not field.neutral or len(raw) > _MAX_NEUTRAL_BYTES:
+        return False
+    value = decode_body(raw, _decode_value)
+    return any(type(value) is type(one) and value == one for one in field.neutral)
+
+
+def _refusal(field: Field) -> ApiError:
+    return ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; {field.says}", field.name)
+
+
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the header that lists the ignored unknown fields; empty if `names` is empty."""
+    """Return the header that lists what was left out; empty if `names` is empty."""
     shown_names = ", ".join(name for name in names if name.isascii() and name.isprintable())
     return {IGNORED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}

@@ -30,18 +30,21 @@ class FieldNames(NamedTuple):
 
     `places`: an entry for each chat message. `renames`: pairs of a prefix of a chat path and its replacement;
     the first match wins. `media`: the client's name for image_url and video_url, or "" if the names are the
-    same.
+    same. `tools`: each chat tool's index in the client's body; empty if the indices are the same.
     """
 
     places: tuple[Place, ...]
     renames: Renames
     media: str = ""
+    tools: tuple[int, ...] = ()
 
     def path(self, path: FieldPath) -> FieldPath:
         """Convert a path in the chat body to the path in the client's body."""
         match path:
             case ("messages", int(number), *rest) if number < len(self.places):
                 return self._in_message(self.places[number], rest)
+            case ("tools", int(number), *rest) if number < len(self.tools):
+                path = FieldPath("tools", self.tools[number], *rest)
         for prefix, target in self.renames:
             if (indices := _fit(path, prefix)) is not None:
                 left = iter(indices)

@@ -12,7 +12,7 @@ from mmengine.server.http.errors import Json
 Turns = Annotated[list[Json], Meta(min_length=1)]
 
 
-class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Thinking(msgspec.Struct, frozen=True):
     """The `thinking` field. With `display` "omitted", thinking is counted, but not returned."""
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -20,7 +20,7 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutputConfig(msgspec.Struct, frozen=True):
     """The `output_config` field. `effort` has no effect: the model decides."""
 
     format: dict[str, msgspec.Raw] | None = None

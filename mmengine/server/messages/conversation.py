@@ -11,6 +11,7 @@ from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
+from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.messages.field_table import BLOCKS
 
 MAX_BLOCKS = 4096  # Maximum number of blocks in a turn or a tool result.
@@ -19,13 +20,14 @@ _TOOL_BLOCKS = ("text", "image")  # Block types in a tool result.
 _ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # Block types in an assistant turn.
 _SYSTEM = FieldPath("system")
 _ROLES = ("user", "assistant", "system")
+_BILLING = "x-anthropic-billing-header:"
 
 
 class Conversation:
     """Chat messages, and their paths in the client's body. The methods raise ApiError for an invalid turn."""
 
-    def __init__(self, payloads: MediaPayloads):
-        self._payloads = payloads
+    def __init__(self, payloads: MediaPayloads, unsupported: Unsupported):
+        self._payloads, self._unsupported = payloads, unsupported
         self.messages: list[Json] = []
         self._places: list[tuple[FieldPath, list[FieldPath]]] = []
 
@@ -49,7 +51,20 @@ class Conversation:
         return True
 
     def add_instructions(self, given: str | Sequence[Json]) -> None:
-        self._add_system(_SYSTEM, "system", given)
+        """Add the system prompt, without the billing line of Claude Code.
+
+        The line differs with every call, so it would keep the prefix cache from matching anything behind it.
+        """
+        if isinstance(given, str):
+            text = given.partition("\n")[2] if given.startswith(_BILLING) else given
+            if text or not given:
+                self._add(_SYSTEM, {"role": "system", "content": text})
+            return
+        blocks = self._blocks(_SYSTEM, given, ("text",))
+        if blocks and str(blocks[0][1].get("text", "")).startswith(_BILLING):
+            del blocks[0]
+        if blocks or not given:
+            self._add_blocks(_SYSTEM, {"role": "system"}, blocks)
 
     def add_input(self, turns: Sequence[Json]) -> None:
         for number, given in enumerate(turns):
@@ -60,20 +75,24 @@ class Conversation:
                 raise ApiError(ErrorCode.INVALID_VALUE, text, where / "role")
             for name in turn:
                 if name not in ("role", "content"):
-                    raise _unknown(where, name)
+                    self._unsupported.leave_out(_unknown(where, name))
             if role == "assistant":
                 self._add_assistant(where, turn.get("content"))
             elif role == "system":
-                self._add_system(where, "system", turn.get("content"))
+                self._add_system(where, turn.get("content"))
             else:
                 self._add_user(where, turn.get("content"))
 
-    def _add_system(self, where: FieldPath, role: str, content: object) -> None:
+    def _add_system(self, where: FieldPath, content: object) -> None:
         if isinstance(content, str):
-            self._add(where, {"role": role, "content": content})
-            return
-        blocks = _blocks(where if where == _SYSTEM else where / "content", content, ("text",))
-        self._add(where, {"role": role, "content": [self._part(*each) for each in blocks]})
+            self._add(where, {"role": "system", "content": content})
+        else:
+            blocks = self._blocks(where / "content", content, ("text",))
+            self._add_blocks(where, {"role": "system"}, blocks)
+
+    def _add_blocks(self, where: FieldPath, message: Json, blocks: list[tuple[FieldPath, Json]]) -> None:
+        """Append a message with these blocks as its content."""
+        self._add(where, {**message, "content": [self._part(*each) for each in blocks]})
         self._places[-1][1].extend(place for place, _ in blocks)
 
     def _add(self, where: FieldPath, message: Json) -> None:
@@ -86,7 +105,7 @@ class Conversation:
                 self._add(where, {"role": "user", "content": content})
                 return
             content = [{"type": "text", "text": content}]
-        for place, block in _blocks(where / "content", content, _USER_BLOCKS):
+        for place, block in self._blocks(where / "content", content, _USER_BLOCKS):
             if block["type"] == "tool_result":
                 self._result(place, block)
             else:
@@ -114,14 +133,13 @@ class Conversation:
         if isinstance(content, str):
             self._add(where, {**message, "content": content})
             return
-        blocks = _blocks(where / "content", content, _TOOL_BLOCKS)
-        self._add(where, {**message, "content": [self._part(*each) for each in blocks]})
-        self._places[-1][1].extend(place for place, _ in blocks)
+        blocks = self._blocks(where / "content", content, _TOOL_BLOCKS)
+        self._add_blocks(where, message, blocks)
 
     def _add_assistant(self, where: FieldPath, content: object) -> None:
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        for place, block in _blocks(where / "content", content, _ASSISTANT_BLOCKS):
+        for place, block in self._blocks(where / "content", content, _ASSISTANT_BLOCKS):
             match block["type"]:
                 case "text":
                     self._grow_text(where, "content", _text(place, block, "text"), ("tool_calls",))
@@ -183,40 +201,39 @@ class Conversation:
         text = f"{FIELD} must be base64, url or file, not {shown(source.get('type'))}"
         raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "type")
 
+    def _blocks(
+        self, where: FieldPath, given: object, kinds: tuple[str, ...]
+    ) -> list[tuple[FieldPath, Json]]:
+        """Return the blocks with their paths. `kinds`: the allowed types. Raises ApiError."""
+        if not isinstance(given, list):
+            text = f"{FIELD} must be a text or a list of blocks, not {shown(given)}"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where)
+        if len(given) > MAX_BLOCKS:
+            text = f"{FIELD} has {len(given)} blocks; the limit is {MAX_BLOCKS}"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where)
+        found = []
+        for number, one in enumerate(given):
+            place = where / number
+            kind = one.get("type") if isinstance(one, dict) else None
+            if not isinstance(kind, str) or kind not in kinds:
+                text = f"{FIELD} has the unsupported type {shown(kind)}; use {', '.join(kinds)}"
+                raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
+            block = without_nulls(one)
+            check_fields(place, block, kind, self._unsupported)
+            found.append((place, block))
+        return found
+
     def finished(self) -> list[Json]:
         """Return the messages; a message without content gets an empty one."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 
-def _blocks(where: FieldPath, given: object, kinds: tuple[str, ...]) -> list[tuple[FieldPath, Json]]:
-    """Return the blocks with their paths. `kinds`: the allowed types. Raises ApiError."""
-    if not isinstance(given, list):
-        raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} must be a text or a list of blocks, not {shown(given)}", where
-        )
-    if len(given) > MAX_BLOCKS:
-        raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} blocks; the limit is {MAX_BLOCKS}", where
-        )
-    found = []
-    for number, one in enumerate(given):
-        place = where / number
-        kind = one.get("type") if isinstance(one, dict) else None
-        if not isinstance(kind, str) or kind not in kinds:
-            text = f"{FIELD} has the unsupported type {shown(kind)}; use {', '.join(kinds)}"
-            raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
-        block = without_nulls(one)
-        check_fields(place, block, kind)
-        found.append((place, block))
-    return found
-
-
-def check_fields(where: FieldPath, given: Json, kind: str) -> None:
-    """Raise ApiError for an unknown field. `kind`: a block type, or "custom" for a tool."""
+def check_fields(where: FieldPath, given: Json, kind: str, unsupported: Unsupported) -> None:
+    """Leave unknown fields out, or raise ApiError. `kind`: a block type, or "custom" for a tool."""
     taken, ignored = BLOCKS[kind]
     for name in given:
         if name != "type" and name not in taken and name not in ignored:
-            raise _unknown(where, name)
+            unsupported.leave_out(_unknown(where, name))
 
 
 def _unknown(where: FieldPath, name: str) -> ApiError:

@@ -10,11 +10,16 @@ _REFUSED_AS_IN_CHAT = (
     *("vllm_xargs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"),
 )
 _FORM = "use output_config.format"
+_KEEP_ALL = (
+    *({}, {"edits": []}),
+    *({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"})),
+)
 _SHARED = (
     Field("cache_control", "ignored", "prefixes are matched by content, and stay as long as there is room"),
     Field("user_profile_id", "ignored", "not stored"),
     Field("workspace_id", "ignored", "not stored"),
-    Field("speed", "refused", "there is one speed; use priority", ("standard",)),
+    Field("speed", "optional", "there is one speed; use priority", ("standard",)),
+    Field("context_management", "refused", "context is never removed; send fewer messages", _KEEP_ALL),
 )
 MESSAGES = (
     *fields_of(MessagesBody),
@@ -22,10 +27,9 @@ MESSAGES = (
     Field("metadata", "ignored", "not stored"),
     Field("inference_geo", "ignored", "the server computes where it runs"),
     Field("diagnostics", "ignored", "cache_read_input_tokens is the only report about caches"),
-    Field("service_tier", "refused", "there is one tier; use priority", ("auto", "standard_only")),
-    Field("container", "refused", "the server runs no code"),
-    Field("mcp_servers", "refused", "the caller calls tools, not the server", ([],)),
-    Field("context_management", "refused", "context is never compacted; send fewer messages"),
+    Field("service_tier", "optional", "there is one tier; use priority", ("auto", "standard_only")),
+    Field("container", "optional", "the server runs no code"),
+    Field("mcp_servers", "optional", "the caller calls tools, not the server", ([],)),
     Field("n", "refused", "a message is one answer; use /v1/chat/completions", (1,)),
     Field("logprobs", "refused", "use /v1/chat/completions", (False,)),
     Field("max_completion_tokens", "refused", "use max_tokens"),

@@ -1,6 +1,7 @@
 """Reads a /v1/messages body into a request. The body is first converted to a chat body."""
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -9,9 +10,11 @@ from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.chat_reader import ChatReader
 from mmengine.server.chat.parsed_request import Json, ParsedRequest
+from mmengine.server.http.body_fields import Fields
 from mmengine.server.http.errors import ApiError, decode_body
 from mmengine.server.http.field_names import INDEX, FieldNames, Renames
 from mmengine.server.http.media_payloads import MediaPayloads, in_data_fields, read_without_payloads
+from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.messages.body import AS_CHAT, MessagesBody, OutputConfig, Thinking, decode, decode_count
 from mmengine.server.messages.conversation import Conversation, check_fields
 from mmengine.server.messages.field_table import COUNT_FIELDS, FIELDS
@@ -37,12 +40,14 @@ def check_version(given: str) -> None:
 
 
 class MessagesReader:
-    """Reads /v1/messages bodies. `chat`: reads the converted body. `can_end_reasoning`: whether the model
-    supports thinking budgets.
+    """Reads /v1/messages bodies. `chat`: reads the converted body. `is_lenient`: leave out what the server
+    cannot do. `can_end_reasoning`: whether the model supports thinking budgets.
     """
 
-    def __init__(self, chat: ChatReader, *, ignore_unknown: bool, can_end_reasoning: bool):
-        self._chat, self._ignore_unknown = chat, ignore_unknown
+    def __init__(
+        self, chat: ChatReader, *, is_lenient: bool = False, ignore_unknown: bool, can_end_reasoning: bool
+    ):
+        self._chat, self._is_lenient, self._ignore_unknown = chat, is_lenient, ignore_unknown or is_lenient
         self._can_end_reasoning = can_end_reasoning
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
@@ -58,12 +63,15 @@ class MessagesReader:
         return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)
 
     def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
-        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        ignored = self._ignored(FIELDS, data)
         return self._build_request(decode_body(data, decode), payloads, request_id, ignored)
 
     def _read_count(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
-        ignored = COUNT_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        ignored = self._ignored(COUNT_FIELDS, data)
         return self._build_request(decode_body(data, decode_count).whole(), payloads, request_id, ignored)
+
+    def _ignored(self, fields: Fields, data: bytes) -> list[str]:
+        return fields.check(data, ignore_unknown=self._ignore_unknown, is_lenient=self._is_lenient)
 
     def _build_request(
         self, body: MessagesBody, payloads: MediaPayloads, request_id: str, ignored: list[str]
@@ -72,12 +80,14 @@ class MessagesReader:
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"set {FIELD} or stop, not both", FieldPath("stop_sequences")
             )
-        conversation = Conversation(payloads)
+        unsupported = Unsupported(ignored, is_lenient=self._is_lenient)
+        conversation = Conversation(payloads, unsupported)
         if body.system is not None:
             conversation.add_instructions(body.system)
         conversation.add_input(body.messages)
-        names = FieldNames(conversation.places, _RENAMES, media="source")
-        chat = self._as_chat(body, conversation)
+        tools = _tools(body.tools or (), unsupported)
+        names = FieldNames(conversation.places, _RENAMES, media="source", tools=tuple(tools))
+        chat = self._as_chat(body, conversation, list(tools.values()), unsupported)
         try:
             parsed_request = self._chat.parse("messages", chat, request_id, ignored)
         except ApiError as error:
@@ -88,9 +98,11 @@ class MessagesReader:
             parsed_request, usage_frames="last", field_names=names, uploads=uploads, envelope=envelope
         )
 
-    def _as_chat(self, body: MessagesBody, conversation: Conversation) -> ChatBody:
+    def _as_chat(
+        self, body: MessagesBody, conversation: Conversation, tools: list[Json], unsupported: Unsupported
+    ) -> ChatBody:
         """Return the equivalent chat body. Raises ApiError."""
-        choice, parallel = _choice(body.tool_choice)
+        choice, parallel = _choice(body.tool_choice, unsupported)
         thinking = body.thinking or Thinking("disabled")
         budget = body.thinking_token_budget
         if budget is None:
@@ -98,7 +110,7 @@ class MessagesReader:
         return ChatBody(
             messages=conversation.finished(),
             continue_final_message=conversation.continues_answer or None,
-            tools=None if body.tools is None else self._tools(body.tools),
+            tools=tools or None,
             tool_choice=choice if body.tools else None,
             parallel_tool_calls=parallel,
             response_format=_form(body.output_config),
@@ -118,16 +130,31 @@ class MessagesReader:
             return thinking.budget_tokens
         return 0 if thinking.type == "disabled" and self._can_end_reasoning else None
 
-    def _tools(self, tools: list[Json]) -> list[Json]:
-        return [_tool(FieldPath("tools", number), tool) for number, tool in enumerate(tools)]
+
+def _tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
+    """Return chat's tools by their index in the body, without those that Anthropic runs or defines.
+
+    Raises ApiError, also if no tool is left.
+    """
+    found = {}
+    for number, tool in enumerate(tools):
+        where, kind = FieldPath("tools", number), tool.get("type")
+        if kind in (None, "custom"):
+            found[number] = _tool(where, tool, unsupported)
+            continue
+        text = f"{FIELD}={shown(kind)} is a tool of Anthropic's server; use tools of type custom"
+        hosted = ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
+        if not isinstance(kind, str) or len(tools) == 1:
+            raise hosted
+        unsupported.leave_out(hosted, kind)
+    if tools and not found:
+        text = f"{FIELD} are all tools of Anthropic's server; use tools of type custom"
+        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("tools"))
+    return found
 
 
-def _tool(where: FieldPath, tool: Json) -> Json:
-    kind = tool.get("type")
-    if kind not in (None, "custom"):
-        text = f"{FIELD}={shown(kind)} is a tool that Anthropic runs; use tools of type custom"
-        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
-    check_fields(where, tool, "custom")
+def _tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
+    check_fields(where, tool, "custom", unsupported)
     if not isinstance(tool.get("input_schema"), dict):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be an object", where / "input_schema")
     function: Json = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
@@ -135,7 +162,7 @@ def _tool(where: FieldPath, tool: Json) -> Json:
     return {"type": "function", "function": function}
 
 
-def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
+def _choice(given: Json | None, unsupported: Unsupported) -> tuple[str | Json | None, bool | None]:
     """Return chat's `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     if given is None:
         return None, None
@@ -144,7 +171,9 @@ def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
     for field in given:
         if field not in taken:
             place = FieldPath("tool_choice", field[:64])
-            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is unknown; leave it out", place)
+            unsupported.leave_out(
+                ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is unknown; leave it out", place)
+            )
     alone = given.get("disable_parallel_tool_use") or False
     if not isinstance(alone, bool):
         place = FieldPath("tool_choice", "disable_parallel_tool_use")

@@ -23,16 +23,16 @@ Metadata = dict[
 _Named = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 
 
-class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponsesStreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
 
 
-class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextOptions(msgspec.Struct, frozen=True):
     format: dict[str, msgspec.Raw] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReasoningOptions(msgspec.Struct, frozen=True):
     """The `reasoning` field. `summary` and its older name `generate_summary` have no effect."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

@@ -8,34 +8,55 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmengine.errors import FIELD, ErrorCode, FieldPath
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.response_echo import NOTHING, PLAIN_TEXT, echo_json
 from mmengine.server.http.errors import ApiError
+from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.body import TextOptions
+from mmengine.server.responses.custom_tools import custom_tool
 
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
 
 
-def chat_tools(tools: Sequence[Json]) -> list[Json]:
-    """Convert tools to chat's `tools`. Raises ApiError."""
-    return [_tool(FieldPath("tools", n), each) for n, each in enumerate(tools)]
+def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
+    """Return chat's tools by their index in the body, without those that OpenAI's server or Codex defines.
+
+    Raises ApiError, also if no tool is left.
+    """
+    found = {}
+    for n, tool in enumerate(tools):
+        where, kind = FieldPath("tools", n), tool.get("type")
+        if kind == "function":
+            found[n] = _tool(where, tool)
+        elif kind == "custom":
+            found[n] = custom_tool(where, tool, unsupported)
+        else:
+            text = f"{FIELD}={shown(kind)} is a tool of OpenAI's server; use function and custom"
+            hosted = ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
+            if not isinstance(kind, str) or len(tools) == 1:
+                raise hosted
+            unsupported.leave_out(hosted, kind)
+    if tools and not found:
+        text = f"{FIELD} are all tools of OpenAI's server; use function and custom"
+        raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("tools"))
+    return found
 
 
 def _tool(where: FieldPath, tool: Json) -> Json:
-    kind = tool.get("type")
-    if kind != "function":
-        return {"type": kind}
     if "function" in tool:
         text = f"{FIELD} is chat's form of a tool; put name and parameters beside type"
         raise ApiError(ErrorCode.UNKNOWN_FIELD, text, where / "function")
-    return {"type": kind, "function": {name: value for name, value in tool.items() if name != "type"}}
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": "function", "function": function}
 
 
 def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
-    """Return the tools as a response repeats them: as JSON, each with `parameters` and `strict`."""
-    return echo_json([{"parameters": None, "strict": None, **tool} for tool in tools], NOTHING)
+    """Return the tools as a response repeats them: as JSON, each function with `parameters` and `strict`."""
+    empty: Json = {"parameters": None, "strict": None}
+    found = [{**empty, **tool} if tool.get("type") == "function" else tool for tool in tools]
+    return echo_json(found, NOTHING)
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
@@ -52,6 +73,8 @@ def chat_choice(given: str | Json | None) -> str | Json | None:
 
 
 def _chosen(given: Json) -> Json:
+    if given.get("type") == "custom":
+        given = {**given, "type": "function"}
     if given.get("type") != "function" or "function" in given:
         return given
     return {"type": "function", "function": {name: each for name, each in given.items() if name != "type"}}

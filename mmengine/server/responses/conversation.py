@@ -11,11 +11,13 @@ from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import MediaPayloads
+from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.content_parts import Parts, text_of
+from mmengine.server.responses.custom_tools import INPUT
 
 MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a call in the input.
 _ROLES = ("user", "system", "developer", "assistant")
-_TAKEN = "message, function_call, function_call_output and reasoning"
+_TAKEN = "message, function_call, custom_tool_call, their outputs and reasoning"
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -26,8 +28,14 @@ class Conversation:
     SHA-256 in hex. The methods raise ApiError for an invalid item.
     """
 
-    def __init__(self, request_id: str, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
-        self._request_id = request_id
+    def __init__(
+        self,
+        request_id: str,
+        payloads: MediaPayloads,
+        stored_media: Callable[[str], bytes | None],
+        unsupported: Unsupported,
+    ):
+        self._request_id, self._unsupported = request_id, unsupported
         self._parts = Parts(payloads, stored_media)
         self.messages: list[Json] = []
         self.places: list[FieldPath] = []
@@ -83,8 +91,12 @@ class Conversation:
                 return "msg", self._message(where, item)
             case "function_call":
                 return "fc", self._call(where, item)
+            case "custom_tool_call":
+                return "ctc", self._custom_call(where, item)
             case "function_call_output":
                 return "fco", self._output(where, item)
+            case "custom_tool_call_output":
+                return "ctco", self._output(where, item)
             case "reasoning":
                 return "rs", self._reasoning(where, item)
             case "item_reference" if isinstance(name := item.get("id"), str) and name in self._known:
@@ -132,19 +144,27 @@ class Conversation:
                 f"{FIELD} is not a JSON object; send the arguments unchanged, and leave out incomplete calls"
             )
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "arguments") from None
-        function = {"name": name, "arguments": meant}
-        calls = self._growing(where, ()).setdefault("tool_calls", [])
-        assert isinstance(calls, list)
-        calls.append({"id": call, "type": "function", "function": function})
+        self._add_call(where, call, name, meant)
         repeated: Json = {"type": "function_call", "status": _status(item), "call_id": call}
         return {**repeated, "name": name, "arguments": arguments}
+
+    def _custom_call(self, where: FieldPath, item: Json) -> Json:
+        name, call, given = (text_of(where, item, each) for each in ("name", "call_id", "input"))
+        self._add_call(where, call, name, {INPUT: given})
+        repeated: Json = {"type": "custom_tool_call", "status": _status(item), "call_id": call}
+        return {**repeated, "name": name, "input": given}
+
+    def _add_call(self, where: FieldPath, call: str, name: str, arguments: Json) -> None:
+        calls = self._growing(where, ()).setdefault("tool_calls", [])
+        assert isinstance(calls, list)
+        calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def _output(self, where: FieldPath, item: Json) -> Json:
         call = text_of(where, item, "call_id")
         content, repeated = self._parts.read(where / "output", item.get("output"))
         self._add(where, {"role": "tool", "tool_call_id": call, "content": content})
         output = item["output"] if isinstance(content, str) else repeated
-        return {"type": "function_call_output", "status": _status(item), "call_id": call, "output": output}
+        return {"type": item["type"], "status": _status(item), "call_id": call, "output": output}
 
     def _reasoning(self, where: FieldPath, item: Json) -> Json:
         content = self._parts.reasoning(where / "content", item.get("content"), "reasoning_text")
@@ -159,7 +179,8 @@ class Conversation:
         if not texts:
             if "encrypted_content" in item:
                 text = f"{FIELD} cannot be decrypted here; send content instead, or leave it out"
-                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "encrypted_content")
+                place = where / "encrypted_content"
+                self._unsupported.leave_out(ApiError(ErrorCode.UNSUPPORTED_FIELD, text, place))
             return repeated
         message = self._growing(where, ("content", "tool_calls", "reasoning_content"))
         message["reasoning_content"] = "\n".join(texts)

@@ -6,10 +6,10 @@ from mmengine.server.responses.body import ResponsesBody
 
 _CHAT = {field.name: field for field in CHAT}
 _REFUSED_AS_IN_CHAT = (
-    *("prompt_cache_retention", "prompt_cache_options", "service_tier"),
+    *("prompt_cache_retention", "prompt_cache_options"),
     *("allowed_token_ids", "bad_words", "logits_processors", "skip_special_tokens", "kv_transfer_params"),
     *("vllm_xargs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"),
-    *("moderation", "rid"),
+    "rid",
 )
 _FORM = "use text.format"
 _LENGTH = "use max_output_tokens"
@@ -17,13 +17,15 @@ _LENGTH = "use max_output_tokens"
 RESPONSES = (
     *fields_of(ResponsesBody),
     *(_CHAT[name] for name in _REFUSED_AS_IN_CHAT),
-    Field("truncation", "refused", "input is never truncated; send a shorter input", ("disabled",)),
+    *(_CHAT[name]._replace(how="optional") for name in ("service_tier", "moderation")),
+    Field("client_metadata", "optional", "not stored; use metadata"),
+    Field("truncation", "optional", "input is never truncated; send a shorter input", ("disabled",)),
     Field("conversation", "refused", "conversations are not stored; use previous_response_id"),
     Field("prompt", "refused", "the server has no prompt templates; send instructions and input"),
     Field("context_management", "refused", "context is never compacted; send a shorter input", ([],)),
-    Field("background_options", "refused", "use priority"),
-    Field("access_programs", "refused", "the server has none"),
-    Field("image", "refused", "the server generates no images"),
+    Field("background_options", "optional", "use priority"),
+    Field("access_programs", "optional", "the server has none"),
+    Field("image", "optional", "the server generates no images"),
     Field("n", "refused", "a response is one answer; use /v1/chat/completions", (1,)),
     Field("messages", "refused", "use input, or /v1/chat/completions"),
     Field("response_format", "refused", _FORM),

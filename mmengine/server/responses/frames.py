@@ -17,7 +17,8 @@ from mmengine.server.chat.chat_frames import FrameTails, Usage
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.http.errors import ApiError
-from mmengine.server.responses.output_items import Call, Message, OutputItem, Reasoning, event
+from mmengine.server.responses.custom_tools import custom_names
+from mmengine.server.responses.output_items import Call, CustomCall, Message, OutputItem, Reasoning, event
 from mmengine.server.responses.response import NULL, ResponseObject, usage_json
 
 _CUT = b'{"reason":"max_output_tokens"}'
@@ -36,6 +37,8 @@ class ResponsesFrames:
     def __init__(self, request_id: str, envelope: Envelope, texts: TokenTexts | None, *, after: int = -1):
         self._request_id, self._texts, self._after = request_id, texts, after
         self.response = ResponseObject(request_id, envelope)
+        echo = envelope.responses
+        self._custom_names = custom_names(echo.tools) if echo is not None else frozenset()
         self.is_background = envelope.responses is not None and envelope.responses.background
         self.tails = FrameTails("last")
         self._number = 0  # Number of the next event.
@@ -89,8 +92,11 @@ class ResponsesFrames:
     def _called(self, call: CallDelta) -> Iterator[bytes]:
         if call.name:
             name = call_id(self._request_id, 0, call.number)
-            yield from self._begin(Call(self._request_id, self._place, name, call.name))
-        if call.arguments and self._open is not None:
+            kind = CustomCall if call.name in self._custom_names else Call
+            yield from self._begin(kind(self._request_id, self._place, name, call.name))
+        if isinstance(self._open, CustomCall):
+            self._open.add_arguments(call.arguments)
+        elif call.arguments and self._open is not None:
             yield self._open.grown(call.arguments, ())
 
     def _message(self) -> Message:

@@ -9,6 +9,7 @@ import msgspec
 
 from mmengine.serve.text.choice_deltas import Entry
 from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
+from mmengine.server.responses.custom_tools import call_input
 
 _encode = msgspec.json.encode
 _ADDED, _DONE = b"added", b"done"
@@ -86,6 +87,38 @@ class Call(OutputItem):
             status.encode(),
             self._call,
             self._function,
+            text_json or b'""',
+        )
+
+
+class CustomCall(OutputItem):
+    """A call of a custom tool. Its text is the input, which is sent as a whole when the call ends, because
+    the model writes it as a function's argument.
+    """
+
+    kind = b"custom_tool_call_input"
+
+    def __init__(self, request_id: str, place: int, call: str, tool: str):
+        super().__init__(f"ctc_{request_id}_{place}", place)
+        self._call, self._tool = _encode(call), _encode(tool)
+        self._arguments: list[str] = []
+
+    def add_arguments(self, text: str) -> None:
+        self._arguments.append(text)
+
+    def ended(self, status: str) -> Iterator[bytes]:
+        given = call_input("".join(self._arguments))
+        yield self.grown(given, ())
+        yield from super().ended(status)
+
+    def _said(self, text_json: bytes) -> bytes:
+        return b'"input":' + text_json
+
+    def _item(self, status: str, text_json: bytes) -> bytes:
+        return b'{"id":%b,"type":"custom_tool_call","call_id":%b,"name":%b,"input":%b}' % (
+            self._id,
+            self._call,
+            self._tool,
             text_json or b'""',
         )
 

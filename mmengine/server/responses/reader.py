@@ -1,6 +1,6 @@
 """Reads a /v1/responses body into a request. The body is first converted to a chat body."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -13,6 +13,7 @@ from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, 
 from mmengine.server.http.errors import ApiError, decode_body
 from mmengine.server.http.field_names import INDEX, FieldNames, Place, Renames
 from mmengine.server.http.media_payloads import MediaPayloads, cut_short, read_without_payloads
+from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
 from mmengine.server.responses.chat_fields import chat_choice, chat_form, chat_tools, echo_text, echo_tools
 from mmengine.server.responses.conversation import Conversation
@@ -44,15 +45,22 @@ def _no_media(name: str) -> bytes | None:
 class ResponsesReader:
     """Reads /v1/responses bodies.
 
-    `chat`: reads the converted body. `stores_responses`: whether the server stores responses. `refusal`: if
-    it does not, the error text for fields that require storage.
+    `chat`: reads the converted body. `is_lenient`: leave out what the server cannot do. `stores_responses`:
+    whether the server stores responses. `refusal`: if it does not, the error text for fields that require
+    storage.
     """
 
     def __init__(
-        self, chat: ChatReader, *, ignore_unknown: bool, stores_responses: bool = False, refusal: str = NO_LOG
+        self,
+        chat: ChatReader,
+        *,
+        is_lenient: bool = False,
+        ignore_unknown: bool,
+        stores_responses: bool = False,
+        refusal: str = NO_LOG,
     ):
-        self._chat, self._ignore_unknown, self._stores_responses = chat, ignore_unknown, stores_responses
-        self._refusal = refusal
+        self._chat, self._is_lenient, self._ignore_unknown = chat, is_lenient, ignore_unknown or is_lenient
+        self._stores_responses, self._refusal = stores_responses, refusal
 
     def read(
         self,
@@ -78,17 +86,18 @@ class ResponsesReader:
         before: Sequence[Json],
         stored_media: Callable[[str], bytes | None],
     ) -> ParsedRequest:
-        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown, is_lenient=self._is_lenient)
+        unsupported = Unsupported(ignored, is_lenient=self._is_lenient)
         body = decode_body(data, decode)
-        self._check(body, before)
-        conversation = Conversation(body.request_id or request_id, payloads, stored_media)
+        self._check(body, before, unsupported)
+        conversation = Conversation(body.request_id or request_id, payloads, stored_media, unsupported)
         if body.instructions:
             conversation.add_instructions(body.instructions)
         conversation.add_previous(before)
         conversation.add_input(body.input)
-        names = FieldNames(tuple(map(Place, conversation.places)), RENAMES)
-        tools = None if body.tools is None else chat_tools(body.tools)
-        chat = _as_chat(body, conversation.finished(), tools)
+        tools = chat_tools(body.tools or (), unsupported)
+        names = FieldNames(tuple(map(Place, conversation.places)), RENAMES, tools=tuple(tools))
+        chat = _as_chat(body, conversation.finished(), list(tools.values()) or None)
         try:
             parsed_request = self._chat.parse("responses", chat, request_id, ignored)
         except ApiError as error:
@@ -100,13 +109,12 @@ class ResponsesReader:
             media=conversation.media,
             uploads=[each._replace(where=upload_place(each.where, names)) for each in parsed_request.uploads],
         )
-        echo_json = _make_echo(
-            body, parsed_request, conversation.items, self._stores_responses and body.store is not False
-        )
+        is_stored = self._stores_responses and body.store is not False
+        echo_json = _make_echo(body, parsed_request, conversation.items, tools, is_stored)
         envelope = msgspec.structs.replace(parsed_request.envelope, usage_frames="last", responses=echo_json)
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
-    def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
+    def _check(self, body: ResponsesBody, before: Sequence[Json], unsupported: Unsupported) -> None:
         """Raise ApiError for field values and combinations that this server does not support."""
         if body.background and body.store is False:
             raise ApiError(
@@ -128,7 +136,9 @@ class ResponsesReader:
         for place, one in enumerate(body.include or ()):
             if one not in _INCLUDED:
                 text = f"{FIELD}[{place}]={shown(one)} is not supported; use {LOGPROBS}"
-                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("include"))
+                unsupported.leave_out(
+                    ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("include")), shown(one)
+                )
         if body.top_logprobs and LOGPROBS not in (body.include or ()):
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"{FIELD} requires {LOGPROBS} in include", FieldPath("top_logprobs")
@@ -155,12 +165,17 @@ def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None
 
 
 def _make_echo(
-    body: ResponsesBody, parsed_request: ParsedRequest, items: list[Json], is_stored: bool
+    body: ResponsesBody,
+    parsed_request: ParsedRequest,
+    items: list[Json],
+    tool_numbers: Iterable[int],
+    is_stored: bool,
 ) -> ResponseEcho:
+    """Return what the response repeats. `tool_numbers`: the indices of the tools that it repeats."""
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponseEcho(
         instructions=body.instructions,
-        tools=echo_tools(body.tools or ()),
+        tools=echo_tools([(body.tools or ())[number] for number in tool_numbers]),
         tool_choice=echo_json(body.tool_choice or "auto", ANY_TOOL),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         text=echo_text(body.text),

@@ -44,7 +44,14 @@ class FunctionCallItem(ResponseSchema, tag="function_call"):
     arguments: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(ResponseSchema, tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokens(ResponseSchema):
@@ -205,6 +212,14 @@ class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
     arguments: str
 
 
+class CustomInputDelta(_InItem, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class CustomInputDone(_InItem, tag="response.custom_tool_call_input.done"):
+    input: str
+
+
 class StreamError(_Event, tag="error"):
     """The last event in a stream that ends before its response. It repeats the previous event's number."""
 
@@ -217,6 +232,7 @@ class StreamError(_Event, tag="error"):
 EVENTS = (
     *(ResponseCreated, ResponseQueued, ResponseInProgress, ItemAdded, PartAdded, TextDelta, TextDone),
     *(ReasoningDelta, ReasoningDone, ArgumentsDelta, ArgumentsDone, PartDone, ItemDone),
+    *(CustomInputDelta, CustomInputDone),
     *(ResponseCompleted, ResponseIncomplete, ResponseFailed, StreamError),
 )
 

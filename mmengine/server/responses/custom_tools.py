@@ -1,0 +1,71 @@
+"""Custom tools in the Responses API, whose input is a text instead of named arguments.
+
+The model calls such a tool as a function with a single argument, and the answer has the argument's text. A
+regular expression restricts the text exactly. A Lark grammar only describes it to the model.
+"""
+
+import msgspec
+
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
+from mmengine.server.chat.parsed_request import Json
+from mmengine.server.http.errors import ApiError
+from mmengine.server.http.unsupported import Unsupported
+
+INPUT = "input"  # Name of the function's argument.
+_decode_tools = msgspec.json.Decoder(list[dict[str, object]]).decode
+_decode_arguments = msgspec.json.Decoder(dict[str, object]).decode
+_FIELDS = ("type", "name", "description", "format")
+
+
+def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
+    """Return the function for a custom tool. Raises ApiError."""
+    for name in tool:
+        if name not in _FIELDS:
+            text = f"{FIELD} is unknown; use {', '.join(_FIELDS)}"
+            unsupported.leave_out(ApiError(ErrorCode.UNKNOWN_FIELD, text, where / name[:64]))
+    description = tool.get("description") or ""
+    if not isinstance(description, str):
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string", where / "description")
+    text_schema: Json = {"type": "string"}
+    is_strict = False
+    form = tool.get("format") or {"type": "text"}
+    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
+        text = f"{FIELD} must be an object of type text or grammar, not {shown(form)}"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, where / "format")
+    if form["type"] == "grammar":
+        syntax, definition = form.get("syntax"), form.get("definition")
+        if syntax not in ("regex", "lark") or not isinstance(definition, str):
+            text = f"{FIELD} requires syntax regex or lark, and a definition"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, where / "format")
+        if syntax == "regex":
+            is_strict = True
+            text_schema["pattern"] = f"^(?:{definition})$"
+        else:
+            text = f"{FIELD}={shown(syntax)} cannot be enforced here; use regex"
+            place = where / "format" / "syntax"
+            unsupported.leave_out(ApiError(ErrorCode.UNSUPPORTED_FIELD, text, place), "lark, not enforced")
+            description = f"{description}\nThe input follows this Lark grammar:\n{definition}"
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: text_schema},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    function = {"name": tool.get("name"), "parameters": parameters, "strict": is_strict}
+    return {"type": "function", "function": function | ({"description": description} if description else {})}
+
+
+def custom_names(tools: msgspec.Raw) -> frozenset[str]:
+    """Return the custom tools' names among the tools that a response repeats."""
+    if b'"custom"' not in bytes(tools):
+        return frozenset()
+    return frozenset(str(tool["name"]) for tool in _decode_tools(tools) if tool.get("type") == "custom")
+
+
+def call_input(arguments: str) -> str:
+    """Return the input of a call with these arguments; the arguments themselves if they are incomplete."""
+    try:
+        given = _decode_arguments(arguments).get(INPUT)
+    except (msgspec.MsgspecError, RecursionError):
+        given = None
+    return given if isinstance(given, str) else arguments

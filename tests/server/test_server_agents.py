@@ -1,0 +1,161 @@
+"""Tests of the calls that coding agents and chat pages send, with ten turns for each client.
+
+agent_turns.json has each client's fields, blocks and tools with texts of our own. `{n}` is the turn's number.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmengine import AsyncEngine
+from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
+from tests.server.responses_answers import check_events
+from tests.server.running import served
+
+CLIENTS = json.loads(Path(__file__).with_name("agent_turns.json").read_text())
+LEFT_OUT = "x-mmengine-ignored-fields"
+NAMED = {"type": "tool", "name": "web_search"}
+ASKED = [{"role": "user", "content": "What is a triangle?"}]
+TOOL = {"name": "area", "description": "Of a shape.", "input_schema": SHAPES}
+FUNCTION = {"type": "function", "name": "area", "parameters": SHAPES}
+HOSTED = {"type": "web_search_20250305", "name": "web_search"}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={}6ee5;"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(AsyncEngine(), names=("shapes",), chat_template=JSON_TEMPLATE) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def strict():
+    with served(AsyncEngine(), names=("shapes",), chat_template=JSON_TEMPLATE, unsupported="strict") as one:
+        yield one
+
+
+def message(server, **fields):
+    body = {"max_tokens": 4, "messages": ASKED, "temperature": 0, **fields}
+    return server.call("/v1/messages?beta=true", body)
+
+
+def turns_of(client, number):
+    """Return the client's messages before its call `number`."""
+    turns = [json.dumps(client["turn"]).replace("{n}", str(n)) for n in range(number)]
+    return [*client["first"], *(each for turn in turns for each in json.loads(turn))]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_ten_turns_of_each_client_are_answered(server, name):
+    client = CLIENTS[name]
+    for number in (*range(3), 9):
+        body = json.loads(json.dumps(client["body"]).replace("{n}", str(number)))
+        body[client["key"]] = turns_of(client, number)
+        status, headers, text = server.call(client["path"], body, client.get("headers"))
+        assert status == 200, text
+        assert headers["content-type"].startswith("text/event-stream")
+        if name == "claude-code":
+            assert headers[LEFT_OUT] == "tools[2].type (web_search_20250305)"
+        elif name == "codex":
+            hosted = (
+                "tools[2].type (web_search)",
+                "tools[3].type (namespace)",
+                "tools[4].type (local_shell)",
+            )
+            assert all(each in headers[LEFT_OUT] for each in ("client_metadata", "access_programs", *hosted))
+        else:
+            assert LEFT_OUT not in headers
+
+
+@pytest.mark.parametrize("keep", ["all", {"type": "all"}])
+def test_context_management_that_removes_nothing_is_accepted(server, strict, keep):
+    edits = [{"type": "clear_thinking_20251015", "keep": keep}]
+    for one in (server, strict):
+        for management in ({"edits": edits}, {"edits": []}, {}):
+            assert message(one, context_management=management)[0] == 200
+        counted = {"messages": ASKED, "context_management": {"edits": edits}}
+        assert one.call("/v1/messages/count_tokens", counted)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        (
+            {"tools": [HOSTED, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}},
+            "tool_choice.name",
+        ),
+        ({"tools": [HOSTED]}, "tools[0].type"),
+        ({"tools": [HOSTED, {**HOSTED, "name": "b"}]}, "tools"),
+        ({"tools": [HOSTED, {**TOOL, "input_schema": 3}]}, "tools[1].input_schema"),
+        ({"tools": [HOSTED, {**TOOL, "name": "a b"}]}, "tools[1].name"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"guided_json": {}}, "guided_json"),
+    ],
+)
+def test_what_decides_about_the_answer_stays_refused(server, fields, where):
+    status, _, answer = message(server, **fields)
+    assert status == 400 and answer["error"]["message"].startswith(where)
+
+
+def test_unknown_fields_are_left_out_and_named(server, strict):
+    for fields, name in (
+        ({"betas": ["a"]}, "betas"),
+        ({"thinking": {"type": "adaptive", "later": 1}}, "thinking.later"),
+        ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+        ({"messages": [{**ASKED[0], "id": "a"}]}, "messages[0].id"),
+        ({"tools": [{**TOOL, "later": 1}]}, "tools[0].later"),
+        ({"tools": [HOSTED, TOOL]}, "tools[0].type"),
+    ):
+        status, headers, answer = message(server, **fields)
+        assert status == 200 and headers[LEFT_OUT].startswith(name)
+        status, _, answer = message(strict, **fields)
+        assert status == 400 and name in answer["error"]["message"]
+    assert server.chat(betas=["a"])[0] == 400  # Chat completions have no lenient mode.
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_billing_line_does_not_change_the_prompt(server, as_text):
+    rule = "Be brief. " * 30
+
+    def usage(system):
+        return message(server, system=system)[2]["usage"]
+
+    def system(number):
+        if as_text:
+            return f"{BILLING.format(number)}\n{rule}"
+        return [{"type": "text", "text": text} for text in (BILLING.format(number), rule)]
+
+    first, second, plain = usage(system(1)), usage(system(2)), usage(system(3)[1:] if not as_text else rule)
+    total = first["input_tokens"] + first["cache_read_input_tokens"]
+    assert second["cache_read_input_tokens"] > total - 20 and second == plain
+
+
+def test_a_custom_tool_is_called_with_text(server):
+    regex = {"type": "grammar", "syntax": "regex", "definition": "a{2,5}"}
+    custom = {"type": "custom", "name": "patch", "description": "Changes.", "format": regex}
+    fields = {
+        "tools": [FUNCTION, custom],
+        "tool_choice": {"type": "custom", "name": "patch"},
+        "temperature": 0,
+    }
+    status, _, answer = server.respond(**fields)
+    assert status == 200, answer
+    (call,) = answer["output"]
+    assert call["type"] == "custom_tool_call" and set(call["input"]) == {"a"} and 2 <= len(call["input"]) <= 5
+    status, _, text = server.respond(**fields, stream=True)
+    *_, last = check_events(text)
+    assert last["response"]["output"][0]["input"] == call["input"]
+    assert "response.custom_tool_call_input.done" in text
+
+
+def test_a_choice_of_a_hosted_tool_is_refused(server):
+    hosted = {"type": "web_search"}
+    status, _, answer = server.respond(tools=[FUNCTION, hosted], tool_choice=hosted)
+    assert status == 400 and answer["error"]["param"] == "tool_choice.type"
+    for tools in ([hosted], [hosted, {"type": "local_shell"}]):
+        assert server.respond(tools=tools)[0] == 400
+    assert server.respond(text={"format": {"type": "xml"}})[0] == 400
