@@ -160,17 +160,18 @@ class Conversation:
 
         text, reason = "", None
         prompt = Prompt(messages, media_options=self._media_options)
-        request_id = self._engine.submit(prompt, **self._sampling)
-        with _interrupts() as interrupts, self._engine.outputs_of(request_id) as outputs:
-            for output in outputs:
-                text += output.text
-                reason = output.finish_reason or reason
-                print(printable(output.text), end="", flush=True)
-                if output.finish_reason == "error":
-                    print(f"\nmmengine: {output.detail}", end="", file=sys.stderr)
-                if interrupts:
-                    print("\nmmengine: stopped", end="", file=sys.stderr)
-                    break
+        with _interrupts() as interrupts:
+            request_id = self._engine.submit(prompt, **self._sampling)
+            with self._engine.outputs_of(request_id) as outputs:
+                for output in outputs:
+                    text += output.text
+                    reason = output.finish_reason or reason
+                    print(printable(output.text), end="", flush=True)
+                    if output.finish_reason == "error":
+                        print(f"\nmmengine: {output.detail}", end="", file=sys.stderr)
+                    if interrupts:
+                        print("\nmmengine: stopped", end="", file=sys.stderr)
+                        break
         print()
         if reason == "length":
             print("mmengine: cut at its token limit; raise --max-tokens", file=sys.stderr)

@@ -1,14 +1,16 @@
 """Tests of the health routes with an engine that hangs, cannot write its log, or has failed."""
 
+import asyncio
 import errno
 import logging
 import threading
 from types import SimpleNamespace
 
-from mmengine.errors import ExecutorLost
+from mmengine.errors import ExecutorFailed, ExecutorLost
 from mmengine.events.log import LogWriter
 from mmengine.serve.async_engine import async_engine
 from mmengine.serve.requests import health
+from mmengine.server.lifecycle import lifecycle
 from tests.server.running import SlowEcho, served, wait_for
 
 
@@ -123,3 +125,21 @@ def test_each_request_has_one_line_with_its_id_and_no_content(caplog):
     assert ["status=200" in each for each in lines] == [True, True, False, False]
     assert all("route='/v1/chat/completions'" in each and "seconds=" in each for each in lines)
     assert not any("secret" in each.lower() for each in caplog.messages)
+
+
+def test_a_dead_engine_ends_a_server_without_a_supervisor():
+    engine = SimpleNamespace(
+        stats=lambda: SimpleNamespace(num_output_tokens=0),
+        readiness=lambda: health.stopped_engine(ExecutorFailed("ValueError: a bug")),
+    )
+
+    async def main():
+        pulse = lifecycle._Pulse(engine, None)
+        pulse.server = SimpleNamespace(should_exit=False, started=True)
+        beating = asyncio.create_task(pulse.beat())
+        while not pulse.server.should_exit:
+            await asyncio.sleep(0)
+        beating.cancel()
+        return pulse.failure
+
+    assert asyncio.run(asyncio.wait_for(main(), 10)) == "the engine stopped: ValueError: a bug"

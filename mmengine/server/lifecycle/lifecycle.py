@@ -74,8 +74,7 @@ class _Uvicorn(uvicorn.Server):
             self.on_exit()
             if running := len(self.server_state.tasks):
                 drain_s = self.config.timeout_graceful_shutdown or 0
-                # `print` could deadlock in a signal handler.
-                os.write(2, drain_text(running, drain_s, sig).encode())
+                os.write(2, drain_text(running, drain_s, sig).encode())  # `print` could deadlock here.
         self.should_exit = self._app.admission.is_ending = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._take_no_more)
@@ -192,22 +191,23 @@ class _Pulse:
         self.failure = ""
 
     async def beat(self) -> None:
-        """Send heartbeats until cancelled."""
+        """Send heartbeats, if there is a supervisor, and watch the engine until cancelled."""
         reported, due = 0, 0.0
-        while self._beats is not None:
+        while True:
             tokens = max(0, self._engine.stats().num_output_tokens - 2 * WARM_UP_TOKENS)
             now = time.monotonic()
             if now >= due or tokens != reported:
-                self._tell(self._beats, tokens)
+                self._tell(tokens)
                 reported, due = tokens, now + BEAT_S
             await asyncio.sleep(LOOK_S)
 
-    def _tell(self, heartbeats: HeartbeatSender, tokens: int) -> None:
+    def _tell(self, tokens: int) -> None:
         server, readiness = self.server, self._engine.readiness()
-        reasons, later_s = readiness.reasons, 1
-        if self.app is not None:
-            reasons, later_s = self.app.admission.reasons(), self.app.admission.retry_later_s()
-        heartbeats.send(Beat(True, True, server is not None and server.started, reasons, later_s, tokens))
+        if self._beats is not None:
+            reasons, later_s = readiness.reasons, 1
+            if self.app is not None:
+                reasons, later_s = self.app.admission.reasons(), self.app.admission.retry_later_s()
+            self._beats.send(Beat(True, True, bool(server and server.started), reasons, later_s, tokens))
         if readiness.is_over and server is not None and not server.should_exit:
             self.failure = readiness.reasons[0]
             server.should_exit = True
