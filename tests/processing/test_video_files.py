@@ -3,6 +3,7 @@
 import base64
 import io
 import struct
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -33,6 +34,7 @@ def record(
         for i in range(count):
             frame = np.full((height, width, 3), i * 255 // max(count - 1, 1), np.uint8)
             frame[:, : i * width // max(count, 1)] = (255, 0, 0)
+            frame[: height // 4, : width // 2] = (0, 0, 255)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
     return buffer.getvalue()
@@ -91,16 +93,57 @@ def test_few_frames_are_decoded_of_a_long_file():
     video.close()
 
 
-def test_phone_videos_are_turned_upright(clip):
-    """The MP4's track header asks for a quarter turn clockwise, and the frames are turned."""
+# Display matrices (a, b, c, d) without their scale: x' = a x + c y, y' = b x + d y.
+SHOWN = {
+    (1, 0, 0, 1): lambda image: image,
+    (-1, 0, 0, 1): np.fliplr,
+    (1, 0, 0, -1): np.flipud,
+    (-1, 0, 0, -1): lambda image: np.rot90(image, 2),
+    (0, 1, -1, 0): lambda image: np.rot90(image, -1),
+    (0, -1, 1, 0): lambda image: np.rot90(image, 1),
+    (0, 1, 1, 0): lambda image: image.swapaxes(0, 1),
+    (0, -1, -1, 0): lambda image: np.rot90(image.swapaxes(0, 1), 2),
+}
+
+
+@pytest.mark.parametrize("matrix", SHOWN)
+def test_phone_videos_are_shown_as_their_matrix_says(clip, matrix):
+    """The MP4's track header turns the frames, mirrors them, or does both."""
     turned = bytearray(clip)
-    matrix = clip.index(b"tkhd") + 44  # Nine 16.16 and 2.30 fixed-point numbers.
-    turned[matrix : matrix + 20] = struct.pack(">iiiii", 0, 1 << 16, 0, -(1 << 16), 0)
+    a, b, c, d = (value << 16 for value in matrix)
+    start = clip.index(b"tkhd") + 44  # Nine 16.16 and 2.30 fixed-point numbers.
+    turned[start : start + 20] = struct.pack(">iiiii", a, b, 0, c, d)
     video = VideoFile(bytes(turned), Access(), "video 0")
-    assert video.size == (64, 48)
+    expected = SHOWN[matrix](decoded(clip)[20])
+    assert video.size == expected.shape[:2]
     (frame,) = video.frames([20])
-    assert (frame == np.rot90(decoded(clip)[20], -1)).all()
+    assert (frame == expected).all()
     video.close()
+
+
+@pytest.mark.parametrize("form", ["webm", "matroska"])
+def test_the_rate_of_a_recording_with_varying_intervals_is_its_mean(form):
+    """Browsers record WebM without a frame rate, whose times are in milliseconds."""
+    times = np.cumsum([0, *(40 + 137 * (i % 5) for i in range(NUM_FRAMES - 1))])
+    video = VideoFile(record_at(times, form), Access(), "video 0")
+    assert video.num_frames == NUM_FRAMES
+    assert video.num_frames / video.fps == pytest.approx(times[-1] / 1000, rel=0.05)
+    video.close()
+
+
+def record_at(times, form):
+    """Return a file whose frames begin at `times`, in ms, and which states no frame rate."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=form) as container:
+        stream = container.add_stream("vp8", rate=1000)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        for i, time in enumerate(times):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), i, np.uint8), format="rgb24")
+            frame.pts, frame.time_base = int(time), Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def test_containers_without_times_are_counted(clip):

@@ -14,6 +14,7 @@ import numpy as np
 from mmengine.errors import InvalidMedia
 from mmengine.processing.media.formats import container_format
 from mmengine.processing.media.sources import MAX_VIDEO_BYTES, Access, open_source
+from mmengine.processing.media.video_header import frame_rate, shown
 
 if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.container import InputContainer
@@ -31,7 +32,6 @@ MAX_DECODED_PIXELS = 2**36  # Pixels in these frames: enough for all of them at 
 MAX_GIF_PIXELS = 2**32  # For all frames of a GIF decoded for one request.
 # Keyframes with an earlier time than the previous keyframe: FFmpeg sorts each into an index.
 MAX_BACKWARD = 1024
-MAX_FPS = 1000.0  # A higher rate in a file is ignored.
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
@@ -138,13 +138,17 @@ class VideoFile:
             raise InvalidMedia(
                 f"{self.where} is cut short: {packets} of its {self._stream.frames} frames are there"
             )
-        rate = self._stream.average_rate or self._stream.guessed_rate
-        fps = float(rate) if rate else 0.0
-        self.fps = fps if 0 < fps <= MAX_FPS else None
         self.num_frames = num_frames
         # Some containers store no times. Frames are then found by counting.
         self._times = sorted(times) if len(times) == num_frames else None
         self._keys = sorted(keys)
+        rate = self._stream.average_rate or self._stream.guessed_rate
+        self.fps = frame_rate(self._seconds(), num_frames, float(rate) if rate else 0.0)
+
+    def _seconds(self) -> float:
+        """Return the time from the first frame to the last, or 0 if the container stores no times."""
+        base = self._stream.time_base
+        return 0.0 if self._times is None or base is None else float((self._times[-1] - self._times[0]) * base)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield a frame, uint8 [h, w, 3], for each index. The indices must ascend."""
@@ -229,7 +233,7 @@ class VideoFile:
             pixels = frame.to_ndarray(format="rgb24")
         except (av.FFmpegError, ValueError):  # A pixel format that cannot be converted.
             raise self._damaged() from None
-        return np.rot90(pixels, frame.rotation // 90) if frame.rotation % 360 else pixels
+        return shown(pixels, frame)
 
     def _damaged(self) -> InvalidMedia:
         return InvalidMedia(f"{self.where} is damaged: its frames cannot be decoded")
