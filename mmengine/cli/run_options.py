@@ -1,5 +1,6 @@
 """The option groups for `mmengine run`."""
 
+import codecs
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -84,7 +85,7 @@ class Question:
         import msgspec  # Lazy: not needed for help
 
         try:
-            found = self.schema.read_bytes()
+            found = self.schema.read_bytes().removeprefix(codecs.BOM_UTF8)
             msgspec.json.decode(found)
         except OSError as error:
             raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None

@@ -1,5 +1,6 @@
 """Reads JSON schema files, checks each schema, and prints the results."""
 
+import codecs
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -93,7 +94,7 @@ def _schema_in(path: Path) -> object:
     if len(data) > MAX_BYTES:
         raise InvalidRequest(f"the schema has more than {MAX_BYTES:,} bytes")
     try:
-        found = msgspec.json.decode(data)
+        found = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"it is not JSON: {error}") from None
     inner = found.get("json_schema", found) if isinstance(found, dict) else found

@@ -269,7 +269,7 @@ def _template(path: Path | None) -> str:
         data = path.read_bytes()
         if len(data) > MAX_TEMPLATE_BYTES:
             raise ConfigError(f"--chat-template {path} has more than {MAX_TEMPLATE_BYTES} bytes")
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"--chat-template {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -1,5 +1,6 @@
 """Reads untrusted workload files within size limits. An error names the line with the mistake."""
 
+import codecs
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
         try:
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if len(line) > MAX_LINE_BYTES:
                     raise InvalidRequest(f"{path}, line {number} is longer than {MAX_LINE_BYTES} bytes")
                 if not line.strip():
@@ -65,4 +67,4 @@ def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Read one JSON object, such as a settings file."""
-    return decode(existing(path).read_bytes(), dict[str, Any], str(path))
+    return decode(existing(path).read_bytes().removeprefix(codecs.BOM_UTF8), dict[str, Any], str(path))

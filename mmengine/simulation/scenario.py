@@ -2,6 +2,7 @@
 request in each line, without settings (.jsonl).
 """
 
+import codecs
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -77,7 +78,7 @@ class _Scenario(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_scenario(path: Path) -> Workload:
     """Read a scenario. Raises InvalidRequest for an invalid file, with the position in the file."""
-    data = path.read_bytes()
+    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     scenario = decode(data, _Scenario, str(path))
     return Workload(
         name=scenario.name or path.stem,

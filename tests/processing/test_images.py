@@ -196,7 +196,7 @@ BAD = {
     "device": ("/dev/zero", "there is no file"),
     "folder": ("/", "there is no file"),
     "base64": ("data:image/png;base64,####", "image 0 is not valid base64"),
-    "data": ("data:image/png,abc", "image 0 is a data: URL without base64"),
+    "data": ("data:image/png", "image 0 is a data: URL without data"),
     "nul": ("a\0b", "neither a path nor a data: URL"),
     "surrogate": ("\ud800.png", "image 0"),
     "long": ("x" * 10_000, "neither a path nor a data: URL"),

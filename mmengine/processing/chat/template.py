@@ -259,7 +259,7 @@ def _find_source(folder: Path) -> str | None:
         if len(data) > MAX_TEMPLATE_BYTES:
             raise ModelError(f"{path} is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:
-            return data.decode("utf-8")
+            return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ModelError(f"{path} is not UTF-8 text") from None
     for name in ("chat_template.json", "processor_config.json", TOKENIZER_CONFIG):

@@ -1,23 +1,21 @@
 """Reads an image's or video's encoded bytes from a path, a data: URL, base64 or bytes, up to a limit."""
 
-import base64
-import binascii
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 from mmengine.errors import HERE, FieldPath, InvalidMedia
+from mmengine.processing.media import data_urls
 
 MAX_MEDIA = 1024  # Images and videos per request.
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
 MIN_BASE64_CHARS = 64
-BASE64_PIECE = 2**15  # Characters decoded at once.
 _BASE64_HEADS = (
     "iVBORw0KGgo",
     "/9j/",
@@ -98,43 +96,26 @@ def _is_base64(value: str, access: Access) -> bool:
     return not (is_name and ((access.base_folder or Path()) / value).is_file())
 
 
-def decode_base64(text: str, max_bytes: int, where: str, begin: int = 0) -> bytes:
-    """Decode `text` from `begin` on."""
+def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
     # Base64 is a third longer than the bytes; line breaks add a little.
-    if len(text) - begin > max_bytes * 3 // 2:
-        raise _too_large(max_bytes, where)
-    try:
-        data = b"".join(_decoded_pieces(text, begin))
-    except (binascii.Error, ValueError):
-        raise InvalidMedia(f"{where} is not valid base64") from None
-    if len(data) > max_bytes:
-        raise _too_large(max_bytes, where)
-    return data
-
-
-def _decoded_pieces(text: str, begin: int) -> Iterator[bytes]:
-    """Decode base64 piece by piece: decoding holds the GIL, and a whole image would block all other threads
-    for tens of milliseconds. Raises ValueError.
-    """
-    rest = ""
-    for start in range(begin, len(text), BASE64_PIECE):
-        piece = rest + "".join(text[start : start + BASE64_PIECE].split())
-        # Keeps at least 4 characters for the end, which may have padding.
-        end = max(0, len(piece) // 4 - 1) * 4
-        if "=" in piece[:end]:
-            raise ValueError("characters follow the padding")
-        yield binascii.a2b_base64(piece[:end], strict_mode=True)
-        rest = piece[end:]
-    yield base64.b64decode(rest, validate=True)
+    return _decode(data_urls.decode_base64, text, max_bytes * 3 // 2, max_bytes, where)
 
 
 def _data_url(url: str, max_bytes: int, where: str) -> bytes:
-    comma = url.find(",", 0, 256)
-    if comma < 0 or not url[:comma].lower().endswith(";base64"):
-        raise InvalidMedia(
-            f"{where} is a data: URL without base64 data; it should begin like data:image/png;base64,"
-        )
-    return decode_base64(url, max_bytes, where, comma + 1)
+    longest = data_urls.MAX_HEAD + max_bytes * (3 if "%" in url else 1) * 3 // 2
+    return _decode(data_urls.decode_data_url, url, longest, max_bytes, where)
+
+
+def _decode(decode: Callable[[str], bytes], text: str, longest: int, max_bytes: int, where: str) -> bytes:
+    if len(text) > longest:
+        raise _too_large(max_bytes, where)
+    try:
+        data = decode(text)
+    except ValueError as error:
+        raise InvalidMedia(f"{where} {error}") from None
+    if len(data) > max_bytes:
+        raise _too_large(max_bytes, where)
+    return data
 
 
 def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:

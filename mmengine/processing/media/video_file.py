@@ -148,7 +148,9 @@ class VideoFile:
     def _seconds(self) -> float:
         """Return the time from the first frame to the last, or 0 if the container stores no times."""
         base = self._stream.time_base
-        return 0.0 if self._times is None or base is None else float((self._times[-1] - self._times[0]) * base)
+        return (
+            0.0 if self._times is None or base is None else float((self._times[-1] - self._times[0]) * base)
+        )
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield a frame, uint8 [h, w, 3], for each index. The indices must ascend."""

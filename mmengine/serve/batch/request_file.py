@@ -12,6 +12,7 @@ OpenAI's format. A media path is relative to the request file's folder and can n
 files from untrusted sources before you run them.
 """
 
+import codecs
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,6 +139,8 @@ def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
     The line has no line end. It is None for a line that is too long, which is not kept in memory.
     """
     for number, line in enumerate(_bounded_lines(file), 1):
+        if number == 1 and line is not None:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if line is None or line.strip():
             yield number, line
 

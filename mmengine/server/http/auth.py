@@ -32,7 +32,7 @@ class ApiKeys:
         keys = [os.environ.get(self._variable, "").strip()]
         if self._path is not None:
             try:
-                lines = self._path.read_text(encoding="utf-8").splitlines()
+                lines = self._path.read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "not UTF-8"
                 raise ConfigError(f"the API keys in {self._path} cannot be read ({why})") from None

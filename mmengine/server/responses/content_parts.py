@@ -2,21 +2,21 @@
 replace the media bytes.
 """
 
-import binascii
 import hashlib
 from collections.abc import Callable, Sequence
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
+from mmengine.processing.media.data_urls import decode_data_url
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
-from mmengine.server.http.media_payloads import FILE_ID, PIECE, MediaPayloads
+from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
 
 MAX_PARTS = 4096  # Maximum number of parts in an item.
 REFERENCE = "sha256:"
 # For each type of media part, the field with its URL.
 _MEDIA = {"input_image": "image_url", "input_video": "video_url"}
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
-_DATA, _MAX_HEAD = "data:", 256
+_DATA = "data:"
 _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 
 
@@ -157,20 +157,7 @@ def _file_id(where: FieldPath, kind: str, part: Json) -> str:
 
 
 def _data_of(where: FieldPath, url: str) -> bytes:
-    """Decode a data: URL. It is decoded in pieces, because the decoder holds the interpreter lock."""
-    comma = url.find(",", 0, _MAX_HEAD)
-    if comma < 0 or not url[:comma].lower().endswith(";base64"):
-        text = f"{FIELD} has no base64; a data: URL begins like data:image/png;base64,"
-        raise ApiError(ErrorCode.INVALID_MEDIA, text, where)
-    pieces, rest = [], ""
     try:
-        for start in range(comma + 1, len(url), PIECE):
-            piece = rest + "".join(url[start : start + PIECE].split())
-            end = len(piece) // 4 * 4
-            rest = piece[end:]
-            pieces.append(binascii.a2b_base64(piece[:end], strict_mode=True))
-    except ValueError:  # Raised for invalid base64 and for text that is not ASCII.
-        rest = "="
-    if rest:
-        raise ApiError(ErrorCode.INVALID_MEDIA, f"{FIELD} is not valid base64", where)
-    return b"".join(pieces)
+        return decode_data_url(url)
+    except ValueError as error:
+        raise ApiError(ErrorCode.INVALID_MEDIA, f"{FIELD} {error}", where) from None

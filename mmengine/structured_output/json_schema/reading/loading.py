@@ -59,7 +59,7 @@ def loads(text: str | bytes) -> object:
         refuse("", "", f"the schema has more than {MAX_BYTES:,} bytes")
     try:
         if isinstance(text, bytes):
-            text = text.decode()
+            text = text.decode("utf-8-sig")
         text.encode()
         value = _decode(text)
         _check_nesting(value)
