@@ -60,7 +60,9 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
         return
     counts, most = result.num_drafts, state.config.num_draft_tokens
     if len(state.flights) > 1 and counts.any():
-        raise ExecutorFailed("the executor proposed drafts after a step whose next step was dispatched")
+        raise ExecutorFailed(
+            "the executor proposed drafts for a step, but the step after it was already dispatched"
+        )
     fits = len(counts) == num_sampled and not (counts < 0).any() and not (counts > most).any()
     if not fits or result.drafts is None or len(result.drafts) != int(counts.sum()):
         raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")

@@ -126,29 +126,33 @@ class CheckedLog:
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Check an event's sizes and fold it. No decision is derived for comparison."""
+        """Check an event's sizes and fold it. Unlike `verify`, this method does not decide again to compare
+        the decisions.
+        """
         _check_columns(state, event)
         evolve(state, event)
 
     def _check_observation(self, event: ev.Event) -> None:
         match event:
             case ev.Started():
-                raise ValueError("a log has only one STARTED")
+                raise ValueError("STARTED may only be the first record of a log")
             case ev.Queued(request_id=name):
                 if name in self._live:
-                    raise ValueError(f"the request id {name!r} is in use")
+                    raise ValueError(f"the request id {name!r} belongs to a request that has not ended")
                 self._live.add(name)
                 check_content(np.frombuffer(event.prompt, np.int32), event.media, self.config)
             case ev.Finished(request_id=name):
                 self._live.discard(name)
             case ev.Executed():
-                raise ValueError(f"{len(event.token_ids)} bytes are not int32 token ids")
+                raise ValueError(
+                    f"token_ids has {len(event.token_ids)} bytes, which is not a multiple of 4 (int32)"
+                )
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
     """Return the log's settings.
 
-    Settings that a replay could not hold in memory, and an unknown schema, are refused.
+    Raises CorruptLog for an unknown schema, and for settings whose state would not fit into memory.
     """
     if started.schema != ev.SCHEMA_VERSION:
         raise CorruptLog(
@@ -163,15 +167,18 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         raise CorruptLog(f"STARTED in {folder} contains invalid settings: {error}") from None
     if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
         raise CorruptLog(
-            f"STARTED in {folder} has more rows or blocks than a replay may hold ({MAX_CELLS} cells)"
+            f"STARTED in {folder} has more rows or blocks than a replay can hold: max_num_seqs x "
+            f"max_model_len and num_blocks x block_size may each be at most {MAX_CELLS}"
         )
     constants = scheduler_of(config).constants(config.lookahead_tokens)
     if started.decision_version == DECISION_VERSION and started.constants != constants:
-        raise CorruptLog(f"STARTED in {folder} contradicts itself: its constants do not fit its settings")
+        raise CorruptLog(
+            f"STARTED in {folder} contradicts itself: its constants do not follow from its settings"
+        )
     if started.num_blocks != config.num_blocks:
         raise CorruptLog(
-            f"STARTED in {folder} contradicts itself: {started.num_blocks} blocks, but its settings have "
-            f"{config.num_blocks}"
+            f"STARTED in {folder} contradicts itself: its num_blocks is {started.num_blocks}, but num_blocks "
+            f"in its settings is {config.num_blocks}"
         )
     return config
 
@@ -183,43 +190,61 @@ def _check_columns(state: State, event: ev.Event) -> None:
         case ev.Scheduled():
             _check_column("rows", event.rows, 0, config.max_num_seqs)
             _check_column("num_tokens", event.num_tokens, 1, config.token_budget + 1)
-            if np.frombuffer(event.num_tokens or b"", np.int32).sum() > config.token_budget:
-                raise ValueError(f"num_tokens exceed token_budget {config.token_budget}")
+            total = int(np.frombuffer(event.num_tokens or b"", np.int32).sum())
+            if total > config.token_budget:
+                raise ValueError(
+                    f"the step has {total} tokens; the limit is {config.token_budget} (token_budget)"
+                )
             _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
         case ev.Admitted():
             _check_column("cached_blocks", event.cached_blocks, 1, config.num_blocks)
             _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
             if not 1 <= event.num_tokens <= config.token_budget:
-                raise ValueError(f"num_tokens {event.num_tokens} is out of range")
+                raise ValueError(f"num_tokens is {event.num_tokens}, outside 1 to {config.token_budget}")
         case ev.Encoded(request_id=name, index=index):
             req_state = state.requests[name]
             done = work_done(state.part, req_state.media_keys[index])
-            if index < 0 or not done < event.until <= req_state.media_work[index]:
-                raise ValueError(f"until {event.until} is out of range")
+            work = req_state.media_work[index]
+            if index < 0:
+                raise ValueError(f"the media item's index is {index}, below 0")
+            if not done < event.until <= work:
+                raise ValueError(f"until is {event.until}, outside {done + 1} to {work}")
         case ev.Fetched(request_id=name):
             _check_column("cached", event.cached, 1, config.num_blocks)
             _check_column("blocks", event.blocks, 1, config.num_blocks)
+            if not event.blocks:
+                raise ValueError("no block is fetched")
             size = config.block_size * (len(event.cached) + len(event.blocks)) // 4
-            if not event.blocks or size >= len(state.requests[name].tokens):
-                raise ValueError(f"{size} tokens are fetched, but the request has no more")
+            num_tokens = len(state.requests[name].tokens)
+            if size >= num_tokens:
+                raise ValueError(
+                    f"{size} tokens are cached or fetched for a request with {num_tokens} tokens; at least "
+                    "one token must stay to be computed"
+                )
         case ev.Leased(session_id=name):
             _check_column("blocks", event.blocks, 1, config.num_blocks)
             _check_kept(event.num_kept, len(state.sessions.all[name].leased))
         case ev.LeaseTaken(session_id=name):
             _check_kept(event.num_kept, len(state.sessions.all[name].leased))
         case ev.Arrived(request_id=name):
-            if not 0 < len(event.digests) <= 8 * state.requests[name].num_fetching:
-                raise ValueError(f"{len(event.digests)} bytes of digests do not match the fetched blocks")
+            most = 8 * state.requests[name].num_fetching
+            if not 0 < len(event.digests) <= most:
+                raise ValueError(
+                    f"digests has {len(event.digests)} bytes, outside 1 to {most} (8 for each block that the "
+                    "request still waits for)"
+                )
         case ev.Dispatched():
             if len(state.flights) >= config.max_in_flight:
-                raise ValueError(f"more steps in flight than max_in_flight {config.max_in_flight}")
+                raise ValueError(
+                    f"{len(state.flights)} steps are already in flight, as many as max_in_flight allows"
+                )
         case ev.Executed():
             _check_tokens(state, event)
 
 
 def _check_kept(num_kept: int, most: int) -> None:
     if not 0 <= num_kept <= most:
-        raise ValueError(f"num_kept {num_kept} is out of range for a lease of {most} blocks")
+        raise ValueError(f"num_kept is {num_kept}, outside 0 to {most} (the blocks in the session's lease)")
 
 
 def _check_tokens(state: State, event: ev.Executed) -> None:
@@ -229,24 +254,37 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
         _check_column("counts", event.counts, 1, state.config.num_draft_tokens + 2)
         counts = np.frombuffer(event.counts, np.int32)
         if len(counts) != len(sampled) or (counts > state.scheduled_drafts[sampled] + 1).any():
-            raise ValueError("counts do not match the sampled rows")
+            raise ValueError(
+                f"counts must have one value for each of the {len(sampled)} sampled rows, at most the "
+                "row's number of drafts plus 1"
+            )
         num_tokens = int(counts.sum())
     if len(event.token_ids) != 4 * num_tokens:
-        raise ValueError(f"{len(event.token_ids) // 4} tokens do not match {len(sampled)} sampled rows")
+        raise ValueError(
+            f"token_ids has {len(event.token_ids) // 4} tokens, but the step's {len(sampled)} sampled rows "
+            f"have {num_tokens}"
+        )
     for found in prompt_logprobs(event):
         if not 0 <= found.row < len(sampled):
-            raise ValueError(f"prompt_logprobs for row {found.row}; {len(sampled)} rows sampled")
+            raise ValueError(
+                f"prompt_logprobs has the index {found.row}, but the step has {len(sampled)} sampled rows"
+            )
     if event.num_drafts is not None:
         _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
         num_drafts = np.frombuffer(event.num_drafts, np.int32)
         if len(num_drafts) != len(sampled) or 4 * int(num_drafts.sum()) != len(event.drafts):
-            raise ValueError("drafts do not match the sampled rows")
+            raise ValueError(
+                f"num_drafts must have one value for each of the {len(sampled)} sampled rows, and their sum "
+                f"must be the number of tokens in drafts ({len(event.drafts) // 4})"
+            )
         if len(state.flights) > 1 and len(event.drafts):
-            raise ValueError("drafts after a step whose next step was already dispatched")
+            raise ValueError("the step has drafts, but the step after it was already dispatched")
 
 
 def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:
     """Raise ValueError unless the bytes are int32 values in [low, high)."""
     values = np.frombuffer(column or b"", np.int32)
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
-        raise ValueError(f"{name} is {values.min()} to {values.max()}, outside {low} to {high - 1}")
+        raise ValueError(
+            f"{name} has values from {values.min()} to {values.max()}; {low} to {high - 1} are allowed"
+        )

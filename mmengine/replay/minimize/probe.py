@@ -31,7 +31,7 @@ class TestParts(NamedTuple):
 
 
 class Probe(Protocol):
-    """Finds failures. Every method raises OutOfTime when its deadline passes."""
+    """Finds failures. Any method raises OutOfTime when its deadline passes."""
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         """Return the script's failure within `max_steps` steps, or None."""

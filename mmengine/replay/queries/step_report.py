@@ -1,6 +1,4 @@
-"""Reports a complete step: its batch, its budgets, its outcome, and the reasons why requests got no
-tokens.
-"""
+"""Reports a step: its batch, its budgets, its outcome, and the reasons why requests got no tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -44,9 +42,10 @@ class StepReport(msgspec.Struct, frozen=True):
 
     `budgets`: the budgets after the step's decisions, keyed by name. `preempted`: for each preemption
     (request, mode, the request for which it was preempted, or ""). `outcome`: "executed", "failed", or "" if
-    the log does not say. `mono_ns` counts from the log's first record. `part`: if the step encodes a part of
-    an item: (request, the item's index, the part's start and end, and the whole item's work), in units of
-    encoder work.
+    the log does not say. `mono_ns` counts from the log's first record. `is_whole`: False if the log may
+    lack the step's last decisions; then `waits` is empty. `part`: if the step encodes a part of an item:
+    (request, the item's index, the part's start and end, and the whole item's work), in units of encoder
+    work.
     """
 
     step: int
