@@ -34,8 +34,10 @@ def percentile(values: Iterable[int], share: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A workload. `prefill`: long prompts arrive in chunks beside the decoding rows. `max_in_flight`: maximum
-    number of steps in flight. `slots`: rows have recurrent states, and some states are kept.
+    """A workload. `num_drafts`: maximum number of drafts per row and step. `prefill`: long prompts arrive in
+    chunks beside the decoding rows. `aligned`: all rows are at the same position in their KV blocks.
+    `max_in_flight`: maximum number of steps in flight. `slots`: rows have recurrent states, and the prefix
+    cache keeps some states in spare slots.
     """
 
     rows: int
@@ -56,8 +58,8 @@ class _Bare:
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
     """Return each round's ns for the least work that a step could do in Python, on rows with `LENGTH`
-    tokens. LENGTH is above 256, because CPython preallocates integers up to 256, with which the loop
-    would be a quarter faster than with real rows' integers.
+    tokens. CPython preallocates the integers up to 256, and the loop is a quarter faster with those. Real
+    rows have larger integers, so LENGTH is above 256.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
@@ -326,7 +328,9 @@ def _resident_mib() -> float:
 
 
 def trace(path: Path, folder: Path) -> str:
-    """Describe the engine's own time for a trace's 2,000 requests, all submitted first, with 256 rows."""
+    """Describe the engine's own time, with 256 rows, for a trace's first 2,000 requests. All requests are
+    submitted before the first step.
+    """
     requests = read_servegen(path, 2000).requests
     longest = max(each.num_prompt + each.max_tokens for each in requests)
     bench = Bench(

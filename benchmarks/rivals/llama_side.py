@@ -1,5 +1,6 @@
-"""llama.cpp's side: python llama_side.py FILE THREADS. A single call of llama_decode computes all rows of a
-step.
+"""Runs llama.cpp for the comparison: python llama_side.py GGUF_FILE THREADS.
+
+A single call of llama_decode computes all rows of a step.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""mmengine's side: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS.
+"""Runs mmengine for the comparison: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS.
 
 The measured time covers whole engine steps, including the scheduler, its events, and sampling.
 """

@@ -1,5 +1,6 @@
-"""OpenVINO's side: python openvino_side.py FOLDER THREADS. The model is an export by optimum-intel, which
-holds the KV cache as internal state.
+"""Runs OpenVINO for the comparison: python openvino_side.py FOLDER THREADS.
+
+The model is an export by optimum-intel, which holds the KV cache as internal state.
 """
 
 import sys

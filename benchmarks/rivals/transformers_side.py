@@ -1,4 +1,4 @@
-"""transformers' side: python transformers_side.py FOLDER THREADS DTYPE.
+"""Runs transformers for the comparison: python transformers_side.py FOLDER THREADS DTYPE.
 
 The model uses SDPA and a static cache, which is faster than a growing cache.
 """

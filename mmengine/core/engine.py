@@ -56,7 +56,7 @@ class EngineCore:
     `config`: resolved settings, in which max_model_len and num_blocks are known. `started`: the first event
     of an existing log, for a replay or a continued log. `state`: the state of an existing log, which this
     engine continues; call `recover` next. `snapshots`: receives the state as the log grows. `undelivered`:
-    a continued log's undelivered answers, which are then part of the snapshots. `remote`: the client of
+    the undelivered answers of a continued log; if given, each snapshot contains them. `remote`: the client of
     a block store. Raises ConfigError for settings that contradict each other.
     """
 

@@ -25,7 +25,7 @@ class HubFile:
 
 
 class Hub(Protocol):
-    """A model at a revision. Every method raises HubError."""
+    """One model at one revision on a hub. Any method may raise HubError."""
 
     cache: Path  # The root folder of the hub's cache.
 
@@ -54,8 +54,8 @@ class HubError(ModelError):
 
 def not_found(name: HubName) -> HubError:
     return HubError(
-        f"there is no folder {name.repo}, and {TITLES[name.hub]} has no such model, or hides it without a "
-        "token; check the name, or log in"
+        f"there is no folder {name.repo}, and {TITLES[name.hub]} has no such model, or shows it only with "
+        "a token; check the name, or log in"
     )
 
 
@@ -81,8 +81,8 @@ def no_file(name: HubName, file: str) -> HubError:
 
 def wrong_bytes(name: HubName, file: str) -> HubError:
     return HubError(
-        f"{file} of {name} does not match the SHA-256 that {TITLES[name.hub]} lists and was deleted; try "
-        "again, or use another mirror",
+        f"{file} of {name} was deleted, because it does not match the SHA-256 that {TITLES[name.hub]} lists; "
+        "try again, or use another mirror",
         code=ErrorCode.MODEL_NOT_FETCHED,
     )
 

@@ -96,7 +96,7 @@ def read_scenario(path: Path) -> Workload:
 
 
 def read_requests(path: Path, limit: int | None) -> Workload:
-    """Read a .jsonl file with requests. Without events, grammars are ready at once."""
+    """Read a .jsonl file with requests. Such a file has no events, so grammars are ready at once."""
     decoder = msgspec.json.Decoder(_Request)
     parsed = [decode(line, decoder, f"{path}, line {number}") for number, line in lines(path, limit)]
     return Workload(
@@ -136,7 +136,9 @@ def _request(request: _Request, where: str) -> SimRequest:
         raise InvalidRequest(f"{where}: grammar.ranges must be pairs [low, high] with 0 <= low < high")
     for offset, length, _ in request.images:
         if offset < 0 or length < 1 or offset + length > num_prompt:
-            raise InvalidRequest(f"{where}: an image at {offset} of length {length} leaves the prompt")
+            raise InvalidRequest(
+                f"{where}: an image at {offset} of length {length} extends beyond the prompt"
+            )
     return SimRequest(
         request_id=request.id,
         num_prompt=num_prompt,

@@ -171,7 +171,10 @@ def _servegen_request(number: int, row: _ServeGen, where: str) -> SimRequest:
     for modality in ("image", "audio", "video"):
         tokens, count = getattr(row, f"{modality}_tokens"), getattr(row, f"{modality}_count")
         if not 0 <= tokens <= MAX_TOKENS or not 0 <= count <= MAX_IMAGES:
-            raise InvalidRequest(f"{where}: {modality}_tokens or {modality}_count is out of range")
+            raise InvalidRequest(
+                f"{where}: {modality}_tokens {tokens} or {modality}_count {count} is out of range; "
+                f"the limits are 0 to {MAX_TOKENS} and 0 to {MAX_IMAGES}"
+            )
         items = _media(number, modality, start, tokens, max(count, 1))
         media += items
         start += sum(item.num_embeds for item in items)

@@ -177,8 +177,8 @@ def test_a_request_is_not_admitted_into_blocks_for_its_first_chunk_only():
 
 
 def busy(policy):
-    """Return a bench with three growing rows that fill a pool of 12 blocks, and the requests. By priority, a
-    is the least important request, then c.
+    """Return a bench with three growing rows that fill a pool of 12 blocks, and the requests. By
+    priority, request "a" is the least important, then "c".
     """
     bench = Bench(num_blocks=13, max_model_len=48, policy=policy)
     requests = [

@@ -90,7 +90,7 @@ def test_the_encoded_percentage_is_reported():
     assert told[-1] is None
 
 
-def test_a_cancelled_json_stream_leaves_nothing_behind():
+def test_a_cancelled_request_drops_its_encoded_part():
     with Engine(config=config_of(30)) as engine:
         parts = engine.built.executor._runner._parts
         engine.submit(ASKED, max_tokens=4, request_id="large")
@@ -148,7 +148,7 @@ def test_the_encoder_work_of_a_step_is_measured():
         assert config.encoder_piece == 10**9 // config.encoder_work_ns and config.encoder_even_patches > 1
 
 
-def test_a_piece_of_an_encoder_that_does_not_stop_is_refused(monkeypatch):
+def test_encoder_piece_is_refused_for_an_encoder_that_cannot_pause(monkeypatch):
     monkeypatch.setattr("mmengine.models.network.measure_tower", lambda vision: None)
     with pytest.raises(ConfigError, match="encoder_piece 5 is not supported"):
         Engine(config=EngineConfig(encoder_piece=5))

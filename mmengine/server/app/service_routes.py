@@ -187,6 +187,9 @@ def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
     )
     prompt, _ = reader.read_prompt(chat)
     if prompt.has_media:
-        text = f"{FIELD} with images or videos cannot be tokenized; an answer's usage has their tokens"
+        text = (
+            f"{FIELD} with images or videos cannot be tokenized; the usage of a chat completion gives their "
+            "number of tokens"
+        )
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
     return prompt

@@ -32,4 +32,5 @@ class TokenTexts:
 
 def clip_logprob(logprob: float) -> float:
     """Return the logprob, but at least LEAST_LOGPROB."""
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # True also for NaN.
+    # The comparison is false for NaN, so NaN becomes LEAST_LOGPROB too.
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

@@ -143,8 +143,8 @@ def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size
     if entry is None:
         if draft_vocab_size != vocab_size:
             raise ModelError(
-                f"the weights have no tensor {TO_TARGET}, which the head's {draft_vocab_size} tokens of the "
-                f"target's {vocab_size} need (draft_vocab_size)"
+                f"the weights have no tensor {TO_TARGET}, which is needed because the head has only "
+                f"{draft_vocab_size} of the target's {vocab_size} tokens (draft_vocab_size)"
             )
         return None
     ids = np.arange(draft_vocab_size, dtype=np.int64) + _map(entry, draft_vocab_size, ("I64", "I32"))

@@ -1,8 +1,8 @@
 """Simulates exactly how many tokens a target pass yields with a head's drafts.
 
 The head and the target are greedy, so the accepted drafts depend only on the position where drafting begins.
-First the head drafts from all positions in an answer at once. Then a walk over the answer takes an engine's
-passes: each yields the accepted drafts and a token from the target.
+First the head drafts from all positions in an answer at once. Then the answer is walked through as an engine
+would decode it: each pass yields the accepted drafts and a token from the target.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: in
 
 @torch.no_grad()
 def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> list[list[int]]:
-    """Return, for each sample and each position in `rows`, how many of k drafts from there the target
-    accepts.
+    """Return, for each sample and each position from which the head drafts (the batch's `rows`), how many
+    of the k drafts the target accepts.
     """
     batch = collate(samples)
 

@@ -6,9 +6,9 @@ reads the target's states for accepted tokens, and overwrites its own drafts' KV
 rows that may have drafts, from its own output, in slots that the next step frees or overwrites.
 
 If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states wait,
-or they wait for too long, the drafter sleeps: the states are dropped, and the target runs as without a head.
-The drafter wakes when rows may have drafts again. It then drafts for rows whose keys are complete (keys.py),
-which are mostly new rows.
+or they wait for too long, the drafter sleeps: the states are dropped, and the target runs as if there were
+no head. The drafter wakes when rows may have drafts again. It then drafts for rows whose keys are complete
+(keys.py), which are mostly new rows.
 """
 
 from typing import NamedTuple
@@ -77,7 +77,8 @@ class Eagle3Drafter:
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
         self._plan: StepPlan | None = None  # the last step that the head read
         self._place = np.zeros(config.max_num_seqs, np.intp)  # each row's index in that step
-        self._z = self._carry = torch.empty(0)  # outputs at the last tokens of the rows read in that step
+        # the head's outputs for that step: one for the last token of each row that it read
+        self._z = self._carry = torch.empty(0)
         self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # each row's index in `_z`
 
     def capture(self, recorder: Recorder, config: EngineConfig) -> None:
@@ -188,8 +189,9 @@ class Eagle3Drafter:
         """Add the step's states for rows[late] to the waiting ones, then read states for rows that may have
         drafts.
 
-        Rows that lack blocks (`lacks`) first borrow other rows' states in these blocks. If too many states
-        are still waiting afterwards, all are discarded.
+        Some rows (`lacks`) begin with cached blocks that the head has not read. They first borrow the states
+        that other rows have waiting for these blocks. If too many states are still waiting afterwards, all
+        are discarded.
         """
         plan, room = states.plan, self._room(states.plan)
         self.keys.defer(plan)
@@ -205,11 +207,11 @@ class Eagle3Drafter:
             self.keys.lose(self.deferred.clear())
 
     def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-        """Let rows that lack blocks borrow other rows' waiting states in these blocks. Returns which rows
-        could borrow, bool [n].
+        """Let rows that begin with blocks the head has not read borrow the states that other rows have
+        waiting for these blocks. Returns which rows could borrow, bool [n].
 
-        Only rows that may have drafts (`selected`) borrow. If another row reads the states now, the row need
-        not borrow them, and continues in the next step.
+        Only rows that may have drafts (`selected`) borrow. If the states' own row reads them now, the waiting
+        row borrows nothing, and drafts from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
