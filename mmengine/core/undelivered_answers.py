@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from mmengine.core.choice_orders import ChoiceOrders
 from mmengine.core.executor import PromptLogprobs
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.observer import Observer
@@ -47,6 +48,7 @@ class ResumedAnswer:
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     code: ErrorCode | None = None
+    order: bytes = b""  # of a prompt's first choice: see core/choice_orders.py
 
     def add(self, output: Output) -> None:
         """Append the request's output from the next step."""
@@ -107,9 +109,10 @@ class UndeliveredAnswers(Observer):
         self.lacking: set[str] = set()
         self.fingerprints: dict[str, str] = {}
         self._ended: dict[str, _Ended] = {}
+        self._orders = ChoiceOrders(state.config.max_num_seqs)
         self._scores: dict[str, _Scores] = {}  # of live requests that want logprobs
-        # Of a step that returns with logprobs: the rows that sampled (intp), how many tokens they had before,
-        # and their requests.
+        # Of a step with logprobs or several choices: the rows that sampled (intp), how many tokens they had
+        # before, and their requests.
         self._sampled = _NO_ROWS
         self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
@@ -118,12 +121,16 @@ class UndeliveredAnswers(Observer):
         self.sequence += 1
         match event:
             case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts):
-                if logprobs or of_prompts:
+                if logprobs or of_prompts or self._orders:
                     self._sampled = self._state.sampled_rows()
                     self._num_tokens = self._state.num_tokens[self._sampled]
                     self._owners = self._state.requests_by_row[self._sampled]
-            case ev.Queued(request_id=name):
+            case ev.Admitted(request_id=name, row=row):
+                self._orders.admit(name, row)
+            case ev.Queued(request_id=name, group=group):
                 self._forget(name)
+                if (first := self._state.requests.get(group)) and not first.request.group:
+                    self._orders.begin(name, group, first.row)
                 self.undelivered.see(event, self.sequence)
             case ev.Finished(request_id=name):
                 req_state = self._state.requests.get(name)
@@ -139,10 +146,12 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Keep the logprobs for the tokens that the requests got from `event`."""
-        if not isinstance(event, ev.Executed) or not (event.logprobs or event.prompt_logprobs):
+        """Keep the order and the logprobs of the tokens that the requests got from `event`."""
+        if not isinstance(event, ev.Executed) or not len(self._owners):
             return
-        took = (self._state.num_tokens[self._sampled] - self._num_tokens).tolist()
+        counts = self._state.num_tokens[self._sampled] - self._num_tokens
+        self._orders.sample(self._sampled, counts)
+        took = counts.tolist() if event.logprobs or event.prompt_logprobs else []
         for found in prompt_logprobs(event):
             if took[found.row] and (scores := self._scores_of(self._owners[found.row])) is not None:
                 scores.of_prompt = found
@@ -160,7 +169,8 @@ class UndeliveredAnswers(Observer):
         self.after(event)
 
     def _forget(self, name: str) -> None:
-        self._ended.pop(name, None)
+        if (ended := self._ended.pop(name, None)) is not None:
+            self._orders.forget(name, ended.request.group)
         self.lacking.discard(name)
 
     def _scores_of(self, req_state: RequestState | None) -> _Scores | None:
@@ -175,7 +185,7 @@ class UndeliveredAnswers(Observer):
         for name in state.requests:
             if name not in begins or name in self._ended:
                 raise CorruptLog(f"the record of how request {name!r} began is lost; begin another log")
-        answers = {}
+        answers, orders = {}, self._orders.orders()
         for name in begins:
             ended = self._ended.get(name)
             if ended is None:
@@ -193,6 +203,7 @@ class UndeliveredAnswers(Observer):
                 ended.num_cached,
                 ended.scores.of_prompt,
                 ended.code,
+                orders.get(name, b""),
             )
         return answers
 
@@ -221,7 +232,8 @@ class UndeliveredAnswers(Observer):
         )
         live = tuple((name, one) for name, one in kept.items() if name not in self._ended)
         begins = tuple(self.undelivered.begins.items())
-        return saved.SavedAnswers(begins, answers, live, tuple(lacking), self.fingerprints)
+        orders = self._orders.saved()
+        return saved.SavedAnswers(begins, answers, live, tuple(lacking), self.fingerprints, orders)
 
 
 def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
@@ -250,6 +262,8 @@ def _filled(state: State, found: saved.SavedAnswers, sequence: int) -> Undeliver
     out._scores.update((name, _filled_scores(scores)) for name, scores in found.scores)
     out.undelivered = Undelivered(dict(found.begins), out._ended)
     out.lacking, out.fingerprints = set(found.lacking), found.fingerprints
+    rows = {name: one.row for name, one in state.requests.items() if one.row != NO_ROW}
+    out._orders.restore(found.orders, rows.items())
     live, ended = set(state.requests), set(out._ended)
     if live & ended or live | ended != set(out.undelivered.begins) or not set(out._scores) <= live:
         raise ValueError("its requests are not those in the state")

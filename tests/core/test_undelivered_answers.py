@@ -67,6 +67,7 @@ class Lives:
     logprobs: dict[str, list] = field(default_factory=dict)  # request id -> logprobs that its consumer got
     ended: list[str] = field(default_factory=list)  # requests that have ended and were not delivered
     delivered: set[str] = field(default_factory=set)
+    sent: list[str] = field(default_factory=list)  # the request of each token, in the order of sending
     number: int = 0
     now: int = 0
 
@@ -120,6 +121,7 @@ class Lives:
         rng, core = self.rng, self.core
         for output in core.step():
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            self.sent += [output.request_id] * len(output.token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
             if output.finish_reason is not None:
                 self.ended.append(output.request_id)
@@ -144,6 +146,7 @@ def told(resumed):
         name: (
             *(answer.queued, answer.token_ids, answer.logprobs, answer.reason, answer.detail),
             answer.num_cached_tokens,
+            answer.order,
             None
             if answer.prompt_logprobs is None
             else [part.tolist() for part in answer.prompt_logprobs[1:]],
@@ -177,12 +180,25 @@ def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
     lives.core.sink.close()
 
 
+def check_orders(lives, answers):
+    """Check the orders of prompts with several choices: consumers got the tokens in this order."""
+    choices = {}
+    for name, answer in answers.items():
+        choices.setdefault(answer[0].group or name, []).append(name)
+    for first, names in choices.items():
+        if len(names) > 1 and names[0] == first and not lives.delivered:
+            order = [names[index] for index in answers[first][6]]
+            seen = [name for name in lives.sent if name in names]
+            assert order[: len(seen)] == seen and len(order) - len(seen) <= 8
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_newest_snapshot_and_the_whole_log_agree(tmp_path, seed):
     for lives in run_lives(tmp_path, seed):
         folder = lives.folder
         whole = told(read_resume_state(folder, WHOLE))
         assert told(read_resume_state(folder, Resume())) == whole
+        check_orders(lives, dict(whole["answers"]))
         names = {name for name, _ in whole["answers"]}
         for name, answer in whole["answers"]:
             seen, scores = lives.tokens[name], lives.logprobs.get(name, [])

@@ -184,6 +184,32 @@ def test_a_broken_stream_is_repeated_from_its_start(left):
     assert again.count("data: ") == events.count("data: ") > 150
 
 
+@pytest.mark.parametrize("ends", ["killed while it streams", "answered before", "stored before"])
+def test_a_stream_of_several_choices_is_repeated_byte_for_byte(tmp_path, ends):
+    """The choices' deltas come in the order in which they were sent."""
+    log, few_rows = tmp_path / "log", {"max_num_seqs": 2}
+    body = asked("three choices, and rows for two " * 3, n=3, stream=True, request_id="three")
+    storage = {"log": log} if ends == "stored before" else None
+    options = {"executor_class": Leaving, "config": few_rows, "storage": storage}
+    with served(drain_s=0, engine_options={"log": log}, **options) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request("POST", CHAT, json.dumps(body), {})
+        response = connection.getresponse()
+        if ends == "killed while it streams":
+            sent = b"".join(response.readline() for _ in range(100))
+        else:
+            sent = response.read()
+            assert server.call(CHAT, body)[2] == sent.decode()
+    connection.close()
+    choices = [json.loads(event)["choices"][0]["index"] for event in events_of(sent.decode())[3:30]]
+    assert {0, 1} <= set(choices) and choices != sorted(choices), "the choices are interleaved"
+    engine = AsyncEngine(builder=builder(executor_class=Leaving, **few_rows), log=log, resume=Resume())
+    with served(engine, storage=storage) as server:
+        again = server.call(CHAT, body, RETRY)[2].encode()
+    assert again[: len(sent)] == sent
+    assert len(again) > len(sent) or ends != "killed while it streams"
+
+
 def test_a_key_finds_the_last_processs_call(left):
     headers = {"Idempotency-Key": "order", "x-request-id": "mine"}
     log = left(asked("x" * 150), headers=headers)

@@ -4,7 +4,7 @@ A field with the same name in the state is converted as its annotation says (fie
 other fields are computed in saving.py and read in restoring.py.
 """
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -155,10 +155,16 @@ class Answer(msgspec.Struct, array_like=True):
     code: ErrorCode | None = None
 
 
+# A prompt with several choices: the first choice's id, all choices' ids ("" for a forgotten one), and their
+# tokens' order, a byte each: the choice's index.
+SavedOrder: TypeAlias = tuple[str, tuple[str, ...], bytes]
+
+
 class SavedAnswers(msgspec.Struct, array_like=True):
     """The undelivered answers. `begins`: (request id, sequence of its QUEUED), ascending. `answers`: for
     requests that have ended. `scores`: (request id, logprobs) of live requests. `lacking`: requests whose
-    logprobs were too many for a snapshot. `fingerprints`: from the last RECOVERED.
+    logprobs were too many for a snapshot. `fingerprints`: from the last RECOVERED. `orders`: of prompts with
+    several choices.
     """
 
     begins: tuple[tuple[str, int], ...]
@@ -166,6 +172,7 @@ class SavedAnswers(msgspec.Struct, array_like=True):
     scores: tuple[tuple[str, Scores], ...]
     lacking: tuple[str, ...]
     fingerprints: dict[str, str]
+    orders: tuple[SavedOrder, ...] = ()
 
 
 class Body(msgspec.Struct):

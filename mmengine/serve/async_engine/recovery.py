@@ -18,7 +18,7 @@ from mmengine.serve.requests.recovery import RecoveredRequest, find_recovered
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.stream.request_stream import HeldAnswer
 from mmengine.serve.text.output_text import OutputText
-from mmengine.serve.text.request_output import final_outputs, split_output
+from mmengine.serve.text.request_output import final_outputs
 
 AGAIN = "the engine hung before it queued the request: send it again"
 _SYNC_LIMIT_S = 10.0  # how long `settled` waits for an engine that may have ended
@@ -114,7 +114,7 @@ class Recovery:
         channel.request_id = recovered.request_id
         self._open.running[channel.request_id] = channel
         outputs = engine.requests.resume_with_outputs(recovered.request_id, recovered.num_choices)
-        self._open.deliver([piece for output in outputs for piece in split_output(output)], engine)
+        self._open.deliver(outputs, engine)
         if channel.closed and channel.request_id in self._open.running:
             engine.cancel(channel.request_id)
 

@@ -16,6 +16,7 @@ from mmengine.models.plugin import Prepared, Tokenizer
 from mmengine.request import Request
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.text.choice_order import in_order
 from mmengine.serve.text.detokenizer import Stops, TextStream
 from mmengine.serve.text.output_text import with_texts
 from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, finish_detail
@@ -230,7 +231,7 @@ class RunningRequests:
         return all(one is not None and not one.was_given_up for one in found)
 
     def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
-        """Resume a request and return an output for each choice that has tokens, from the first token on.
+        """Resume a request and return its outputs from the first token on, in the order of the first time.
 
         If the answer is complete, the last output has the completion. Raises KeyError as `resume` does.
         """
@@ -250,11 +251,11 @@ class RunningRequests:
                 prompt_scores=one.prompt_logprobs,
             )
             for one in found
-            if one.token_ids or one.reason
         ]
         if completion is not None:
             outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
-        return outputs
+        pieces = in_order(outputs, found[0].order)
+        return [one for one in pieces if one.token_ids or one.finish_reason is not None]
 
     def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
         """Continue the previous process's request.

@@ -156,12 +156,17 @@ class AnswerRecord:
         for item in self.items:
             if item.detail and item.finish_reason is not None:
                 choices[item.index].detail, choices[item.index].code = item.detail, item.code
+        order = b""
+        if len(choices) > 1:
+            places = {choice.index: place for place, choice in enumerate(choices)}
+            order = b"".join(bytes([places[item.index]]) * len(item.token_ids) for item in self.items)
         return StoredAnswer(
             *stream.accepted_request,
             choices,
             completion.num_cached_tokens,
             completion.num_drafts,
             completion.num_accepted,
+            order,
         )
 
 

@@ -5,8 +5,9 @@ import numpy as np
 
 from mmengine.errors import ErrorCode
 from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.text.choice_order import in_order
 from mmengine.serve.text.reasoning import ReasoningTokens
-from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, split_output
+from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput
 
 
 class StoredChoice(msgspec.Struct, array_like=True):
@@ -33,6 +34,7 @@ class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    order: bytes = b""  # with several choices, for each token: the place of its choice in `choices`
 
 
 def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:
@@ -71,4 +73,4 @@ def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:
         for choice in answer.choices
     ]
     outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
-    return [piece for output in outputs for piece in split_output(output)]
+    return in_order(outputs, answer.order)

@@ -1,0 +1,101 @@
+"""Records the order in which a prompt's choices got their tokens, so that a stream with several choices is
+sent again as before. Prompts with a single choice need no record.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from mmengine.core.snapshot.body import SavedOrder
+from mmengine.core.state.request_state import NO_ROW
+from mmengine.request import MAX_CHOICES
+
+_NO_CHOICE = -1
+_MAX_PARTS = 1024  # arrays in the trace before they are joined
+
+
+class ChoiceOrders:
+    """The orders of all prompts with several choices. A choice has a number: the prompt's number times
+    MAX_CHOICES, plus the choice's index.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._of_row = np.full(num_rows, _NO_CHOICE, np.int64)  # the number of the choice in each row
+        self._numbers: dict[str, int] = {}  # request id -> number
+        self._choices: dict[str, list[str]] = {}  # the first choice's id -> the ids of all choices
+        self._num_prompts = 0
+        self._trace: list[np.ndarray] = []  # an entry for each token: the number of its choice
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def begin(self, request_id: str, first: str, row: int) -> None:
+        """Add a choice after the first, whose id is `first` and whose row is `row`, or NO_ROW."""
+        if first not in self._choices:
+            self._choices[first] = [first]
+            self._numbers[first] = self._num_prompts * MAX_CHOICES
+            self._num_prompts += 1
+            if row != NO_ROW:
+                self.admit(first, row)
+        choices = self._choices[first]
+        if len(choices) < MAX_CHOICES:
+            self._numbers[request_id] = self._numbers[first] + len(choices)
+            choices.append(request_id)
+
+    def admit(self, request_id: str, row: int) -> None:
+        self._of_row[row] = self._numbers.get(request_id, _NO_CHOICE)
+
+    def sample(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Add a step's tokens. `num_tokens`: how many tokens each of the `rows`, intp, got."""
+        numbers = np.repeat(self._of_row[rows], num_tokens)
+        numbers = numbers[numbers != _NO_CHOICE]
+        if len(numbers):
+            self._trace.append(numbers)
+            if len(self._trace) > _MAX_PARTS:
+                self._trace = [np.concatenate(self._trace)]
+
+    def forget(self, request_id: str, group: str) -> None:
+        """Forget a choice. A prompt's order is forgotten with its last choice."""
+        first = group or request_id
+        choices = self._choices.get(first)
+        if choices is None or request_id not in self._numbers:
+            return
+        number = self._numbers.pop(request_id)
+        if any(name in self._numbers for name in choices):
+            return
+        del self._choices[first]
+        trace = np.concatenate(self._trace) if self._numbers and self._trace else np.zeros(0, np.int64)
+        self._trace = [trace[trace // MAX_CHOICES != number // MAX_CHOICES]]
+
+    def orders(self) -> dict[str, bytes]:
+        """Return each prompt's order by its first choice's id: a byte for each token, the choice's index."""
+        if not self._choices:
+            return {}
+        trace = np.concatenate(self._trace) if self._trace else np.zeros(0, np.int64)
+        prompts = trace // MAX_CHOICES
+        trace = trace[np.argsort(prompts, kind="stable")]
+        prompts = trace // MAX_CHOICES
+        found = {}
+        for first, choices in self._choices.items():
+            number = next(self._numbers[name] for name in choices if name in self._numbers) // MAX_CHOICES
+            start, end = np.searchsorted(prompts, (number, number + 1))
+            found[first] = (trace[start:end] % MAX_CHOICES).astype(np.uint8).tobytes()
+        return found
+
+    def saved(self) -> tuple[SavedOrder, ...]:
+        orders = self.orders()
+        return tuple(
+            (first, tuple(name if name in self._numbers else "" for name in choices), orders[first])
+            for first, choices in self._choices.items()
+        )
+
+    def restore(self, saved: Iterable[SavedOrder], running: Iterable[tuple[str, int]]) -> None:
+        """Restore the orders. `running`: (request id, row) for each running request."""
+        for first, choices, order in saved:
+            base = self._num_prompts * MAX_CHOICES
+            self._num_prompts += 1
+            self._choices[first] = list(choices)
+            self._numbers.update({name: base + index for index, name in enumerate(choices) if name})
+            self._trace.append(np.frombuffer(order, np.uint8).astype(np.int64) + base)
+        for request_id, row in running:
+            self.admit(request_id, row)
