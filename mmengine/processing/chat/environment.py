@@ -6,14 +6,15 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mmengine.processing.chat.bounded_environment import BoundedEnvironment
 
 
-def chat_environment() -> ImmutableSandboxedEnvironment:
+def chat_environment() -> BoundedEnvironment:
     """Return a sandboxed environment with the settings, filters and functions that transformers gives
     templates.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
