@@ -47,6 +47,15 @@ class Http:
             help="Model name for calls; may be repeated.",
         ),
     ] = None
+    cors_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=HTTP,
+            metavar="ORIGIN",
+            help="Origin whose pages may call the server from a browser, as http://localhost:3000; * for "
+            "all. May be repeated (default: none).",
+        ),
+    ] = None
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -254,6 +263,7 @@ def server_settings(http: Http, limits: Limits, media: Media, kept: Kept, loras:
     values = {name: value for name, value in values.items() if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
     values["lora_root"] = "" if loras.lora_root is None else str(loras.lora_root)
+    values["cors_origins"] = tuple(http.cors_origins or ())
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):

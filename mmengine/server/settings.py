@@ -1,6 +1,7 @@
 """The server's settings. EngineConfig has the engine's settings."""
 
 import ipaddress
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,6 +13,9 @@ from mmengine.setting_fields import between, described
 
 MAX_MODEL_NAMES = 32
 MAX_NAME_CHARS = 256
+_ANY_ORIGIN = "*"
+# A scheme, a host and an optional port, as a browser writes them: in lower case and without a path.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +47,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "named in a header (lenient), or refused with 400."
         ),
     ] = "lenient"
+    cors_origins: Annotated[
+        tuple[str, ...],
+        described("Origins whose pages may call the server from a browser; `*`: all; none: no page."),
+    ] = ()
     metrics_compat: Annotated[
         Literal["none", "vllm"], described("vllm: export the metrics under vLLM's names too.")
     ] = "none"
@@ -194,6 +202,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError(f"the server's settings cannot be read: {error}") from None
             name, low, high, value = found
             raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
+        _check_origins(settings.cors_origins)
         names = settings.served_model_names
         if len(names) > MAX_MODEL_NAMES or any(not 1 <= len(name) <= MAX_NAME_CHARS for name in names):
             raise ConfigError(
@@ -217,3 +226,13 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def _check_origins(origins: tuple[str, ...]) -> None:
+    """Raise ConfigError for an origin that no browser would send."""
+    for origin in origins:
+        if origin != _ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"cors_origins has {shown(origin)}; an origin is like https://chat.example.org or "
+                "http://localhost:3000, in lower case and without a path; * allows all"
+            )

@@ -96,6 +96,7 @@ def other_values(tmp_path):
         "--generation-config": "none",
         "--unknown-fields": "ignore",
         "--unsupported": "strict",
+        "--cors-origins": ["https://a.org", "http://localhost:3000"],
         "--reasoning-fields": "both",
         **{f"--ssl-{name}": tmp_path / name for name in ("certfile", "keyfile", "ca-certs")},
         "--ssl-keyfile-password": "secret",

@@ -28,6 +28,7 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
+from mmengine.server.http.cors import with_cors
 from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
 from mmengine.server.lifecycle.process_end import drain_text, end_process_after
 from mmengine.server.lifecycle.tls import tls_options
@@ -232,7 +233,7 @@ def _collect_rarely() -> None:
 def web_server(app: App, settings: ServerSettings) -> _Uvicorn:
     """Return a uvicorn server for the application."""
     config = uvicorn.Config(
-        app,
+        with_cors(app, settings.cors_origins),
         http=http_protocol(settings),
         loop="none",
         ws="none",
