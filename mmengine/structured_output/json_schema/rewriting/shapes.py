@@ -322,8 +322,8 @@ class Shapes:
         if refusals and not kept:
             raise refusals[0]
         work.lacks_branches |= bool(refusals)
-        for error in refusals:
-            text = f"the branch is left out: {error.keyword} at {error.pointer} cannot be enforced"
+        for refusal in refusals:
+            text = f"the branch is left out: {refusal.keyword} at {refusal.pointer} cannot be enforced"
             self.document.narrowings.add("anyOf", pointer, text)
         return kept
 
