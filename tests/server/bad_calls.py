@@ -37,7 +37,7 @@ def _blocks(*blocks):
 _SHARED = (
     {"temperature": -1},
     {"temperature": "hot"},
-    {"top_p": 0},
+    {"top_p": -1},
     {"top_k": -7},
     {"min_p": 2},
     {"repetition_penalty": 0},

@@ -23,7 +23,7 @@ GARBAGE = "the prompt has 9 tokens: message 7, part 3; schema, the grammar, no s
 
 @pytest.fixture(scope="module")
 def server():
-    with served(AsyncEngine(config=EngineConfig(max_model_len=2048))) as one:
+    with served(AsyncEngine(config=EngineConfig(max_model_len=2048)), unsupported="strict") as one:
         yield one
 
 

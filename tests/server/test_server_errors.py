@@ -293,3 +293,29 @@ def test_an_unexpected_error_is_500_without_details(server, monkeypatch):
     status, _, body = server.chat()
     text = "the server failed (ValueError); its log says more"
     assert (status, body) == (500, error("server_error", text, None, "internal_error"))
+
+
+@pytest.mark.parametrize("upgrade", [b"", b"Upgrade: h2c\r\nConnection: Upgrade\r\n"])
+@pytest.mark.parametrize("line", [b"GET /health HTTP/1.1\r\nx-a: %b\r\n", b"GET /%b HTTP/1.1\r\n"])
+def test_a_head_that_arrives_at_once_has_its_limit(server, line, upgrade):
+    for size, status in ((1500, b"431"), (100, b"")):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(line % (b"a" * 2 * size) + upgrade + b"Host: a\r\n\r\n")
+            answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 431 ") == bool(status)
+
+
+def test_roles_and_stop_texts_are_checked(server):
+    for role in ("root", "User", ""):
+        body = {"messages": [{"role": role, "content": "a"}]}
+        status, _, found = server.call("/v1/chat/completions", body)
+        assert (status, found["error"]["param"]) == (400, "messages[0].role")
+    for stop in ([""], "", ["a", ""]):
+        status, _, found = server.chat(stop=stop)
+        assert (status, found["error"]["param"]) == (400, "stop")
+    assert server.chat(stop=[])[0] == 200
+
+
+def test_top_p_0_is_greedy(server):
+    answers = [server.chat(**fields)[2]["choices"] for fields in ({"top_p": 0}, {"temperature": 0})]
+    assert answers[0] == answers[1]

@@ -20,6 +20,7 @@ from mmengine.server.http.media_payloads import (
 
 LOW_DETAIL_PIXELS = 512 * 512  # Maximum number of pixels for OpenAI's detail "low".
 LOW_SHARE = 4  # Detail "low" also has at most 1 / LOW_SHARE of the model's default pixels.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 
@@ -52,7 +53,11 @@ def read_message(index: int, message: Json, media: MediaContext) -> Json:
     Raises ApiError.
     """
     read = without_nulls(message)
-    if read.get("role") == "developer":  # OpenAI's newer name, which chat templates do not know.
+    role = read.get("role")
+    if isinstance(role, str) and role not in _ROLES:
+        text = f"{FIELD} must be one of {', '.join(_ROLES)}, not {shown(role)}"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages", index, "role"))
+    if role == "developer":  # OpenAI's newer name, which chat templates do not know.
         read["role"] = "system"
     content = read.get("content")
     if isinstance(content, list):

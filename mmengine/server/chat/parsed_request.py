@@ -129,8 +129,12 @@ def read_sampling(
         values["seed"] = body.seed & MAX_SEED
     if body.logit_bias is not None:
         values["logit_bias"] = body.logit_bias
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    values["stop"] = tuple(text for text in stop if text)
+    if body.top_p == 0:  # OpenAI's API takes 0, which keeps only the most likely token.
+        values |= {"temperature": 0.0, "top_p": 1.0}
+    values["stop"] = stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stop:
+        text = f"{FIELD} has an empty text, which would end every answer; leave it out"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("stop"))
     try:
         return make_sampling(values)
     except InvalidRequest as error:

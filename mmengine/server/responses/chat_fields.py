@@ -34,7 +34,7 @@ def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Jso
             found[n] = custom_tool(where, tool, unsupported)
         else:
             text = f"{FIELD}={shown(kind)} is a tool of OpenAI's server; use function and custom"
-            hosted = ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
+            hosted = ApiError(ErrorCode.INVALID_VALUE, text, where / "type")
             if not isinstance(kind, str) or len(tools) == 1:
                 raise hosted
             unsupported.leave_out(hosted, kind)

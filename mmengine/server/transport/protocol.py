@@ -16,6 +16,7 @@ from mmengine.server.transport.sse import LINE
 
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_FIELD_BYTES = len(b": \r\n")  # Bytes of a header line beside the name and the value.
 _PIECE = 2**16  # Bytes of an answer that the client must read in each slow_reader_s.
 
 
@@ -33,6 +34,7 @@ class Connection(HttpToolsProtocol):
     on_gone: Callable[[], None] | None = None
     is_full = False
     _num_head_bytes = 0  # Bytes since the last request's body, or since the connection's start.
+    _num_field_bytes = 0  # Bytes of the parsed part of the current head: the target and the header fields.
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _unread = 0  # Bytes that waited for the reader at the last check.
@@ -64,16 +66,20 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes += len(data)
         try:
             self._parse(memoryview(data))
-        except httptools.HttpParserError:
-            self._refuse(ApiError(ErrorCode.INVALID_VALUE, "the bytes are not a valid HTTP request"))
-        most = self.limits.max_header_bytes
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # The exception that a callback raised.
+            invalid = ApiError(ErrorCode.INVALID_VALUE, "the bytes are not a valid HTTP request")
+            self._refuse(cause if isinstance(cause, ApiError) else invalid)
         if self.transport.is_closing():
             return
-        if self._num_head_bytes > most:
-            text = f"the request's head exceeds {most} bytes (max_header_bytes)"
-            self._refuse(ApiError(ErrorCode.HEAD_TOO_LARGE, text))
+        if self._num_head_bytes > self.limits.max_header_bytes:
+            self._refuse(self._head_too_large())
         elif self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self._give_head_up)
+
+    def _head_too_large(self) -> ApiError:
+        text = f"the request's head exceeds {self.limits.max_header_bytes} bytes (max_header_bytes)"
+        return ApiError(ErrorCode.HEAD_TOO_LARGE, text)
 
     def _give_head_up(self) -> None:
         """Refuse the request and close the connection, because the head did not arrive within
@@ -128,9 +134,21 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._num_field_bytes = 0
         self.scope["extensions"] = {LINE: {"line": self}}
 
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._num_field_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
+
     def on_headers_complete(self) -> None:
+        """Begin the request. Raises ApiError for a head that arrived at once and is too large."""
+        if self._num_field_bytes > self.limits.max_header_bytes:
+            raise self._head_too_large()
         if not self._is_read_again:
             self._num_head_bytes = 0
             self.idle.pop(self, None)
