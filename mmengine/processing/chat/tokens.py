@@ -178,7 +178,7 @@ def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
 
 def _check_prefix(model: dict) -> None:
     """Raise ValueError for a merge that tokenizers cannot join: its second part lacks the prefix."""
-    prefix = model.get("continuing_subword_prefix")
+    prefix = str(model.get("continuing_subword_prefix") or "")
     pairs = model.get("merges", ()) if prefix and model.get("type") == "BPE" else ()
     if any(not (pair.split(" ") if isinstance(pair, str) else pair)[1].startswith(prefix) for pair in pairs):
         raise ValueError("a merge's second part lacks the continuing_subword_prefix")

@@ -128,7 +128,9 @@ class Closer:
         if depth < DEEP:
             return None
         inner = self._closings.inner_closing(matcher, place, depth)
-        for start in range(min(MAX_DROPPED, len(path)) + 1) if inner is not None else ():
+        if inner is None:
+            return None
+        for start in range(min(MAX_DROPPED, len(path)) + 1):
             whole = [*inner, *path[start:]]
             if matcher.validate_tokens([*whole, self._ends[0]]) > len(whole):
                 return whole
