@@ -121,7 +121,7 @@ def test_the_first_signal_drains_and_refuses_new_clients(tmp_path):
         (["built exit 70"], 70, 1),
         (["serving exit 0"], 0, 1),
         (["loading SIGTERM"], 143, 1),
-        (["loading SIGABRT"], 1, MAX_FAILED_LOADS + 1),
+        (["loading SIGABRT"], 5, MAX_FAILED_LOADS + 1),
         (["built SIGSEGV", "refuses 2"], 2, 2),
         (["serving exit 3", "refuses 1", "serving SIGKILL", "serving exit 0"], 0, 4),
         (["loading SIGKILL", f"built exit {HANG_EXIT}", "serving exit 0"], 0, 3),

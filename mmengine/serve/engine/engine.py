@@ -140,9 +140,8 @@ class Engine(TypedAnswers):
         parts = self._resources, self.requests, self.metrics
         pools = self.grammar_memory, self.sessions, self.adapters
         self._submission = Submission(self.built, *parts, self.reasoning, *pools)
-        limit_s = self.config.step_timeout_s
+        limit_s, built = self.config.step_timeout_s, self.built
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
-        built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
     @contextmanager
