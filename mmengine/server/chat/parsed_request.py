@@ -131,7 +131,9 @@ def read_sampling(
         values["logit_bias"] = body.logit_bias
     if body.top_p == 0:  # OpenAI's API takes 0, which keeps only the most likely token.
         values |= {"temperature": 0.0, "top_p": 1.0}
-    values["stop"] = stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    values["stop"] = stop = (
+        (body.stop,) if body.stop and isinstance(body.stop, str) else tuple(body.stop or ())
+    )
     if "" in stop:
         text = f"{FIELD} has an empty text, which would end every answer; leave it out"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("stop"))
