@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from mmengine.block_store.registry import BLOCK_STORES
-from mmengine.checkpoint.model_files import model_weight_files
+from mmengine.checkpoint.model_files import is_gguf, model_weight_files
 from mmengine.config import EngineConfig
 from mmengine.core.continuation import OpenLog, open_log
 from mmengine.core.engine import EngineCore
@@ -112,7 +112,7 @@ def build(
     try:
         folder = resolve_folder(model)
         plugin = plugin_for(folder)
-        placement = _placement(device, dtype, attention, folder)
+        placement = _placement(device, dtype, attention, folder, config)
         _check_quantize(config, placement)
         with placement.device.current(), _weights_ahead(folder):
             return _build(
@@ -284,7 +284,11 @@ def _check_quantize(config: EngineConfig, placement: Placement) -> None:
     if name == "activations" and config.activations == "model":
         return
     where = placement.device.torch_device
-    if not holds_codes(where, placement.dtype) or config.tensor_parallel > 1:
+    if (
+        placement.dtype != torch.bfloat16
+        or not holds_codes(where, placement.dtype)
+        or config.tensor_parallel > 1
+    ):
         raise ConfigError(
             f"{name} {asked} holds weights as codes on one CPU in bfloat16, by compiled kernels "
             f"(mmengine env says whether there are any), and this is {where} in {name_of(placement.dtype)}"
@@ -305,15 +309,18 @@ def _grammars(
     return Grammars(backend, deadline_s=config.grammar_timeout_s, compile=compile_grammar)
 
 
-def _placement(device: str, dtype: str, attention: str, folder: Path) -> Placement:
+def _placement(device: str, dtype: str, attention: str, folder: Path, config: EngineConfig) -> Placement:
     """Return the placement for the model in `folder`.
 
     The dtype "auto" means bfloat16. For the embedded checkpoint it means the device's fastest dtype, and not
-    the dtype in the file.
+    the dtype in the file. For a GGUF file it means float32 if the device multiplies float32 with the file's
+    codes, unless `activations` int8 rounds the rows anyway.
     """
     opened = open_device(device)
     if dtype == "auto":
-        dtype = opened.embedded_dtype if _is_embedded(folder) else "bfloat16"
+        rounds = config.quantize != "none" or config.activations != "model" or config.tensor_parallel > 1
+        keeps_float32 = is_gguf(folder) and not rounds and holds_codes(opened.torch_device, torch.float32)
+        dtype = opened.embedded_dtype if _is_embedded(folder) else "float32" if keeps_float32 else "bfloat16"
     if dtype not in DTYPES:
         raise ConfigError(f"{dtype!r} is not a supported dtype; use auto, {' or '.join(DTYPES)}")
     return Placement(opened, DTYPES[dtype], attention)

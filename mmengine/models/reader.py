@@ -28,7 +28,7 @@ from mmengine.errors import ModelError
 from mmengine.models.progress import report_weights
 from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
-from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form
+from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form, multiplies_float32
 
 PIECE_VALUES = 2**22  # Values in a piece: 8 MiB in bfloat16.
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
@@ -139,7 +139,7 @@ class WeightReader:
         n, k = self._joined(names)
         rows = self._rows(names, partial(self._coded, coding=coding))
         int8_rows = self._activations == "int8" and coding.form in _WHOLE
-        return ChunkedCodes(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows)
+        return ChunkedCodes(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows, self._dtype)
 
     def how_held(self) -> str:
         """Return a text that says how quantised matrices are held in memory; "" if no matrix is quantised."""
@@ -167,7 +167,9 @@ class WeightReader:
         """Return the coding in which the joined matrix is held, or None if it is held in the reader's
         dtype.
         """
-        if not holds_codes(self._device, self._dtype):
+        if not holds_codes(self._device, self._dtype) or (
+            self._dtype == torch.float32 and (self._activations == "int8" or self._quantize is not None)
+        ):
             return None
         if self._quantize is not None:
             return self._quantize
@@ -177,7 +179,7 @@ class WeightReader:
             return None
         if any(each is None or each[:2] != first[:2] for each in found):
             return None
-        if first.form != "fp8" and self._part is not WHOLE:
+        if (self._dtype == torch.float32) if first.form == "fp8" else (self._part is not WHOLE):
             return None
         return first._replace(mins=any(each is not None and each.mins for each in found))
 
@@ -321,8 +323,13 @@ class WeightReader:
 
 
 def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matrices may be held as codes. If not, all matrices are held in `dtype`."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and native.load() is not None
+    """Return whether matrices may be held as codes, in float32 only as integers. If not, all matrices are
+    held in `dtype`.
+    """
+    library = native.load() if device.type == "cpu" else None
+    if library is None:
+        return False
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and multiplies_float32(library))
 
 
 def _wrong(entry: TensorEntry, what: str) -> ModelError:

@@ -101,11 +101,11 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedCodes:
-    """A bfloat16 weight [n, k] stored as codes and delivered in chunks.
+    """A weight [n, k] of a layer with `dtype`, stored as codes and delivered in chunks.
 
     `group` codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the allowed sizes.
     `int8_rows` (INT8 and INT4 only): each row of x is quantised to int8 with one scale per 32 values, so
-    that the kernels multiply integers.
+    that the kernels multiply integers. float32 requires `multiplies_float32`, integers and no `int8_rows`.
     """
 
     n: int
@@ -115,10 +115,12 @@ class ChunkedCodes:
     chunks: Iterable[tuple[int, Codes]]
     mins: bool = False
     int8_rows: bool = False
+    dtype: torch.dtype = torch.bfloat16
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16
+
+def multiplies_float32(library: ctypes.CDLL) -> bool:
+    """Return whether float32 layers may have INT8 or INT4 codes: on CPUs without bfloat16 instructions."""
+    return bool(library.mm_linear_codes_fp32())
 
 
 def structure(weight: ChunkedWeight | ChunkedCodes, bias: int | None = None) -> Linear:

@@ -8,7 +8,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from mmengine.config import EngineConfig
+from mmengine.native import library as native
+from mmengine.native.linear import multiplies_float32
 from mmengine.replay import verify
+from mmengine.serve.engine.engine import Engine
+from tests.gguf.fetched import SMOLLM2, fetched
 from tests.llama.smollm2 import EVERY, chat, load_transformers, open_engine, prompts, scores, written_prompts
 
 FEW = written_prompts()[::EVERY]
@@ -90,6 +95,18 @@ def test_the_answer_fits_the_form(few):
 def test_the_log_verifies(few):
     report = verify(few["log"])
     assert report.ok and report.rederived and not report.unfinished
+
+
+def test_the_default_dtype_answers_the_first_question(few):
+    """On CPUs without bfloat16 instructions the default is float32, with the weights as stored."""
+    library = native.load()
+    if library is None or not multiplies_float32(library):
+        pytest.skip("this CPU computes in bfloat16")
+    with Engine(
+        fetched(SMOLLM2), device="cpu", config=EngineConfig(max_model_len=256, num_threads=1)
+    ) as engine:
+        (answer,) = engine.generate([chat(FEW[0])], max_tokens=16)
+    assert answer.token_ids == few["greedy"][0].token_ids
 
 
 @pytest.mark.soak

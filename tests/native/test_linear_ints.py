@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear, packed_buffer
+from mmengine.native.linear import (
+    GROUPS,
+    ChunkedCodes,
+    Codes,
+    Form,
+    PackedLinear,
+    multiplies_float32,
+    packed_buffer,
+)
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1))
 ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # 600, because the kernels process up to 512 rows at a time
@@ -113,3 +121,21 @@ def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
         buffer[:] = 1
     # If each buffer ended with a huge page, the buffers would take 1.5 times their size.
     assert private() - before < 1.2 * 32 * size
+
+
+@pytest.mark.parametrize("form", MOST)
+@pytest.mark.parametrize("mins", (False, True))
+def test_float32_rows_are_not_rounded(library, form, mins):
+    """On CPUs without bfloat16 instructions, float32 layers have codes."""
+    if not multiplies_float32(library):
+        pytest.skip("these kernels multiply bfloat16")
+    codes = drawn(96, 1057, form, 32, mins)
+    pieces = ChunkedCodes(96, 1057, form, 32, [(0, codes)], mins, dtype=torch.float32)
+    layer, weight = PackedLinear(library, pieces), exact(codes, 32)
+    x = torch.randn(40, 1057, generator=torch.Generator().manual_seed(0))
+    found = layer(x)
+    size = x.double().abs() @ weight.abs().T
+    assert ((found - x.double() @ weight.T).abs() <= size * 2**-20).all()
+    for i in (0, 7, 39):
+        assert torch.equal(layer(x[i : i + 1])[0], found[i])
+    assert torch.equal(layer.rows(torch.arange(96)), weight.float())

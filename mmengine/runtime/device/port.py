@@ -101,7 +101,7 @@ class Device(Protocol):
     """The attention backend whose bits can be independent of the batch."""
 
     embedded_dtype: str
-    """The name of the dtype that "auto" chooses for the embedded checkpoint. For others it is bfloat16."""
+    """The name of the dtype that "auto" chooses for the embedded checkpoint. For others: mmengine.build."""
 
     @classmethod
     def is_available(cls) -> bool:

@@ -1,4 +1,4 @@
-// Layers of dtype bfloat16 on CPUs without AMX: converts the rows of x, and multiplies them with one panel after the
+// Layers of dtype bfloat16, and of codes, on CPUs without AMX: converts the rows of x, and multiplies them with one panel after the
 // other.
 #include "common/vec.h"
 #include "linear/int8.h"
@@ -18,15 +18,40 @@ int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep +
 // Returns the offset of the rows' group sums, float32 [m, groups], which follow the rows in scratch if they are needed.
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
 
-void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
+MM_INLINE f16v values16(const uint16_t* x) { return widen(load_as<h16v>(x)); }
+MM_INLINE f16v values16(const float* x) { return load_as<f16v>(x); }
+MM_INLINE float value_of(uint16_t x) { return widen(h16v{x})[0]; }
+MM_INLINE float value_of(float x) { return x; }
+
+// `X`: uint16_t for bfloat16, or float.
+template <class X>
+void sum_groups(const mm_linear& linear, const X* x, float* sums) {
   for (int64_t first = 0; first < linear.k; first += linear.group) {
     f16v sum = {};
     int64_t end = first + linear.group < linear.k ? first + linear.group : linear.k, t = first;
-    for (; t + 16 <= end; t += 16) sum += widen(load_as<h16v>(x + t));
-    for (; t < end; ++t) sum[0] += widen(h16v{x[t]})[0];
+    for (; t + 16 <= end; t += 16) sum += values16(x + t);
+    for (; t < end; ++t) sum[0] += value_of(x[t]);
     float whole = 0;
     for (int i = 0; i < 16; ++i) whole += sum[i];
     *sums++ = whole;
+  }
+}
+
+// Converts rows [row0, row1) of x. Layers of dtype float32 need a Scratch of float.
+template <class X>
+void prepare_rows(const LinearJob& job, void* scratch, int row0, int row1) {
+  int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
+  float* sums = (float*)((char*)scratch + group_sums_at(job));
+  for (int row = row0; row < row1; ++row) {
+    const X* from = (const X*)job.row(row);
+    Scratch* to = (Scratch*)scratch + row * stride;
+    if constexpr (sizeof(Scratch) == sizeof(X))
+      memcpy(to, from, k * sizeof(X));
+    else
+      for (int64_t t = 0; t < k; ++t) to[t] = value_of(from[t]);
+    memset(to + k, 0, (padded - k) * sizeof(Scratch));
+    if (wants_sums(*job.linear)) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
+    for (int64_t t = 0; t < k && job.m == 1 && is_masked(*job.linear); ++t) to[t] *= kMaskedBy[t % 4];
   }
 }
 
@@ -47,23 +72,7 @@ int64_t linear_thread_bytes(const LinearJob&) { return 0; }
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   if (job.linear->x_form) return int8_prepare(job, scratch, row0, row1);
-  int64_t k = job.linear->k, padded = (int64_t)job.steps() * kStep, stride = row_stride(job);
-  float* sums = (float*)((char*)scratch + group_sums_at(job));
-  for (int row = row0; row < row1; ++row) {
-    const uint16_t* from = (const uint16_t*)job.row(row);
-    Scratch* to = (Scratch*)scratch + row * stride;
-    if constexpr (sizeof(Scratch) == 2) {
-      memcpy(to, from, k * 2);
-    } else {
-      for (int64_t t = 0; t < k; ++t) {
-        uint32_t bits = (uint32_t)from[t] << 16;
-        memcpy(to + t, &bits, 4);
-      }
-    }
-    memset(to + k, 0, (padded - k) * sizeof(Scratch));
-    if (wants_sums(*job.linear)) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
-    for (int64_t t = 0; t < k && job.m == 1 && is_masked(*job.linear); ++t) to[t] *= kMaskedBy[t % 4];
-  }
+  job.bf16() ? prepare_rows<uint16_t>(job, scratch, row0, row1) : prepare_rows<float>(job, scratch, row0, row1);
 }
 
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share) {

@@ -140,7 +140,7 @@ void decode_codes(const mm_linear& linear, const char* group, char* out) {
 }
 #endif
 
-uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
+float decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
   const uint8_t* codes = (const uint8_t*)group + placed(linear, codes_at(linear));
   const Scales by(linear, group);
   float value;
@@ -152,7 +152,7 @@ uint16_t decode_one(const mm_linear& linear, const char* group, int column, int6
     char code[16] = {(char)codes[place_byte(linear, column, t)]};
     value = fp8_values(code)[0];
   }
-  return narrow(fused(splat(value), by.scales[column / 16], by.mins[column / 16]))[column % 16];
+  return fused(splat(value), by.scales[column / 16], by.mins[column / 16])[column % 16];
 }
 
 void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,

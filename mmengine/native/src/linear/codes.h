@@ -60,8 +60,8 @@ void decode_weights(const mm_linear& linear, const char* group, char* out);
 void decode_codes(const mm_linear& linear, const char* group, char* out);
 #endif
 
-// Returns the bfloat16 weight of one column at position t of a group.
-uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
+// Returns the weight, code * scale + min in float32, of one column at position t of a group.
+float decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
 
 // Stores `count` codes (as in mm_linear_pack) of a column, with their scale and min, in a zeroed group.
 void encode_column(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,

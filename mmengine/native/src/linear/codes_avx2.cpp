@@ -46,19 +46,19 @@ void encode_column(const mm_linear& linear, char* group, int column, const uint8
   if (linear.mins) store_as(group + mins_at(linear) + column * 4, min);
 }
 
-uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
+float decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
   const char* codes = group + codes_at(linear);
   if (linear.form == MM_FP8) {
     __m256i pairs[2];
     Fp8Codes::exact(codes + t / 4 * 128 + column / 8 * 32, (const float*)group + column / 8 * 8, pairs);
     uint16_t found[16];
     store_as(found, pairs[t / 2 % 2]);
-    return found[column % 8 * 2 + t % 2];
+    return widen(h16v{found[column % 8 * 2 + t % 2]})[0];
   }
   const Scales by(linear, group);
   float value = (int8_t)codes[place_int8(column, t)];
   if (linear.form == MM_INT4) value = (float)(((uint8_t)codes[place_int4(column, t)] >> shift_int4(t) & 15) - 8);
-  return narrow(fused(splat(value), by.scales[column / 16], by.mins[column / 16]))[column % 16];
+  return fused(splat(value), by.scales[column / 16], by.mins[column / 16])[column % 16];
 }
 
 }  // namespace mm

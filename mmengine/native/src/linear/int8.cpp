@@ -107,12 +107,12 @@ void int8_encode(const mm_linear& linear, char* group, int column, const uint8_t
   if (linear.mins) store_as(group + mins_at(linear) + column * 4, min);
 }
 
-uint16_t int8_decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
+float int8_decode_one(const mm_linear& linear, const char* group, int column, int64_t t) {
   const uint8_t code = (uint8_t)group[codes_at(linear) + place(linear, column, t)];
   const float value = linear.form == MM_INT4 ? (float)((code >> shift(t) & 15) - 8) : (float)(int8_t)code;
   const float scale = _cvtsh_ss(load_as<uint16_t>(group + column * 2));
   const float min = linear.mins ? load_as<float>(group + mins_at(linear) + column * 4) : 0.0f;
-  return narrow(fused(splat(value), splat(scale), splat(min)))[0];
+  return fused(splat(value), splat(scale), splat(min))[0];
 }
 
 }  // namespace mm

@@ -20,6 +20,6 @@ void int8_run(const LinearJob& job, const void* scratch, const Share& share);
 // The counterparts of encode_column and decode_one for other layers (linear/codes.h).
 void int8_encode(const mm_linear& linear, char* group, int column, const uint8_t* codes, int64_t count, float scale,
                  float min);
-uint16_t int8_decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
+float int8_decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
 
 }  // namespace mm

@@ -80,6 +80,7 @@ struct LinearJob {
   const float* added = nullptr;  // for gate and up: [m, n], added to the sums before silu, or NULL
 
   bool bf16() const { return linear->dtype == MM_BF16; }
+  bool prepares() const { return bf16() || linear->group; }  // whether linear_prepare converts x for linear_run_bf16
   int panels() const { return (int)ceil_div(linear->n, kPanel); }
   int steps() const { return (int)linear_steps(*linear); }
   const char* panel(int p) const { return (const char*)linear->packed + panel_at(*linear, p); }

@@ -13,27 +13,27 @@ constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread
 constexpr int kReading = 4;         // number of rows whose products take as long as reading a panel's weights
 
 int64_t rows_bytes(const LinearJob& job) {
-  const int64_t bytes = job.bf16() ? linear_scratch_bytes(job) : (int64_t)job.m * job.linear->k * 4;
+  const int64_t bytes = job.prepares() ? linear_scratch_bytes(job) : (int64_t)job.m * job.linear->k * 4;
   return ceil_div(bytes, 64) * 64;
 }
 
 int64_t thread_bytes(const LinearJob* jobs, int count) {
   int64_t most = 0;
   for (int i = 0; i < count; ++i) {
-    const int64_t bytes = jobs[i].bf16() ? linear_thread_bytes(jobs[i]) : 0;
+    const int64_t bytes = jobs[i].prepares() ? linear_thread_bytes(jobs[i]) : 0;
     if (bytes > most) most = bytes;
   }
   return most;
 }
 
 void prepare(const LinearJob& job, char* scratch, int row0, int row1) {
-  if (job.bf16()) return linear_prepare(job, scratch, row0, row1);
+  if (job.prepares()) return linear_prepare(job, scratch, row0, row1);
   const int64_t bytes = (int64_t)job.linear->k * 4;
   for (int row = row0; row < row1; ++row) memcpy(scratch + row * bytes, job.row(row), bytes);
 }
 
 void multiply(LinearJob job, char* scratch, const Share& share) {
-  if (job.bf16()) return linear_run_bf16(job, scratch, share);
+  if (job.prepares()) return linear_run_bf16(job, scratch, share);
   job.x = scratch, job.x_stride = job.linear->k, job.gathered = nullptr;
   linear_run_fp32(job, share);
 }

@@ -6,6 +6,7 @@
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "linear/job.h"
+#include "linear/rows.h"
 
 namespace mm {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
 constexpr int kChunk = 1024;        // rows that are copied to scratch at a time
 
-int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }
+int64_t thread_bytes(const LinearJob& job) { return job.prepares() ? linear_thread_bytes(job) : 0; }
 
 // Returns a thread's share if there are fewer panels than threads: one panel, and some of the blocks of rows.
 Share share_of(const LinearJob& job, char* room, int thread, int threads) {
@@ -26,7 +27,7 @@ Share share_of(const LinearJob& job, char* room, int thread, int threads) {
 
 void run_share(const LinearJob& job, const char* scratch, const Share& share) {
   if (share.row0 >= share.row1 || share.panel0 >= share.panel1) return;
-  if (job.bf16())
+  if (job.prepares())
     linear_run_bf16(job, scratch, share);
   else
     linear_run_fp32(job, share);
@@ -44,7 +45,7 @@ int panels_at_once(const LinearJob& job, int threads) {
 // has taken.
 void run_thread(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads,
                 std::atomic<int>& next) {
-  if (job.bf16()) {
+  if (job.prepares()) {
     int blocks = (int)ceil_div(job.m, 16);
     int row0 = (int)((int64_t)blocks * thread / threads) * 16;
     int row1 = (int)((int64_t)blocks * (thread + 1) / threads) * 16;
@@ -59,7 +60,7 @@ void run_thread(const LinearJob& job, char* scratch, int64_t rows_bytes, int thr
 }
 
 bool run_chunk(const LinearJob& job) {
-  const int64_t rows_bytes = job.bf16() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
+  const int64_t rows_bytes = job.prepares() ? ceil_div(linear_scratch_bytes(job), 64) * 64 : 0;
   const int64_t bytes = rows_bytes + most_threads() * thread_bytes(job);
   char* scratch = bytes ? scratch_of_thread(bytes) : nullptr;
   if (bytes && !scratch) return false;
@@ -97,5 +98,7 @@ int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stri
                           int64_t y_stride, const float* added) {
   return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true, nullptr, added});
 }
+
+int32_t mm_linear_codes_fp32(void) { return sizeof(mm::Scratch) == sizeof(float); }
 
 }  // extern "C"

@@ -1,10 +1,11 @@
 // Linear layers over packed weights: y = x w^T + bias, w [n, k], float32 or bfloat16.
 //
-// The weights of a bfloat16 layer may be stored as codes, with a scale per group of codes along k. FP8 codes (e4m3) are
+// The weights of a layer may be stored as codes, with a scale per group of codes along k. FP8 codes (e4m3) are
 // multiplied as bfloat16(code * scale), so y has the same bits as with a layer of these bfloat16 weights. int8 and int4
 // codes are integers, and a group may also have a minimum: a weight is code * scale + min. Integer codes are multiplied
 // unscaled, and each group's sum is scaled in float32, so that no weight is rounded. AMX keeps sums in tiles, so there
-// weights are rounded to bfloat16, as with FP8. Optionally x is quantised to int8, and integers are multiplied.
+// weights are rounded to bfloat16, as with FP8. A float32 layer may have integer codes on CPUs without bfloat16
+// instructions. Optionally x is quantised to int8, and integers are multiplied.
 //
 // Weights are packed once into panels of 32 output columns, each panel contiguous over all of k, so that a matmul with
 // few rows reads the weights once, in address order. A row's result never depends on the call's other rows or the
@@ -22,7 +23,7 @@ enum { MM_PLAIN = 0, MM_FP8 = 1, MM_INT8 = 2, MM_INT4 = 3 };
 
 typedef struct {
   int32_t n, k, dtype;
-  int32_t form;  // MM_PLAIN: weights have dtype; otherwise dtype is MM_BF16
+  int32_t form;  // MM_PLAIN: weights have dtype; MM_FP8 and x_form need MM_BF16
   int32_t group;  // 0, or codes per scale: a multiple of 32 up to MM_MAX_GROUP
   int32_t mins;  // whether int8 or int4 groups have a minimum
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
@@ -51,6 +52,10 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
 // cannot be allocated; y is then incomplete.
 int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y, int64_t y_stride,
                       int32_t y_fp32, const void* residual);
+
+// Returns whether layers of dtype float32 may have int8 or int4 codes: 1 on CPUs without bfloat16 instructions, whose
+// kernels convert x to float32 anyway.
+int32_t mm_linear_codes_fp32(void);
 
 // Computes gate and up in one pass, with a weight that was packed with half = i: y [m, i] = silu(x gate^T) * (x up^T).
 // linear->n is 2i, and the bias, if any, is [2i], gate's values first. A bfloat16 layer rounds gate, up and silu(gate)

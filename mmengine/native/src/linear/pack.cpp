@@ -1,6 +1,7 @@
 // Packs weights into panels, and unpacks them.
 #include <cstring>
 
+#include "common/vec.h"
 #include "linear/codes.h"
 #include "linear/int8.h"
 #include "linear/job.h"
@@ -103,7 +104,11 @@ void column_of(const mm_linear& linear, const char* panel, int column, void* out
     const auto decode = linear.x_form ? int8_decode_one : decode_one;
     for (int64_t t = 0; t < k; ++t) {
       const char* group = panel + t / linear.group * group_step(linear);
-      to[t] = decode(linear, group, column, t % linear.group);
+      const float value = decode(linear, group, column, t % linear.group);
+      if (linear.dtype == MM_FP32)
+        ((float*)out)[t] = value;
+      else
+        to[t] = narrow(splat(value))[0];
     }
   } else if (linear.dtype == MM_FP32) {
     for (int64_t t = 0; t < k; ++t) ((float*)out)[t] = ((const float*)panel)[t * kPanel + column];
