@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
@@ -93,7 +92,7 @@ def advice_for(name: str, known: Iterable[str] = (), *, is_command_line: bool = 
 
 
 def with_settings(
-    config: EngineConfig | None, settings: Mapping[str, Any], arguments: Collection[str]
+    config: EngineConfig | None, settings: Mapping[str, object], arguments: Collection[str]
 ) -> EngineConfig:
     """Return `config` (None: the defaults) with `settings`, which a caller gave as keyword arguments.
 

@@ -56,6 +56,7 @@ TRAINING = "it takes an hour; the module's existence is tested"
 SERVES = "it runs until it is stopped; tests/server/test_server_command.py starts it"
 KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
+AN_AGENT = "it needs the agent; tests/server/test_server_agents.py sends its requests"
 RAY = "it needs Ray; `make ray` runs a similar command"
 # Blocks that no test here runs, with the reason. The key is the document, and the start of a command or, if
 # the block has no command, of the block.
@@ -108,6 +109,11 @@ NOT_RUN = {
     ("docs/reference/log-format.md", 'magic "mmfr"'): "a layout of bytes; tests/golden hold them",
     ("docs/reference/log-format.md", 'magic "mmsn"'): "a layout of bytes; tests/golden hold them",
     ("docs/reference/log-format.md", "from mmengine.events.log"): "tests/project/test_docs_run.py runs it",
+    ("docs/how-to/agents.md", "mmengine serve"): SERVES,
+    ("docs/how-to/agents.md", "ANTHROPIC_BASE_URL"): AN_AGENT,
+    ("docs/how-to/agents.md", 'model = "local"'): AN_AGENT,
+    ("docs/how-to/agents.md", "OPENAI_API_BASE_URL"): AN_AGENT,
+    ("docs/how-to/agents.md", "x-mmengine-ignored-fields"): "tests/server/test_server_agents.py checks it",
     ("docs/how-to/lora.md", "mmengine serve"): SERVES,
     (
         "docs/how-to/lora.md",
@@ -252,10 +258,8 @@ def exists(command):
     if words[0] in ("python", "bash"):
         return (ROOT / words[1]).is_file()
     found, rest = command_line(), words[1:]
-    while hasattr(found, "commands"):
-        found, rest = (found.commands[rest[0]], rest[1:]) if rest else (None, [])
-        if found is None:
-            return True  # `mmengine` or `mmengine log` alone.
+    while hasattr(found, "commands") and rest and not rest[0].startswith("-"):
+        found, rest = found.commands[rest[0]], rest[1:]
     known = {name for each in found.params for name in each.opts} | {"--help"}
     return all(word.partition("=")[0] in known for word in rest if word.startswith("--"))
 

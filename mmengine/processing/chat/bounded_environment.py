@@ -27,7 +27,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
         del self.globals["lipsum"]
         self.filters = {name: _bounded_filter(name, call) for name, call in self.filters.items()}
@@ -36,7 +36,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Concatenations().visit(super()._parse(source, name, filename))
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         match operator:
             case "+":
                 if isinstance(left, str | list | tuple) and isinstance(right, Sized):
@@ -50,14 +50,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 _check_format(left, right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)
         if made is None:
             return None
-        wrapped, owner = made, str(value.__self__)
+        wrapped, owner = made, str(getattr(value, "__self__", ""))
 
         @wraps(made)
-        def checked(*args: Any, **kwargs: Any) -> str:
+        def checked(*args: object, **kwargs: object) -> str:
             values = [*args, *kwargs.values()]
             values += [each for value in args if isinstance(value, Mapping) for each in value.values()]
             _check_format(owner, values)
@@ -65,7 +65,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         return checked
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805
         _check_call(__obj, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
@@ -78,17 +78,17 @@ class _Concatenations(NodeTransformer):
         return nodes.Filter(nodes.List(node.nodes), _CONCAT, [], [], None, None, lineno=node.lineno)
 
 
-def _concat(values: list[Any]) -> str:
+def _concat(values: list[object]) -> str:
     texts = [str(value) for value in values]
     _check_size(sum(map(len, texts)))
     return "".join(texts)
 
 
-def _bounded_filter(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded_filter(name: str, call: Callable[..., object]) -> Callable[..., object]:
     """Return the filter with checks of its arguments. Jinja passes some filters its environment first."""
 
     @wraps(call)  # Keeps the attribute that says whether the filter takes the environment.
-    def checked(*arguments: Any, **options: Any) -> Any:
+    def checked(*arguments: object, **options: object) -> object:
         given = arguments[1:] if hasattr(call, "jinja_pass_arg") else arguments
         value, rest = given[0], given[1:]
         _check_numbers((*rest, *options.values()))
@@ -104,7 +104,7 @@ def _bounded_filter(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _check_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_call(method: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Refuse a call to a method of a built-in value whose result could be too large."""
     owner = getattr(method, "__self__", None)
     if not isinstance(owner, str | bytes | int | float | list | tuple | dict):
@@ -119,12 +119,12 @@ def _check_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
             _joinable(owner, args[0])
 
 
-def _check_numbers(values: Iterable[Any]) -> None:
+def _check_numbers(values: Iterable[object]) -> None:
     if any(isinstance(value, int) and abs(value) > MAX_WIDTH for value in values):
         _refuse()
 
 
-def _check_product(left: Any, right: Any) -> None:
+def _check_product(left: object, right: object) -> None:
     if isinstance(left, int) and isinstance(right, int):
         if left.bit_length() + right.bit_length() > MAX_BITS:
             _refuse()
@@ -134,7 +134,7 @@ def _check_product(left: Any, right: Any) -> None:
             _check_size(len(value) * times)
 
 
-def _check_format(text: str | bytes, values: Iterable[Any]) -> None:
+def _check_format(text: str | bytes, values: Iterable[object]) -> None:
     shown = text if isinstance(text, str) else text.decode("latin-1")
     values = list(values)
     if _WIDTH.search(shown):
@@ -149,9 +149,9 @@ def _check_replacement(text: str, old: str, new: str) -> None:
     _check_size(len(text) + text.count(old) * len(new))
 
 
-def _joinable(separator: Any, values: Any) -> Any:
+def _joinable(separator: object, values: Any) -> object:
     """Return the values, read once if they are an iterator. Raises TemplateError if they are too long."""
-    found: Collection[Any] = values if isinstance(values, Collection) else list(values)
+    found: Collection[object] = values if isinstance(values, Collection) else list(values)
     texts = sum(len(value) for value in found if isinstance(value, str))
     _check_size(len(found) * len(str(separator)) + texts)
     return found

@@ -1,6 +1,6 @@
 """Interprets what a video file says about its frames: their rate and their display matrix."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def shown(pixels: np.ndarray, frame: "VideoFrame") -> np.ndarray:
     The matrix maps (x, y) to (a x + c y, b x + d y). Only quarter turns and mirroring are applied: of another
     angle, the nearest quarter turn.
     """
-    data = frame.side_data.get("DISPLAYMATRIX")
+    data: Any = frame.side_data.get("DISPLAYMATRIX")
     raw = b"" if data is None else bytes(data)
     if len(raw) < _MATRIX_BYTES:
         return pixels

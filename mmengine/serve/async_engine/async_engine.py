@@ -299,7 +299,8 @@ class AsyncEngine(AsyncAnswers):
             more += (f"a step has not returned for {step_s:.0f} seconds",)
         if self._open.is_closing:
             more += ("the engine is closing",)
-        return Readiness(found.reasons + more, *backlog, public=found.public_reasons + more)
+        reasons, public = found.reasons + more, found.public_reasons + more
+        return Readiness(reasons, backlog.num_requests, backlog.oldest_s, public=public)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the open requests, and free the device.

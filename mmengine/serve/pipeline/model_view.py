@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from mmengine.checkpoint.model_files import is_gguf, read_model_json
 from mmengine.serve.engine.engine import Engine
@@ -18,11 +17,11 @@ class ModelView:
     """
 
     name_or_path: str
-    device: Any
-    dtype: Any
+    device: object
+    dtype: object
 
     @cached_property
-    def config(self) -> Any:
+    def config(self) -> object:
         """The model's config: transformers' object, or without transformers and for a GGUF file an object
         with the same attributes.
         """
@@ -39,19 +38,19 @@ def model_view(engine: Engine) -> ModelView:
     return ModelView(str(built.folder), torch.device(built.device), getattr(torch, built.dtype))
 
 
-def processor_of(engine: Engine) -> Any:
+def processor_of(engine: Engine) -> object:
     """Return transformers' processor for the model, or the engine's if transformers cannot read it."""
     found = _from_transformers("AutoProcessor", engine.built.folder)
     return engine.processor if found is None else found
 
 
-def tokenizer_of(engine: Engine) -> Any:
+def tokenizer_of(engine: Engine) -> object:
     """Return transformers' tokenizer for the model, or the engine's if transformers cannot read it."""
     found = _from_transformers("AutoTokenizer", engine.built.folder)
     return engine.processor.tokenizer if found is None else found
 
 
-def _from_transformers(loader: str, folder: Path) -> Any:
+def _from_transformers(loader: str, folder: Path) -> object:
     """Return what a class of transformers reads from the folder; None without transformers or without a
     package that the class needs. None for a GGUF file, too, which transformers reads with other token ids.
     """
@@ -65,7 +64,7 @@ def _from_transformers(loader: str, folder: Path) -> Any:
         return None
 
 
-def _as_object(value: Any) -> Any:
+def _as_object(value: object) -> object:
     if isinstance(value, dict):
         return SimpleNamespace(**{str(name): _as_object(each) for name, each in value.items()})
     return [_as_object(each) for each in value] if isinstance(value, list) else value
