@@ -1,5 +1,4 @@
-"""Measure how much slower the setting batch_invariant makes the embedded checkpoint. Engines with and without
-the setting take turns.
+"""Measure how much slower the setting batch_invariant makes the embedded checkpoint.
 
     python -m benchmarks batch_invariant    # about a minute
     python -m benchmarks batch_invariant --out benchmarks/results/batch_invariant.md

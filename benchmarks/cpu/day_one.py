@@ -1,5 +1,4 @@
-"""Measure a user's first minutes with a model of two billion weights, with mmengine and with transformers:
-loading, first tokens, decode rates and memory.
+"""Measure a user's first minutes with two billion weights: loading, first tokens, decode and memory.
 
     python -m benchmarks day_one # half an hour, 5 GB of disk, writes benchmarks/results/day_one_cpu.md
     python -m benchmarks day_one --quick # a small model; only tests that everything runs

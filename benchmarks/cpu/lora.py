@@ -1,5 +1,4 @@
-"""Measure LoRA adapters on a CPU: decode steps with several adapters, and the waiting times if there are more
-adapters than slots.
+"""Measure LoRA adapters on a CPU: mixed decode steps, and waiting times with too few slots.
 
     python -m benchmarks lora # writes benchmarks/results/lora_cpu.md, takes some minutes
     python -m benchmarks lora --quick --out lora.md # a minute; only tests that it runs

@@ -1,5 +1,4 @@
-"""Measure the HTTP server: its cost compared with the engine alone, and its throughput compared with
-`transformers serve`.
+"""Measure the HTTP server beside the engine alone and beside `transformers serve`.
 
     python -m benchmarks serve --out benchmarks/results/serve.md # all parts, within ten minutes
     python -m benchmarks serve --quick --part front # one part, a few seconds

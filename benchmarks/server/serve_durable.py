@@ -1,5 +1,4 @@
-"""Measure the cost of durability: a server with a log, envelopes and a store, compared with a server that
-stores nothing.
+"""Measure the cost of durability: a server with log, envelopes and store beside a plain one.
 
     python -m benchmarks serve_durable # all parts into benchmarks/results/serve_durable.md, seventeen minutes
     python -m benchmarks serve_durable --quick --part costs # one part, half a minute

@@ -1,5 +1,4 @@
-"""Measure the cost of OpenTelemetry spans: 16 streams of a server that exports spans, compared with a server
-without spans.
+"""Measure the cost of OpenTelemetry spans: 16 streams of a server with and without spans.
 
     python -m benchmarks serve_traced # into benchmarks/results/serve_traced.md, five minutes
     python -m benchmarks serve_traced --quick

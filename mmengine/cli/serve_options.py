@@ -52,8 +52,8 @@ class Http:
         typer.Option(
             rich_help_panel=HTTP,
             metavar="ORIGIN",
-            help="Origin whose pages may call the server from a browser, as http://localhost:3000; * for "
-            "all. May be repeated (default: none).",
+            help="Origin whose pages may call the server from a browser, such as http://localhost:3000; "
+            "* for all; may be repeated (default: none).",
         ),
     ] = None
     api_key_file: Annotated[
