@@ -69,7 +69,7 @@ FIELDS = {
     ),
     ev.Queued: (
         *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple), INTS, INTS, TEXT, INTS),
-        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING, BYTES, st.none() | ADAPTER),
+        *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING, BYTES, st.none() | ADAPTER, TEXT),
     ),
     ev.Fetched: (TEXT, BYTES, BYTES),
     ev.Arrived: (TEXT, BYTES),
