@@ -1,5 +1,7 @@
 """Measure how much slower the setting batch_invariant makes the embedded checkpoint.
 
+Usage:
+
     python -m benchmarks batch_invariant    # about a minute
     python -m benchmarks batch_invariant --out benchmarks/results/batch_invariant.md
 """
