@@ -203,7 +203,7 @@ def wire_prompt(prompt: Prompt) -> WirePrompt:
         raise InvalidRequest(
             "media of a fleet's requests must be bytes or data: URLs: put them into the messages"
         )
-    options = None if prompt.media_options is None else dict(prompt.media_options)
+    options = prompt.processor_options
     return WirePrompt(
         None if prompt.messages is None else list(prompt.messages),
         prompt.text,
