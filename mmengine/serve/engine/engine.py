@@ -55,7 +55,7 @@ class Engine(TypedAnswers):
     """Runs a model on the caller's thread. Not thread-safe; AsyncEngine serves many callers.
 
     * `model`: a folder, a hub id, or None for the embedded checkpoint.
-    * `device`, `dtype`: names such as "cuda:0" and "bfloat16", or torch's objects.
+    * `device`, `dtype`: names such as "cpu" and "bfloat16", or torch's objects.
     * `config`: the settings; `settings`: single settings by name, such as `max_model_len=4096`, which replace
       those in `config`.
     * `log`: folder for the event log; None keeps a bounded log in memory.
