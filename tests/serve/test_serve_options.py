@@ -38,7 +38,7 @@ def test_every_option_of_a_request_has_its_default_in_options():
     } == opts.LINE - opts.GENERATE
     assert opts.make_options(None, {}) == opts.Options()
     given = {"request_id": "a", "priority": 3, "cache_salt": "b", "deadline_s": 2.0, "top_k": 5}
-    expected = opts.Options(SamplingParams(top_k=5), "a", 3, "b", 2.0)
+    expected = opts.Options(SamplingParams(top_k=5), "a", 3, "b", deadline_s=2.0)
     assert opts.make_options(None, given) == expected
 
 
