@@ -117,7 +117,8 @@ class Closer:
             near = None
         if near is not None and (2 * len(near) <= left or left % RESPELLED_EVERY):
             return near
-        return self._closings.closing(branch, place, left) or near
+        found = self._closings.closing(branch, place, left)
+        return near if found is None else found
 
     def _near_completion(self, path: list[int], matcher: Matcher, place: Position) -> list[int] | None:
         """Return a completion that ends only the innermost value and continues with `path`, deep in a text.
