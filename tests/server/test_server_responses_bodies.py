@@ -296,7 +296,7 @@ REFUSED = [
     ({"input": of_user({**PICTURE, "detail": "most"})}, "input[0].content[0].detail"),
     ({"input": of_user({**PICTURE, "image_url": "sha256:aa"})}, "input[0].content[0].image_url"),
     ({"input": of_user({**PICTURE, "image_url": "iVBORw0KGgo"})}, "input[0].content[0].image_url"),
-    ({"input": of_user({**PICTURE, "image_url": "data:image/png;base64,a"})}, "input[0].content[0].image_url"),
+    ({"input": of_user({**PICTURE, "image_url": "data:text/x;base64,a"})}, "input[0].content[0].image_url"),
     ({"input": of_user({**PICTURE, "image_url": "https://a.org/b"})}, "input[0].content[0].image_url"),
     ({"input": of_user({**PICTURE, "image_url": "file:///a"})}, "input[0].content[0].image_url"),
     ({"input": of_user({"type": "output_text", "text": "a"})}, "input[0].content[0].type"),
