@@ -136,22 +136,21 @@ def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
     """Convert a …/append or …/ask (`asks`) body to a /v1/chat/completions body with one message. Return it
     and the body's `index`. Raises ApiError.
     """
-    if not asks:
-        decode_body(data, _decode_append)
+    given: AppendBody | AskBody | None = None if asks else decode_body(data, _decode_append)
     fields = decode_body(data, _decode_fields)
     REFUSED_IN_SESSIONS.check_given(fields, ignore_unknown=True)
     if "content" not in fields:
         raise ApiError(
             ErrorCode.INVALID_VALUE, "content is missing: a text, or parts of a message", FieldPath("content")
         )
-    ask = decode_body(data, _decode_ask)
+    given = given or decode_body(data, _decode_ask)
     content = fields.pop("content")
     fields.pop("index", None)
     body: dict[str, object] = dict(fields)
     if not any(name in fields and bytes(fields[name]) != b"null" for name in _BUDGETS):
         body["max_tokens"] = DEFAULT_ANSWER
     body["messages"] = [{"role": "user", "content": content}]
-    return msgspec.json.encode(body), ask.index
+    return msgspec.json.encode(body), given.index
 
 
 def content_as_chat_body(content: Content) -> bytes:
