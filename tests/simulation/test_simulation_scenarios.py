@@ -1,5 +1,5 @@
-"""Tests whole runs of small scenarios: the decisions are those that were checked by hand, and the rules
-for every run hold.
+"""Tests whole runs of small scenarios. The decisions equal the decisions checked by hand, and every run
+obeys the rules for all runs.
 """
 
 import json

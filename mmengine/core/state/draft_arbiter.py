@@ -233,7 +233,7 @@ class DraftArbiter(ABC):
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts for `rows` to those that are likely enough to be accepted. Returns True if steps
+        """Limit the drafts for `rows` to the drafts likely enough to be accepted. Returns True if steps
         with these limits must be measured before the level is chosen.
         """
         least = self.costs.least_chance(self.bucket, self.level)

@@ -28,7 +28,7 @@ from mmengine.processing.workers.messages import (
 )
 
 START_LIMIT_S = 60.0  # Time limit for a worker process to start.
-# Environment variables that a worker inherits: only those that Python and its libraries need to start.
+# Environment variables that a worker inherits. Python and its libraries need them to start.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 
 

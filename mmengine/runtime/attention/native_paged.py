@@ -41,7 +41,7 @@ class NativePagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None, *, tiles_only: bool = False
     ) -> None:
-        """Build the backend. `library`: the compiled kernels (default: those that this process has loaded).
+        """Build the backend. `library`: the compiled kernels (default: the process's own library).
 
         Raises ConfigError if the kernels are not available or do not support the shape or dtype.
         """

@@ -1,4 +1,4 @@
-"""Route records for all routes: the service and adapter routes, and those that other packages define."""
+"""Route records for all routes: the service and adapter routes, and the other packages' routes."""
 
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterDone, AdapterRoutes, LoadBody, UnloadBody

@@ -3,7 +3,7 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-# Headers that a script may read beside those that the standard always allows.
+# Headers that a script may read in addition to the standard's safelisted headers.
 EXPOSED = (
     *("x-request-id", "request-id", "x-mmengine-ignored-fields", "x-mmengine-unenforced-tools"),
     *("retry-after", "traceparent"),

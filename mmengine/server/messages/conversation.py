@@ -53,7 +53,7 @@ class Conversation:
     def add_instructions(self, given: str | Sequence[Json]) -> None:
         """Add the system prompt, without the billing line of Claude Code.
 
-        The line differs with every call, so it would keep the prefix cache from matching anything behind it.
+        The line differs with every call, so no later block would match the prefix cache.
         """
         if isinstance(given, str):
             text = given.partition("\n")[2] if given.startswith(_BILLING) else given

@@ -132,7 +132,7 @@ class MessagesReader:
 
 
 def _tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
-    """Return chat's tools by their index in the body, without those that Anthropic runs or defines.
+    """Return chat's tools by their index in the body. Tools that Anthropic runs or defines are left out.
 
     Raises ApiError, also if no tool is left.
     """

@@ -21,7 +21,7 @@ _encode = msgspec.json.encode
 
 
 def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
-    """Return chat's tools by their index in the body, without those that OpenAI's server or Codex defines.
+    """Return chat's tools by their index in the body. Tools that OpenAI or Codex defines are left out.
 
     Raises ApiError, also if no tool is left.
     """
