@@ -21,7 +21,9 @@ def queued_as_logged(request: Request) -> ev.Queued:
         raise InvalidRequest(f"request {request.request_id!r} cannot be written to a log: {error}") from None
 
 
-def started_of(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started:
+def started_of(
+    config: EngineConfig, fingerprints: dict[str, str], is_host_driven: bool = False
+) -> ev.Started:
     return ev.Started(
         schema=ev.SCHEMA_VERSION,
         engine_version=__version__,
@@ -30,4 +32,5 @@ def started_of(config: EngineConfig, fingerprints: dict[str, str]) -> ev.Started
         fingerprints=fingerprints,
         num_blocks=config.num_blocks,
         constants=scheduler_of(config).constants(config.lookahead_tokens),
+        is_host_driven=is_host_driven,
     )

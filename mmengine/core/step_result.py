@@ -68,6 +68,26 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
         raise ExecutorFailed(f"the executor proposed drafts that do not fit num_draft_tokens {most}")
 
 
+def drafted_event(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> ev.Drafted:
+    """Return DRAFTED. Raises ExecutorFailed for rows that do not run, or for numbers that do not fit."""
+    check_drafted(state, rows, num_drafts, drafts)
+    return ev.Drafted(*(each.astype(np.int32).tobytes() for each in (rows, num_drafts, drafts)))
+
+
+def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
+    """Raise ExecutorFailed for drafts of rows that do not run, or for numbers that do not fit."""
+    most = state.config.num_draft_tokens
+    if state.flights or state.is_open:
+        raise ExecutorFailed("drafts arrived while a step is open or in flight")
+    if len(np.unique(rows)) != len(rows) or not np.isin(rows, state.running).all():
+        raise ExecutorFailed("drafts arrived for rows that do not run, or twice for a row")
+    if (state.num_computed[rows] != state.num_tokens[rows] - 1).any():
+        raise ExecutorFailed("drafts arrived for a row whose prompt is not computed")
+    fits = len(num_drafts) == len(rows) and not (num_drafts < 0).any() and not (num_drafts > most).any()
+    if not fits or len(drafts) != int(num_drafts.sum()):
+        raise ExecutorFailed(f"{len(drafts)} drafts arrived, which do not fit num_draft_tokens {most}")
+
+
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
     """Yield an event's prompt logprobs as arrays. Raises ValueError for columns with different shapes."""
     for index, width, token_ids, logprobs in event.prompt_logprobs:

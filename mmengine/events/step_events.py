@@ -165,3 +165,15 @@ class Executed(EventBase, frozen=True):
     draft_ns: int = 0
     host_ns: int = 0
     prompt_logprobs: tuple[tuple[int, int, bytes, bytes], ...] = ()
+
+
+class Drafted(EventBase, frozen=True):
+    """Observation: drafts for the next step arrived after the last step's EXECUTED, as from vLLM's workers.
+
+    `rows`: int32, the running rows that have drafts. `num_drafts`: int32, how many drafts each row has.
+    `drafts`: int32, the drafts, one row after the other. They replace the rows' earlier drafts.
+    """
+
+    rows: bytes
+    num_drafts: bytes
+    drafts: bytes

@@ -23,6 +23,7 @@ from mmengine.events.step_events import Admitted as Admitted
 from mmengine.events.step_events import AdmittedWithAdapter as AdmittedWithAdapter
 from mmengine.events.step_events import AdmittedWithState as AdmittedWithState
 from mmengine.events.step_events import Dispatched as Dispatched
+from mmengine.events.step_events import Drafted as Drafted
 from mmengine.events.step_events import Encoded as Encoded
 from mmengine.events.step_events import Evicted as Evicted
 from mmengine.events.step_events import Executed as Executed
@@ -78,6 +79,7 @@ class Started(EventBase, frozen=True):
     scheduling rules' version. `config`: the engine's settings, with all automatic values resolved.
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
     KV blocks, including block 0, which pads batches. `constants`: how a replay applies the decisions.
+    `is_host_driven`: a host called the two halves of a step, so the log says when each step was collected.
     """
 
     schema: int
@@ -87,6 +89,7 @@ class Started(EventBase, frozen=True):
     fingerprints: dict[str, str]
     num_blocks: int
     constants: FoldConstants = FoldConstants()
+    is_host_driven: bool = False
 
 
 class Queued(EventBase, frozen=True):
@@ -251,6 +254,7 @@ Event: TypeAlias = (
     | Leased
     | LeaseTaken
     | SessionClosed
+    | Drafted
 )
 # The scheduler's decisions about a step.
 StepDecision: TypeAlias = (
@@ -290,10 +294,11 @@ TYPES: dict[int, type[Event]] = {
     32: Leased,
     33: LeaseTaken,
     34: SessionClosed,
+    35: Drafted,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
     *(Started, Queued, GrammarReady, GrammarFailed, Cancelled, Executed, Failed, Delivered, CacheReset),
     *(Recovered, Offered, Arrived, Lost, AdapterLoaded, AdapterUnloaded),
-    *(SessionOpened, Appended, SessionClosed),
+    *(SessionOpened, Appended, SessionClosed, Drafted),
 )

@@ -21,7 +21,7 @@ from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
 from mmengine.core.state.flight import work_done
 from mmengine.core.state.policy import policy_named
 from mmengine.core.state.state import State
-from mmengine.core.step_result import prompt_logprobs
+from mmengine.core.step_result import check_drafted, prompt_logprobs
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -240,6 +240,9 @@ def _check_columns(state: State, event: ev.Event) -> None:
                 )
         case ev.Executed():
             _check_tokens(state, event)
+        case ev.Drafted():
+            columns = (event.rows, event.num_drafts, event.drafts)
+            check_drafted(state, *(np.frombuffer(column, np.int32) for column in columns))
 
 
 def _check_kept(num_kept: int, most: int) -> None:

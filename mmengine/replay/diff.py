@@ -130,6 +130,11 @@ class _Fields:
                 fields["evict"] = [key[:8].hex() for key in event.evict]
             case ev.Executed():
                 fields = self._executed(event)
+            case ev.Drafted():
+                rows, drafts = np.frombuffer(event.rows, np.int32), np.frombuffer(event.drafts, np.int32)
+                fields = {
+                    "drafts": self._drafts(rows.tolist(), drafts, _ints(event.num_drafts, len(rows), 0))
+                }
             case ev.Preempted(for_row=row):
                 fields = {"mode": event.mode, "reason": event.reason, "for": self._holder(row)}
             case ev.Queued():
@@ -187,18 +192,21 @@ class _Fields:
     def _executed(self, event: ev.Executed) -> dict[str, object]:
         sampled = self._state.sampled_rows().tolist()
         drafts, counts = np.frombuffer(event.drafts, np.int32), _ints(event.num_drafts, len(sampled), 0)
-        ends = np.cumsum(counts, dtype=np.int64).tolist()
         return {
             "tokens": {
                 self._holder(row): tokens.tolist() for row, tokens in taken_tokens(self._state, event)
             },
             "stops": {self._holder(sampled[index]): kind for index, kind in event.stops},
             "errors": {self._holder(sampled[index]): what for index, what in event.errors},
-            "drafts": {
-                self._holder(row): drafts[end - count : end].tolist()
-                for row, count, end in zip(sampled, counts, ends, strict=True)
-                if count
-            },
+            "drafts": self._drafts(sampled, drafts, counts),
+        }
+
+    def _drafts(self, rows: list[int], drafts: np.ndarray, counts: list[int]) -> dict[str, list[int]]:
+        ends = np.cumsum(counts, dtype=np.int64).tolist()
+        return {
+            self._holder(row): drafts[end - count : end].tolist()
+            for row, count, end in zip(rows, counts, ends, strict=True)
+            if count
         }
 
 

@@ -245,7 +245,7 @@ def _observation_behind(event: ev.Event) -> ev.Event | None:
         (
             *(ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset),
             *(ev.Offered, ev.Arrived, ev.Lost, ev.AdapterLoaded, ev.AdapterUnloaded),
-            *(ev.SessionOpened, ev.Appended, ev.SessionClosed),
+            *(ev.SessionOpened, ev.Appended, ev.SessionClosed, ev.Drafted),
         ),
     ):
         return event

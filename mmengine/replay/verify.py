@@ -77,7 +77,7 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
         while tape.next is not None:
             here = tape.next.sequence
             try:
-                _advance(core, tape.next.event)
+                _advance(core, tape.next.event, log.started.is_host_driven)
             except Crashed:
                 continue  # RECOVERED is next.
             except Blamed as blamed:
@@ -105,7 +105,7 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
     return core.state
 
 
-def _advance(core: EngineCore, coming: ev.Event) -> None:
+def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> None:
     match coming:
         case ev.Checkpoint():
             core.checkpoint()
@@ -113,6 +113,10 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
             core.recover(coming)
         case ev.Delivered():  # An engine that is closed writes DELIVERED without a step after it.
             core.record_delivered(coming)
+        case ev.Executed() | ev.Failed() if is_host_driven and core.num_in_flight:
+            core.finish_step()
+        case _ if is_host_driven:
+            core.begin_step()
         case _:
             core.step()
 

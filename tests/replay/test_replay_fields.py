@@ -16,6 +16,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
 from mmengine.request import Adapter, GrammarRequest, ThinkingBudget
+from tests.core.halves import host_config, run_in_halves
 from tests.core.shaky_store import ShakyStore
 from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.events.logs import column, rewrite
@@ -105,6 +106,10 @@ def fetched_run(folder):
         store.values[torn] = bytes(len(store.values[torn]))
 
 
+DRAFTING, OVERLAPPING = (
+    next(config for config in map(host_config, range(99)) if getattr(config, name) == value)
+    for name, value in (("num_draft_tokens", 3), ("max_in_flight", 2))
+)
 RUNS = {
     "busy": lambda folder: busy_run(folder, 5, num_requests=9),
     "two lives": lambda folder: crashed_run(folder, 16),
@@ -118,6 +123,8 @@ RUNS = {
     ),
     "with a store": fetched_run,
     "with sessions": session_run,
+    "in halves": lambda folder: run_in_halves(DRAFTING, 3, folder),
+    "overlapping halves": lambda folder: run_in_halves(OVERLAPPING, 3, folder),
     "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),
 }
 

@@ -23,7 +23,14 @@ from mmengine.core.fold.rows import (
     swap_out,
 )
 from mmengine.core.fold.states import keep, take_state
-from mmengine.core.fold.steps import apply_dispatched, apply_executed, apply_failed, close_step, land
+from mmengine.core.fold.steps import (
+    apply_dispatched,
+    apply_drafted,
+    apply_executed,
+    apply_failed,
+    close_step,
+    land,
+)
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, NEVER, RUNS_ON, frozen
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.request_state import NO_ROW, request_of
@@ -42,6 +49,8 @@ def evolve(state: State, event: ev.Event) -> None:
             keep(state, event)
         case ev.Encoded():
             encode_part(state, event)
+        case ev.Drafted():
+            apply_drafted(state, event)
         case ev.Dispatched():
             apply_dispatched(state)
         case ev.Admitted():

@@ -156,13 +156,17 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
     if event.num_drafts is None:
         state.has_drafts = state.has_drafts and bool(state.num_drafts.any())
         return
-    state.has_drafts = True
     num_drafts = np.frombuffer(event.num_drafts, np.int32)
-    drafts = np.frombuffer(event.drafts, np.int32)
-    places = counting(num_drafts) + np.repeat(state.num_tokens[sampled], num_drafts)
-    state.token_ids[np.repeat(sampled, num_drafts), places] = drafts
-    state.num_drafts[sampled] = num_drafts
+    put_drafts(state, sampled, num_drafts, np.frombuffer(event.drafts, np.int32))
     state.drafter[sampled] = 0 if event.drafters is None else np.frombuffer(event.drafters, np.int32)
+
+
+def put_drafts(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
+    """Write the `drafts` after the rows' known tokens. `num_drafts`: how many drafts each row has."""
+    state.has_drafts = True
+    places = counting(num_drafts) + np.repeat(state.num_tokens[rows], num_drafts)
+    state.token_ids[np.repeat(rows, num_drafts), places] = drafts
+    state.num_drafts[rows] = num_drafts
 
 
 def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:

@@ -3,7 +3,14 @@
 import numpy as np
 
 from mmengine.core.fold.media import drop_part, release_media
-from mmengine.core.fold.rows import drop_host_blocks, free_rows_left, take_drafts, take_runs, weigh_drafts
+from mmengine.core.fold.rows import (
+    drop_host_blocks,
+    free_rows_left,
+    put_drafts,
+    take_drafts,
+    take_runs,
+    weigh_drafts,
+)
 from mmengine.core.fold.states import pass_kept
 from mmengine.core.state.columns import BROKEN, LEFT, LOST, STOPPED
 from mmengine.core.state.flight import Flight
@@ -95,6 +102,13 @@ def apply_executed(state: State, event: ev.Executed) -> None:
             state.clear_suspicion(state.requests[flight.part_of])
     if state.leaving:
         free_rows_left(state)
+
+
+def apply_drafted(state: State, event: ev.Drafted) -> None:
+    """Put drafts that arrived after their step's result after the rows' known tokens."""
+    rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
+    put_drafts(state, rows, np.frombuffer(event.num_drafts, np.int32), np.frombuffer(event.drafts, np.int32))
+    state.drafter[rows] = 0
 
 
 def apply_failed(state: State, event: ev.Failed) -> None:

@@ -156,6 +156,8 @@ class _Redactor:
                 return self._queued(event)
             case ev.Executed():
                 return self._executed(event)
+            case ev.Drafted():
+                return self._drafted(event)
             case ev.Scheduled() | ev.Admitted():
                 event = replace(
                     event,
@@ -335,6 +337,15 @@ class _Redactor:
             logprobs=(),
             prompt_logprobs=(),
         )
+
+    def _drafted(self, event: ev.Drafted) -> ev.Drafted:
+        drafts, parts, at = np.frombuffer(event.drafts, np.int32), [], 0
+        rows, counts = np.frombuffer(event.rows, np.int32), np.frombuffer(event.num_drafts, np.int32)
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            name = self._state.requests_by_row[row].request.request_id
+            parts.append(self._hashes.chain(self._chains[name], drafts[at : at + count], 0)[0])
+            at += count
+        return msgspec.structs.replace(event, drafts=b"".join(part.tobytes() for part in parts))
 
     def _finished(self, event: ev.Finished) -> ev.Finished:
         name, detail = self._hashes.name(event.request_id), event.detail
