@@ -1,4 +1,5 @@
-"""The invariants of the encoder cache and the adapter pool. invariants.py lists them with their names.
+"""The invariants of the encoder cache, the adapter pool and the sessions. invariants.py lists them with their
+names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """
@@ -28,6 +29,34 @@ def broken_media(state: State) -> Iterator[str]:
                     f"{index} of request {req_state.request.request_id!r}, but the row holds no valid "
                     "encoder output of this item"
                 )
+
+
+def broken_parts(state: State) -> Iterator[str]:
+    """Check that an item is encoded in parts without a gap, and within the encoder work of each step."""
+    piece = state.config.encoder_piece
+    if not piece:
+        return
+    if state.work_left < 0:
+        yield (
+            f"the step has {piece - state.work_left} units of encoder work for whole items; the limit is "
+            f"{piece} (encoder_piece)"
+        )
+    part = state.step_part
+    if part is not None and not 0 < part.until - part.start <= piece:
+        yield (
+            f"the step encodes item {part.item} of request {part.request_id!r} from {part.start} to "
+            f"{part.until} of its work; a step may do at most {piece} units (encoder_piece)"
+        )
+    if state.part is None:
+        return
+    name, key, item, _, until = state.part
+    owner = state.requests.get(name)
+    if owner is None or item >= len(owner.media_keys) or owner.media_keys[item] != key:
+        yield f"item {item} of request {name!r} is encoded in parts, but no live request has this item"
+    elif until >= owner.media_work[item]:
+        yield f"item {item} of request {name!r} counts as unfinished, but all of its work is done"
+    elif state.encoder.has(key):
+        yield f"item {item} of request {name!r} is in the encoder cache, but is still encoded in parts"
 
 
 def broken_encoder(state: State) -> Iterator[str]:

@@ -11,8 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmengine.core.state.columns import CRASHED, LOST, RUNS_ON
+from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.state import State
-from mmengine.replay.cache_invariants import broken_adapters, broken_encoder, broken_media
+from mmengine.replay.cache_invariants import broken_adapters, broken_encoder, broken_media, broken_parts
+from mmengine.replay.row_invariants import (
+    broken_chunks,
+    broken_ends,
+    broken_grammars,
+    broken_hits,
+    broken_overlap,
+    broken_writes,
+)
 
 
 class BrokenInvariant(NamedTuple):
@@ -105,7 +115,7 @@ def _rows(state: State) -> Iterator[str]:
 
 
 def _state_slots(state: State) -> Iterator[str]:
-    """Check that each row holds its own state slot, and that the others are free."""
+    """Check that each row holds its own state slot, and that only free slots hold kept states."""
     slots = state.states
     rows = [*state.running.tolist(), *state.leaving]
     held = np.sort(state.state_slot[rows]) if state.config.num_state_slots else np.zeros(0, np.int32)
@@ -115,10 +125,18 @@ def _state_slots(state: State) -> Iterator[str]:
             f"{np.flatnonzero(slots.held).tolist()} as held, and {slots.num_free} of its {len(slots.held)} "
             "slots as free"
         )
+    for content, slot in slots.kept():
+        if slots.held[slot] or slots.content[slot] != content:
+            yield (
+                f"prefix hits may start from the kept state in slot {slot}, but a row holds this slot, or it "
+                "holds another state"
+            )
 
 
 def _sessions(state: State) -> Iterator[str]:
-    """Check that all leases are within their limit, and that a live request belongs to a single session."""
+    """Check that all leases are within their limit and hold their sessions' tokens, and that a live request
+    belongs to a single session.
+    """
     config, sessions = state.config, state.sessions
     ending = any(session.is_settled for session in sessions.all.values())
     if sessions.num_leased > config.most_leased and not ending:
@@ -129,6 +147,20 @@ def _sessions(state: State) -> Iterator[str]:
         names = live.keys() | sessions.of_request.keys()
         wrong = sorted(name for name in names if live.get(name) is not sessions.of_request.get(name))
         yield f"the sessions and the table from request to session disagree about the requests {wrong}"
+    index, size = state.blocks.index, state.block_size
+    for session in sessions.all.values():
+        if len(session.leased) == 0 or session.live:
+            continue
+        if len(session.leased) > len(session.tokens) // size:
+            yield (
+                f"session {session.session_id!r} leases {len(session.leased)} blocks, but its "
+                f"{len(session.tokens)} tokens fill only {len(session.tokens) // size}"
+            )
+            continue
+        tokens = session.tokens[: len(session.leased) * size].reshape(-1, size)
+        cached = index.content[session.leased] != NO_CONTENT
+        if (index.tokens_of(session.leased)[cached, :size] != tokens[cached]).any():
+            yield f"session {session.session_id!r} leases a block with the KV of other tokens than its own"
 
 
 def _queue(state: State) -> Iterator[str]:
@@ -195,7 +227,7 @@ def _budgets(state: State) -> Iterator[str]:
 
 def _computed(state: State) -> Iterator[str]:
     """Check that rows compute known tokens, into blocks that they hold."""
-    rows = state.running
+    rows = state.running[~np.isin(state.ended[state.running], (LOST, CRASHED))]  # those start again
     known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     room = state.num_blocks[rows] * state.block_size
     for most, text in ((known, "tokens are known"), (room, "KV slots are in its blocks")):
@@ -204,6 +236,16 @@ def _computed(state: State) -> Iterator[str]:
             row = int(rows[over[0]])
             num_computed = int(state.num_computed[row])
             yield f"row {row} has computed {num_computed} tokens, but only {int(most[over[0]])} {text}"
+    # The last known token gives the logits for the next one, so it is never computed before its step.
+    idle = (state.scheduled[rows] + state.in_flight[rows] == 0) & (state.ended[rows] == RUNS_ON)
+    idle &= (state.num_tokens[rows] < state.max_total[rows]) & (
+        state.num_computed[rows] >= state.num_tokens[rows]
+    )
+    for row in rows[idle][:1].tolist():
+        yield (
+            f"row {row} has computed {int(state.num_computed[row])} of {int(state.num_tokens[row])} known "
+            "tokens, so no token is left whose logits give the next token"
+        )
 
 
 def _flights(state: State) -> Iterator[str]:
@@ -235,11 +277,18 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "host_blocks": _host_blocks,
     "rows": _rows,
     "state_slots": _state_slots,
+    "parts": broken_parts,
     "adapters": broken_adapters,
     "sessions": _sessions,
     "queue": _queue,
     "tenants": _tenants,
     "budgets": _budgets,
+    "chunks": broken_chunks,
     "computed": _computed,
+    "hits": broken_hits,
+    "writes": broken_writes,
+    "grammars": broken_grammars,
+    "ends": broken_ends,
+    "overlap": broken_overlap,
     "flights": _flights,
 }

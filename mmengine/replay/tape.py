@@ -14,8 +14,8 @@ from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.invariants import find_broken
 from mmengine.replay.verify_report import Divergence, VerifyReport, readable
+from mmengine.replay.watcher import Watcher
 from mmengine.request import SamplingParams
 
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
@@ -54,7 +54,6 @@ class LogEnded(BaseException):
 class LogTape:
     """A log as executor, source and sink in a replay. Raises Diverged at the first event that differs."""
 
-    needs_plan = False
     num_bytes, stalled = 0, ""
 
     def __init__(
@@ -66,13 +65,20 @@ class LogTape:
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self.next: Record | None = next(records, None)
         self.last: Record | None = None  # The previous record.
-        self.watched: State | None = None  # The state whose invariants must hold between any two records.
+        self.watcher: Watcher | None = None  # Checks the invariants between any two records.
         self.agreed: Record | None = None  # The last checkpoint whose digest was equal.
 
     # Executor
 
+    @property
+    def needs_plan(self) -> bool:
+        """Whether plans are made: only to check them, because the log has the steps' results."""
+        return self.watcher is not None and self.watcher.checks_plans
+
     def dispatch(self, plan: StepPlan) -> None:
-        """Do nothing, because the log has the step's result."""
+        """Check the plan."""
+        if self.watcher is not None:
+            self.watcher.plan(plan)
 
     def collect(self) -> StepResult:
         event = self._expect().event
@@ -136,7 +142,9 @@ class LogTape:
                 raise Blamed(logged.error, following.event)
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
-        self.check_invariants()
+        if self.watcher is not None:
+            self.watcher.before(event)
+            self.check_invariants()
         record = self._expect()
         logged = record.event
         if isinstance(logged, ev.Recovered) and not isinstance(event, ev.Recovered):
@@ -163,8 +171,8 @@ class LogTape:
         self.last, self.next = record, following
 
     def check_invariants(self) -> None:
-        """Raise Diverged if the previous record broke an invariant."""
-        if self.watched is None or self.last is None or (found := find_broken(self.watched)) is None:
+        """Raise Diverged if the records so far broke an invariant."""
+        if self.watcher is None or self.last is None or (found := self.watcher.broken) is None:
             return
         kind = type(self.last.event).__name__
         where = (self.last.sequence, self.last.step, kind, INVARIANT + found.name)

@@ -4,11 +4,12 @@ with the log.
 The log itself is the loop's executor, source and sink. No model, no device and no clock is needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.engine import EngineCore
+from mmengine.core.outputs import Output
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.state import State
 from mmengine.errors import LogError, MMEngineError
@@ -19,6 +20,7 @@ from mmengine.events.log_end import log_end
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.tape import Blamed, Crashed, Diverged, LogEnded, LogTape
 from mmengine.replay.verify_report import Divergence, VerifyReport
+from mmengine.replay.watcher import Watcher
 
 
 def verify(
@@ -31,7 +33,7 @@ def verify(
     """Fold a log and derive its decisions again.
 
     `progress` is called with each record. `after`: begin at the newest snapshot before this record, see
-    CheckedLog. `invariants`: also check the invariants of replay/invariants.py after each record; a broken
+    CheckedLog. `invariants`: also check the invariants of replay/watcher.py after each record; a broken
     invariant is a divergence whose field is INVARIANT followed by its name.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
@@ -49,6 +51,8 @@ def verify(
     state = _derive(tape, log, invariants) if report.rederived else _fold(tape, log, invariants)
     if not isinstance(state, Divergence):
         try:
+            if tape.watcher is not None:
+                tape.watcher.check_state()
             tape.check_invariants()
         except Diverged as diverged:
             state = diverged.divergence
@@ -73,11 +77,14 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
             started=log.started,
             state=log.first_state() if log.begins_after >= 0 else None,
         )
-        tape.watched = core.state if invariants else None
+        if invariants:
+            tape.watcher = Watcher(core.state, begins=log.begins_after < 0)
         while tape.next is not None:
             here = tape.next.sequence
             try:
-                _advance(core, tape.next.event, log.started.is_host_driven)
+                outputs = _advance(core, tape.next.event, log.started.is_host_driven)
+                if tape.watcher is not None:
+                    tape.watcher.outputs(outputs)
             except Crashed:
                 continue  # RECOVERED is next.
             except Blamed as blamed:
@@ -105,7 +112,8 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
     return core.state
 
 
-def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> None:
+def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> Iterable[Output]:
+    """Let the engine write the event `coming`, and return the outputs."""
     match coming:
         case ev.Checkpoint():
             core.checkpoint()
@@ -114,17 +122,19 @@ def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> None:
         case ev.Delivered():  # An engine that is closed writes DELIVERED without a step after it.
             core.record_delivered(coming)
         case ev.Executed() | ev.Failed() if is_host_driven and core.num_in_flight:
-            core.finish_step()
+            return core.finish_step()
         case _ if is_host_driven:
-            core.begin_step()
+            return core.begin_step()
         case _:
-            core.step()
+            return core.step()
+    return ()
 
 
 def _fold(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
     """Fold the log without deriving its decisions, and compare the digests."""
     state = log.first_state()
-    tape.watched = state if invariants else None
+    if invariants:
+        tape.watcher = Watcher(state, has_outputs=False, begins=log.begins_after < 0)
     while tape.next is not None:
         event = tape.next.event
         if isinstance(event, ev.Checkpoint):

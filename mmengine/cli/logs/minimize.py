@@ -20,11 +20,10 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 HELP = (
     "Reduce a failing log: leave out requests, then shrink values, while it fails in the same way.\n\n"
-    "Writes the smallest log and a pytest file that replays it. FAILING is a kind of failure (any, encoder, "
-    "media, references, blocks, host_blocks, rows, state_slots, sessions, queue, budgets, computed, flights, "
-    "stalled, thrash, crash, tokens, divergence), or a command that fails on a log, with {} for the log's "
-    "folder. With --against the log fails when another build of mmengine decides differently on the same "
-    "requests.\n\n"
+    "Writes the smallest log and a pytest file that replays it. FAILING is a kind of failure (any; "
+    "an invariant's name, such as budgets or hits; stalled, thrash, crash, tokens, divergence), or a command "
+    "that fails on a log, with {} for the log's folder. With --against the log fails when another build of "
+    "mmengine decides differently on the same requests.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
     "  mmengine log minimize night.log --against ~/last-release/.venv -o small"

@@ -5,6 +5,8 @@ admission to its end. A free slot may hold a *kept* state: the state after a ful
 block's content id. A request whose prefix ends with this block can continue from the kept state.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from mmengine.core.state.columns import NEVER, ReadOnlyArray
@@ -31,6 +33,10 @@ class StateSlots:
     def find(self, content: int) -> int:
         """Return the slot with the state after the block with this content id, or NO_STATE."""
         return self._by_content.get(content, NO_STATE)
+
+    def kept(self) -> Iterator[tuple[int, int]]:
+        """Yield (content id, slot) for each kept state that `find` returns."""
+        yield from self._by_content.items()
 
     def peek(self, count: int) -> np.ndarray:
         """Return the next slots to be given out, at most `count`, int32. Slots without a kept state come

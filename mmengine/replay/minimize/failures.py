@@ -17,22 +17,23 @@ import msgspec
 
 from mmengine.core.decide.request_checks import check_request
 from mmengine.core.decide.stalls import THRASH
+from mmengine.core.executor import StepPlan
 from mmengine.core.state.request_state import request_of
 from mmengine.errors import CorruptLog, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.events.sink import Sink
-from mmengine.replay.invariants import INVARIANTS, find_broken
 from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.rerun.playback import ClockedExecutor, Playback
 from mmengine.replay.rerun.script import Script, read_script
 from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.verify import verify
+from mmengine.replay.watcher import NAMES, Watcher
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
 
 IN_A_RUN = ("stalled", "thrash", "crash", "tokens", "divergence")
-KINDS = (*INVARIANTS, "any", *IN_A_RUN)
+KINDS = (*NAMES, "any", *IN_A_RUN)
 _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
@@ -111,9 +112,8 @@ def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline:
     if kind == "tokens":
         return _wrong_tokens(script, sink, max_steps, deadline)
     executor = ScriptedExecutor(script.config, script.answers, failed_steps=script.failed_steps)
-    run = _Run(script, executor, sink, deadline)
-    names = INVARIANTS if kind == "any" else {kind} & INVARIANTS.keys()
-    return run.until_failure(lambda: run.find_broken(names), max_steps)
+    run = _Run(script, executor, sink, deadline, NAMES if kind == "any" else {kind} & NAMES.keys())
+    return run.until_failure(run.find_broken, max_steps)
 
 
 def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
@@ -135,24 +135,64 @@ def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
     return Failure("divergence", what[:300], found.step)
 
 
+class _WatchedExecutor:
+    """Wraps an executor, and shows each plan to `watcher`."""
+
+    needs_plan = True
+
+    def __init__(self, inner: ClockedExecutor):
+        self._inner = inner
+        self.watcher: Watcher | None = None
+        self.collect, self.discard, self.close = inner.collect, inner.discard, inner.close
+
+    @property
+    def clock_ns(self) -> int:
+        return self._inner.clock_ns
+
+    def dispatch(self, plan: StepPlan) -> None:
+        if self.watcher is not None:
+            self.watcher.plan(plan)
+        self._inner.dispatch(plan)
+
+
 class _Run:
     """A script's replay. A failure that ends the replay is reported whatever kind is looked for."""
 
-    def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None, deadline: Deadline):
+    def __init__(
+        self,
+        script: Script,
+        executor: ClockedExecutor,
+        sink: Sink | None,
+        deadline: Deadline,
+        names: Iterable[str] = (),
+    ):
         self._thrashing, self._deadline = "", deadline
-        self.playback = Playback(script.config, script.observations, executor, sink=sink, see=self._see)
+        self._watcher: Watcher | None = None
+        self._found: Failure | None = None
+        watched = _WatchedExecutor(executor)
+        self.playback = Playback(script.config, script.observations, watched, sink=sink, see=self._see)
+        if names:
+            self._watcher = watched.watcher = Watcher(self.playback.core.state, names)
         self.outputs: dict[str, list[int]] = {}
         self.ended: list[tuple[str, str]] = []
 
     def _see(self, event: ev.Event) -> None:
         if isinstance(event, ev.Stalled) and event.kind == THRASH:
             self._thrashing = event.detail
+        if self._watcher is not None and self._found is None:
+            self._watcher.before(event)
+            self._note_broken()
 
-    def find_broken(self, names: Iterable[str]) -> Failure | None:
-        for name in names:
-            if (found := find_broken(self.playback.core.state, name)) is not None:
-                return self.failure(*found)
-        return None
+    def _note_broken(self) -> None:
+        if self._watcher is not None and self._watcher.broken is not None and self._found is None:
+            self._found = self.failure(*self._watcher.broken)
+
+    def find_broken(self) -> Failure | None:
+        """Return the first broken invariant, if any, as a failure."""
+        if self._watcher is not None:
+            self._watcher.check_state()
+        self._note_broken()
+        return self._found
 
     def failure(self, kind: str, what: str) -> Failure:
         state = self.playback.core.state
@@ -165,7 +205,9 @@ class _Run:
                 self._deadline.check()
                 outputs = self.playback.step()
                 if outputs is None:
-                    return None
+                    return look()
+                if self._watcher is not None:
+                    self._watcher.outputs(outputs)
                 for output in outputs:
                     self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
                     if output.finish_reason in ("stop", "length"):

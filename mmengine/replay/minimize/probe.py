@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from mmengine.errors import LogError
-from mmengine.replay.invariants import INVARIANTS
 from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.minimize.failures import (
     IN_A_RUN,
@@ -17,6 +16,7 @@ from mmengine.replay.minimize.failures import (
     write_log,
 )
 from mmengine.replay.rerun.script import Script
+from mmengine.replay.watcher import NAMES
 
 
 class TestParts(NamedTuple):
@@ -61,7 +61,7 @@ class KindProbe:
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         failure = find_failure(script, self.name, max_steps=max_steps, deadline=self._deadline)
-        if failure is not None and self.name == "any" and failure.kind in INVARIANTS:
+        if failure is not None and self.name == "any" and failure.kind in NAMES:
             self.name = failure.kind
         return failure
 
@@ -74,7 +74,7 @@ class KindProbe:
     def test(self, failure: Failure) -> TestParts:
         title = f"Serving these requests fails: {failure.kind}."
         if failure.kind not in IN_A_RUN:
-            title = (INVARIANTS[failure.kind].__doc__ or "").strip()
+            title = NAMES[failure.kind]
         imports = "from mmengine.replay import replay_failure\n"
         return TestParts(failure.kind, title, imports, _BODY.format(kind=failure.kind))
 

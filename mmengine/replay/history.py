@@ -1,0 +1,151 @@
+"""The invariants of a log's history: requests end once, and every token reaches their consumers once, in
+order. Unlike the invariants in invariants.py, these follow the events and the engine's outputs.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from mmengine.core.outputs import Output
+from mmengine.core.state.columns import LEFT
+from mmengine.core.state.request_state import NO_ROW
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+
+REQUESTS, ANSWERS, DELIVERIES = "requests", "answers", "deliveries"
+DESCRIPTIONS = {
+    REQUESTS: "Check that each request is live from its arrival to its only end.",
+    ANSWERS: "Check that a request's answer grows by exactly the tokens that its steps gave.",
+    DELIVERIES: "Check that the engine's outputs have every token and every end once, and that an answer is "
+    "delivered after its end.",
+}
+
+
+class _Pending:
+    """A live request's tokens that no output has had yet, and its end."""
+
+    __slots__ = ("end", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: deque[int] = deque()
+        self.end: str | None = None
+
+
+class History:
+    """Follows a run. `state`: the state before the next event. `names`: the invariants that are checked.
+    `has_outputs`: whether `outputs` is called after each call of the engine. `begins`: whether the run begins
+    with the log's first record, so that every id is known.
+
+    `broken`: (name, text) of the first broken invariant, or None.
+    """
+
+    def __init__(self, state: State, names: Iterable[str], *, has_outputs: bool = True, begins: bool = True):
+        self._state, self._names = state, frozenset(names)
+        self._has_outputs, self._begins = has_outputs, begins
+        self._lengths = {name: _length(state, name) for name in state.requests}
+        self._ended: set[str] = set()  # requests whose answer is not delivered yet
+        self._grown: list[str] = []  # requests that got tokens by the last event
+        self._moved = True  # whether the last event changed the set of requests
+        self._pending: dict[str, _Pending] = {}
+        self.broken: tuple[str, str] | None = None
+
+    def before(self, event: ev.Event) -> None:
+        """Check the state after the last event, and follow `event`, which is about to be applied."""
+        self.check()
+        match event:
+            case ev.Executed():
+                self._executed(event)
+            case ev.Queued(request_id=name, outputs=outputs):
+                if name in self._lengths:
+                    self._break(REQUESTS, f"request {name!r} arrives again, but it has not ended")
+                session = self._state.sessions.of_request.get(name)
+                before = 0 if session is None else session.place.num_kept
+                self._lengths[name] = before + (len(event.prompt) + len(outputs)) // 4
+                self._moved = True
+            case ev.Finished(request_id=name):
+                self._finished(event)
+            case ev.Delivered(request_id=name):
+                self._delivered(name)
+            case ev.Recovered():
+                self._pending.clear()
+
+    def check(self) -> None:
+        """Check the state after the last event."""
+        state = self._state
+        if self._moved and state.requests.keys() != self._lengths.keys():
+            name = min(state.requests.keys() ^ self._lengths.keys())
+            which = "is live, but has ended" if name in state.requests else "is gone, but has not ended"
+            self._break(REQUESTS, f"request {name!r} {which}")
+        self._moved = False
+        for name in self._grown:
+            if name in state.requests and (found := _length(state, name)) != self._lengths[name]:
+                text = f"request {name!r} has {found} tokens; with the tokens of its steps it should have "
+                self._break(ANSWERS, f"{text}{self._lengths[name]}")
+        self._grown.clear()
+
+    def outputs(self, outputs: Iterable[Output]) -> None:
+        """Compare the engine's outputs with the tokens and the ends since its last call."""
+        for output in outputs:
+            name = output.request_id
+            pending = self._pending.pop(name, None) or _Pending()
+            if list(pending.tokens) != list(output.token_ids):
+                text = f"the output of request {name!r} has the tokens {list(output.token_ids)[:8]}, but its "
+                self._break(DELIVERIES, f"{text}steps gave {list(pending.tokens)[:8]}")
+            if pending.end != output.finish_reason:
+                text = f"the output of request {name!r} has the end {output.finish_reason}; the log has "
+                self._break(DELIVERIES, f"{text}{pending.end}")
+        for name, pending in self._pending.items():
+            what = "its end" if not pending.tokens else f"{len(pending.tokens)} of its tokens"
+            self._break(DELIVERIES, f"no output has {what} of request {name!r}")
+        self._pending.clear()
+
+    def _executed(self, event: ev.Executed) -> None:
+        state = self._state
+        sampled, broken = state.sampled_rows(), {index for index, _ in event.errors}
+        counts = np.ones(len(sampled), np.int64)
+        if event.counts is not None:
+            counts = np.frombuffer(event.counts, np.int32)
+        ends = np.cumsum(counts)
+        tokens = np.frombuffer(event.token_ids, np.int32)
+        for index, row in enumerate(sampled.tolist()):
+            req_state = state.requests_by_row[row]
+            if req_state is None or state.ended[row] == LEFT or index in broken:
+                continue
+            name = req_state.request.request_id
+            first = int(ends[index] - counts[index])
+            room = int(state.max_total[row]) - self._lengths.get(name, 0)
+            given = tokens[first : first + min(int(counts[index]), max(0, room))].tolist()
+            self._lengths[name] = self._lengths.get(name, 0) + len(given)
+            self._grown.append(name)
+            if self._has_outputs and given:
+                self._pending.setdefault(name, _Pending()).tokens.extend(given)
+
+    def _finished(self, event: ev.Finished) -> None:
+        name = event.request_id
+        self._moved = True
+        if event.reason != "rejected" and name not in self._lengths:
+            self._break(REQUESTS, f"request {name!r} ends, but it is not live")
+        if name in self._lengths or event.reason == "rejected":
+            self._lengths.pop(name, None)
+            self._ended.add(name)
+        if self._has_outputs:
+            self._pending.setdefault(name, _Pending()).end = event.reason
+
+    def _delivered(self, name: str) -> None:
+        if name in self._ended:
+            self._ended.discard(name)
+        elif name in self._lengths:
+            self._break(DELIVERIES, f"the answer of request {name!r} is delivered, but it has not ended")
+        elif self._begins:
+            text = f"an answer of request {name!r} is delivered, but the request has none that is undelivered"
+            self._break(DELIVERIES, text)
+
+    def _break(self, name: str, text: str) -> None:
+        if name in self._names:
+            self.broken = self.broken or (name, text)
+
+
+def _length(state: State, name: str) -> int:
+    req_state = state.requests[name]
+    return len(req_state.tokens) if req_state.row == NO_ROW else int(state.num_tokens[req_state.row])

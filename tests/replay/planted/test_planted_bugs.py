@@ -1,0 +1,25 @@
+"""Tests that planted bugs are found by an invariant or by the first divergence, and become small logs."""
+
+import pytest
+
+from mmengine.replay import replay_failure
+from mmengine.replay.minimize.build_probe import KIND
+from tests.replay.planted.bugs import BUGS
+from tests.replay.planted.finding import Bug, find, minimize, write
+
+MOST_REQUESTS = 6
+FAST = ("references", "prefix hits", "drafts", "grammar waits", "overlap", "deliveries")
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, id=bug.name, marks=() if bug.kind in FAST else pytest.mark.soak) for bug in BUGS],
+)
+def test_a_planted_bug(tmp_path, bug: Bug):
+    write(bug, tmp_path / "log")
+    found = find(bug, tmp_path / "log")
+    assert found.invariant == bug.found_by or found.divergence.partition(":")[0] == bug.found_by, found
+    small = minimize(bug, tmp_path / "log", tmp_path / "small")
+    assert small.num_requests <= MOST_REQUESTS, small
+    if small.failure.kind != KIND:
+        assert replay_failure(tmp_path / "small" / "log", small.failure.kind) is None, "a good build is fine"
