@@ -1,8 +1,9 @@
 """Checks a log's records before a replay trusts them: a log may come from an untrusted source.
 
-Records that would make a replay take too much memory, or never end, are refused here by their size. Every
-other false record makes the fold raise, and `naming` converts this error to a CorruptLog with the record's
-number.
+Two kinds of false records are treated differently. A false observation, or a record that would make a replay
+take too much memory or never end, makes the log corrupt: CorruptLog with the record's number. A decision that
+breaks a rule of the state is a finding (findings.py). The fold applies the decision anyway if it can;
+otherwise the iteration ends before the record, and readers return what they have read so far.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +19,8 @@ from mmengine.core.decide.request_checks import check_content
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
-from mmengine.core.state.flight import work_done
 from mmengine.core.state.policy import policy_named
 from mmengine.core.state.state import State
-from mmengine.core.step_result import check_drafted, prompt_logprobs
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -30,8 +29,13 @@ from mmengine.events.log import LogReader
 from mmengine.events.log_end import log_end
 from mmengine.events.recovery import Cut
 from mmengine.events.segment import segment_paths
+from mmengine.replay.findings import FOLD, BrokenRule, Finding, Findings
+from mmengine.replay.rules.common import MalformedColumn
+from mmengine.replay.rules.decisions import broken_rules
+from mmengine.replay.rules.observations import check_observation
 
 _CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
+_OBSERVATIONS = frozenset(ev.OBSERVATIONS)
 # Limit on the cells (rows x tokens, or KV slots) that a replay must hold for a log's settings.
 MAX_CELLS = 2**31
 
@@ -42,12 +46,23 @@ class CheckedLog:
     `wait`: for a log that is still being written, see LogFollower. `after`: a record number; the iteration
     begins after the newest snapshot before that record. If the log's beginning was deleted, the iteration
     begins after the oldest snapshot. `begins_after` is the number of the snapshot's record, or -1; `first` is
-    the first record, if any.
+    the first record, if any. `findings` collects the decisions that break a rule; pass the same object to
+    several readers of a log to collect them together.
 
     Raises LogError when there is no log, CorruptLog for a damaged file or another format.
     """
 
-    def __init__(self, folder: Path, wait: Callable[[], bool] | None = None, after: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        wait: Callable[[], bool] | None = None,
+        after: int | None = None,
+        findings: Findings | None = None,
+    ):
+        self.findings = Findings() if findings is None else findings
+        self.is_over = False  # The record after the last one read cannot be applied.
+        self._is_doubtful = False  # An earlier record broke a rule.
+        self._named: Record | None = None  # The record of the innermost `naming` block.
         while wait is not None and not segment_paths(folder) and wait():
             pass  # Nothing is written yet.
         self._reader: LogReader | LogFollower = LogReader(folder)
@@ -95,42 +110,74 @@ class CheckedLog:
         if self._base is None:
             yield self.first
         for record in self._records if self._base is None else chain((self.first,), self._records):
+            if self.is_over:
+                return
             self.record = record
             event = record.event
             if type(event) in _CHECKED or isinstance(event, ev.Executed) and len(event.token_ids) % 4:
-                with self.naming():
+                try:
                     self._check_observation(event)
+                except ValueError as error:
+                    raise self.contradiction(record, error) from error
             yield record
 
     @contextmanager
     def naming(self, record: Record | None = None) -> Iterator[None]:
-        """Convert an error in this block to a CorruptLog that names `record` (default: the current
-        record).
+        """Handle an error in this block, which `record` causes (default: the current record).
+
+        If the record is a decision, or an earlier decision broke a rule, the error is the log's last finding:
+        the block and the iteration end. Otherwise a CorruptLog is raised that names the record.
         """
+        outer, self._named = self._named, record
         try:
             yield
         except LogError:
             raise
+        except _CannotFold as stop:
+            self._add(stop.broken)
         except Exception as error:
             lying = record or self.record
             if lying is None:
                 raise
-            raise self.contradiction(lying, error) from error
+            is_sound = type(lying.event) in _OBSERVATIONS and not self._is_doubtful
+            if is_sound or isinstance(error, MalformedColumn):
+                raise self.contradiction(lying, error) from error
+            text = f"the state cannot take the decision: {_described(error)}"
+            self._add(BrokenRule(FOLD, text, 0, 0, can_fold=False))
+        finally:
+            self._named = outer
+
+    def _add(self, broken: BrokenRule) -> None:
+        record = self._named or self.record
+        assert record is not None  # Only a record's event breaks a rule.
+        self._is_doubtful = True
+        self.is_over = self.is_over or not broken.can_fold
+        where = (record.sequence, record.step, type(record.event).__name__)
+        self.findings.add(Finding(*broken[:4], *where, not broken.can_fold))
 
     @staticmethod
     def contradiction(record: Record, error: Exception) -> CorruptLog:
-        what = (str(error).splitlines() or [""])[0][:200]
         return CorruptLog(
             f"record {record.sequence} (step {record.step}, {type(record.event).__name__}) contradicts the "
-            f"records before it: {type(error).__name__}: {what}"
+            f"records before it: {_described(error)}"
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Check an event's sizes and fold it. Unlike `verify`, this method does not decide again to compare
-        the decisions.
+        """Check an event, and fold it. Unlike `verify`, this method does not decide again to compare the
+        decisions. Call this method in a `naming` block. After an error the state is unknown.
         """
-        _check_columns(state, event)
+        self.check(state, event)
         evolve(state, event)
+
+    def check(self, state: State, event: ev.Event) -> None:
+        """Collect the rules that an event breaks. Call this method in a `naming` block; an error means that
+        the state cannot take the event.
+        """
+        for broken in broken_rules(state, event):
+            if not broken.can_fold:
+                raise _CannotFold(broken)
+            self._add(broken)
+        check_observation(state, event)
 
     def _check_observation(self, event: ev.Event) -> None:
         match event:
@@ -147,6 +194,18 @@ class CheckedLog:
                 raise ValueError(
                     f"token_ids has {len(event.token_ids)} bytes, which is not a multiple of 4 (int32)"
                 )
+
+
+class _CannotFold(Exception):
+    """Raised by `check` for a decision that the state cannot take."""
+
+    def __init__(self, broken: BrokenRule):
+        super().__init__(broken.text)
+        self.broken = broken
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
@@ -181,113 +240,3 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
             f"in its settings is {config.num_blocks}"
         )
     return config
-
-
-def _check_columns(state: State, event: ev.Event) -> None:
-    """Raise ValueError for numbers with which the fold would allocate more memory than any step can need."""
-    config = state.config
-    match event:
-        case ev.Scheduled():
-            _check_column("rows", event.rows, 0, config.max_num_seqs)
-            _check_column("num_tokens", event.num_tokens, 1, config.token_budget + 1)
-            total = int(np.frombuffer(event.num_tokens or b"", np.int32).sum())
-            if total > config.token_budget:
-                raise ValueError(
-                    f"the step has {total} tokens; the limit is {config.token_budget} (token_budget)"
-                )
-            _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
-        case ev.Admitted():
-            _check_column("cached_blocks", event.cached_blocks, 1, config.num_blocks)
-            _check_column("new_blocks", event.new_blocks, 1, config.num_blocks)
-            if not 1 <= event.num_tokens <= config.token_budget:
-                raise ValueError(f"num_tokens is {event.num_tokens}, outside 1 to {config.token_budget}")
-        case ev.Encoded(request_id=name, index=index):
-            req_state = state.requests[name]
-            done = work_done(state.part, req_state.media_keys[index])
-            work = req_state.media_work[index]
-            if index < 0:
-                raise ValueError(f"the media item's index is {index}, below 0")
-            if not done < event.until <= work:
-                raise ValueError(f"until is {event.until}, outside {done + 1} to {work}")
-        case ev.Fetched(request_id=name):
-            _check_column("cached", event.cached, 1, config.num_blocks)
-            _check_column("blocks", event.blocks, 1, config.num_blocks)
-            if not event.blocks:
-                raise ValueError("no block is fetched")
-            size = config.block_size * (len(event.cached) + len(event.blocks)) // 4
-            num_tokens = len(state.requests[name].tokens)
-            if size >= num_tokens:
-                raise ValueError(
-                    f"{size} tokens are cached or fetched for a request with {num_tokens} tokens; at least "
-                    "one token must stay to be computed"
-                )
-        case ev.Leased(session_id=name):
-            _check_column("blocks", event.blocks, 1, config.num_blocks)
-            _check_kept(event.num_kept, len(state.sessions.all[name].leased))
-        case ev.LeaseTaken(session_id=name):
-            _check_kept(event.num_kept, len(state.sessions.all[name].leased))
-        case ev.Arrived(request_id=name):
-            most = 8 * state.requests[name].num_fetching
-            if not 0 < len(event.digests) <= most:
-                raise ValueError(
-                    f"digests has {len(event.digests)} bytes, outside 1 to {most} (8 for each block that the "
-                    "request still waits for)"
-                )
-        case ev.Dispatched():
-            if len(state.flights) >= config.max_in_flight:
-                raise ValueError(
-                    f"{len(state.flights)} steps are already in flight, as many as max_in_flight allows"
-                )
-        case ev.Executed():
-            _check_tokens(state, event)
-        case ev.Drafted():
-            columns = (event.rows, event.num_drafts, event.drafts)
-            check_drafted(state, *(np.frombuffer(column, np.int32) for column in columns))
-
-
-def _check_kept(num_kept: int, most: int) -> None:
-    if not 0 <= num_kept <= most:
-        raise ValueError(f"num_kept is {num_kept}, outside 0 to {most} (the blocks in the session's lease)")
-
-
-def _check_tokens(state: State, event: ev.Executed) -> None:
-    sampled = state.sampled_rows()
-    num_tokens = len(sampled)
-    if event.counts is not None:
-        _check_column("counts", event.counts, 1, state.config.num_draft_tokens + 2)
-        counts = np.frombuffer(event.counts, np.int32)
-        if len(counts) != len(sampled) or (counts > state.scheduled_drafts[sampled] + 1).any():
-            raise ValueError(
-                f"counts must have one value for each of the {len(sampled)} sampled rows, at most the "
-                "row's number of drafts plus 1"
-            )
-        num_tokens = int(counts.sum())
-    if len(event.token_ids) != 4 * num_tokens:
-        raise ValueError(
-            f"token_ids has {len(event.token_ids) // 4} tokens, but the step's {len(sampled)} sampled rows "
-            f"have {num_tokens}"
-        )
-    for found in prompt_logprobs(event):
-        if not 0 <= found.row < len(sampled):
-            raise ValueError(
-                f"prompt_logprobs has the index {found.row}, but the step has {len(sampled)} sampled rows"
-            )
-    if event.num_drafts is not None:
-        _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
-        num_drafts = np.frombuffer(event.num_drafts, np.int32)
-        if len(num_drafts) != len(sampled) or 4 * int(num_drafts.sum()) != len(event.drafts):
-            raise ValueError(
-                f"num_drafts must have one value for each of the {len(sampled)} sampled rows, and their sum "
-                f"must be the number of tokens in drafts ({len(event.drafts) // 4})"
-            )
-        if len(state.flights) > 1 and len(event.drafts):
-            raise ValueError("the step has drafts, but the step after it was already dispatched")
-
-
-def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:
-    """Raise ValueError unless the bytes are int32 values in [low, high)."""
-    values = np.frombuffer(column or b"", np.int32)
-    if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
-        raise ValueError(
-            f"{name} has values from {values.min()} to {values.max()}; {low} to {high - 1} are allowed"
-        )

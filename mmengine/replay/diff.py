@@ -17,6 +17,7 @@ from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.timeline import fold, taken_tokens
 
 Match = Literal["id", "arrival"]
@@ -55,14 +56,22 @@ class LogDifference(msgspec.Struct, frozen=True):
     sides: tuple[Side, Side] | None = None
 
 
-def diff(first: Path, second: Path, match: Match = "id", *, shapes: bool = False) -> LogDifference:
-    """Return the first difference.
+def diff(
+    first: Path,
+    second: Path,
+    match: Match = "id",
+    *,
+    shapes: bool = False,
+    findings: tuple[Findings, Findings] | None = None,
+) -> LogDifference:
+    """Return the first difference. A log ends before a decision that its state cannot take.
 
     `match`: whether requests with the same id or with the same arrival number correspond. `shapes`: user
-    content is compared only by its size, such as the number of tokens. Raises `verify`'s errors, and LogError
-    for logs that begin at different records.
+    content is compared only by its size, such as the number of tokens. `findings`: an object for each log, as
+    in CheckedLog. Raises `verify`'s errors, and LogError for logs that begin at different records.
     """
-    logs = CheckedLog(first), CheckedLog(second)
+    found = findings or (Findings(), Findings())
+    logs = CheckedLog(first, findings=found[0]), CheckedLog(second, findings=found[1])
     if logs[0].begins_after != logs[1].begins_after:
         gone = first if logs[0].begins_after > logs[1].begins_after else second
         raise LogError(
@@ -89,10 +98,13 @@ def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
     """
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):
+            fields: dict[str, object] = {}
             with log.naming(record):
                 fields = _Fields(state, match).of(record)
                 if shapes:
                     fields = {name: _shape(name, value) for name, value in fields.items()}
+            if log.is_over:
+                return
             yield state, record, type(record.event).__name__, fields
 
 

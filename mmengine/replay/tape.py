@@ -14,6 +14,8 @@ from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
+from mmengine.replay.findings import BrokenRule, Finding
+from mmengine.replay.rules.decisions import first_broken_rule
 from mmengine.replay.verify_report import Divergence, VerifyReport, readable
 from mmengine.replay.watcher import Watcher
 from mmengine.request import SamplingParams
@@ -158,6 +160,7 @@ class LogTape:
             raise Diverged(self.divergence(name, getattr(logged, name), getattr(event, name)))
         if step != record.step:
             raise Diverged(self.divergence("step", record.step, step))
+        self._check_rules(logged)
         following = next(self._records, None)
         if (
             self.last is not None
@@ -169,6 +172,21 @@ class LogTape:
         if type(logged) in _OBSERVATIONS:
             self._recent.append(record)
         self.last, self.next = record, following
+
+    def _check_rules(self, event: ev.Event) -> None:
+        """Raise Diverged if the event, which is the next record's, breaks a rule of the state before it."""
+        if self.watcher is None:
+            return
+        self.watcher.check_decision(event)
+        if (found := self.watcher.broken) is not None:
+            raise Diverged(self.divergence(INVARIANT + found.name, "holds", found.text))
+
+    def broken(self, found: Finding) -> Divergence:
+        """Return a finding as a divergence."""
+        where = (found.sequence, found.step, found.event, INVARIANT + found.rule)
+        divergence = Divergence(*where, "holds", found.text, list(self._recent))
+        divergence.broken = BrokenRule(found.rule, found.text, found.value, found.limit, not found.is_last)
+        return divergence
 
     def check_invariants(self) -> None:
         """Raise Diverged if the records so far broke an invariant."""
@@ -218,9 +236,11 @@ class LogTape:
         )
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Return the divergence. If it is a digest, add the columns and requests in which the states
-        differ.
+        """Return the divergence, with the rule that the logged decision breaks. If it is a digest, add the
+        columns and requests in which the states differ.
         """
+        if found.broken is None and self.next is not None and not found.field.startswith(INVARIANT):
+            found.broken = first_broken_rule(state, self.next.event)
         if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:
             event = self._expect().event
             assert isinstance(event, ev.Checkpoint)

@@ -18,6 +18,7 @@ import numpy as np
 
 from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import NO_FREE_BLOCKS
+from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import CRASHED, LEFT, LOST
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
@@ -25,11 +26,16 @@ from mmengine.errors import CorruptLog, Diverged, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 
 
-def open_log(folder: str | PathLike) -> "Timeline":
-    """Open a log for inspection. Raises LogError if there is none, CorruptLog if the log is damaged."""
-    return Timeline(Path(folder))
+def open_log(folder: str | PathLike, findings: Findings | None = None) -> "Timeline":
+    """Open a log for inspection. Raises LogError if there is none, CorruptLog if the log is damaged.
+
+    `findings` collects the decisions that break a rule of the state. A walk ends before a decision that the
+    state cannot take.
+    """
+    return Timeline(Path(folder), findings)
 
 
 _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
@@ -37,13 +43,17 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
     """Yield the state before each record, and the record. There is a single state object, which advances with
-    the iteration.
+    the iteration, which ends before a decision that breaks a rule and that the state cannot take.
     """
     state = log.first_state()
     for record in log:
+        with log.naming(record):
+            log.check(state, record.event)
+        if log.is_over:
+            return
         yield state, record
         with log.naming(record):
-            log.apply(state, record.event)
+            evolve(state, record.event)
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
@@ -80,10 +90,13 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
 
 
 class Timeline:
-    """A log on disk. Each walk reads it again. `started` and `config` come from the log's first record."""
+    """A log on disk. Each walk reads it again. `started` and `config` come from the log's first record.
+    `findings`: the decisions that break a rule, as far as a walk has read.
+    """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, findings: Findings | None = None):
         self.folder = folder
+        self.findings = Findings() if findings is None else findings
         first = CheckedLog(folder)
         self.started, self.config = first.started, first.config
 
@@ -93,7 +106,7 @@ class Timeline:
         The state advances with the iteration, so copy values that you keep. Raises CorruptLog where the log
         is damaged or contradicts itself.
         """
-        return fold(CheckedLog(self.folder))
+        return fold(CheckedLog(self.folder, findings=self.findings))
 
     def steps(self) -> Iterator["Step"]:
         """Yield every step that has decisions, with the state just before them.
@@ -101,19 +114,24 @@ class Timeline:
         A step is valid until the next step is requested. Raises `events`' errors, and Diverged if `decide`
         was called on a step and decided differently from the log.
         """
-        log = CheckedLog(self.folder)
+        log = CheckedLog(self.folder, findings=self.findings)
         state = log.first_state()
         unread, ahead, decided = iter(log), deque[Record](), -1
         while (record := ahead.popleft() if ahead else next(unread, None)) is not None:
+            opens = False
             with log.naming(record):
                 opens = record.step > decided and is_scheduling(state, record.event)
                 if not opens:
                     log.apply(state, record.event)
+            if log.is_over:
+                return
             if opens:
                 decided = record.step
                 logged, following = _decisions(log, state, record, unread)
-                step = Step(log, state, record, [each.event for each in logged], following)
+                step = Step(log, state, logged, following)
                 yield step
+                if log.is_over:
+                    return
                 ahead.extend((*logged[step.num_agreed() :], *following))
 
     def at(self, number: int) -> "Step":
@@ -140,13 +158,11 @@ class Step:
     is False if the log, or the process that wrote it, may have ended before the step's last decision.
     """
 
-    def __init__(
-        self, log: CheckedLog, state: State, record: Record, logged: list[ev.Event], following: list[Record]
-    ):
-        self.number = record.step
+    def __init__(self, log: CheckedLog, state: State, records: list[Record], following: list[Record]):
+        self.record, self._records = records[0], records
+        self.number, self.logged = self.record.step, [record.event for record in records]
         self.state, self.view = state, View(state)
         self._scheduler = scheduler_of(state.config)
-        self.record, self.logged = record, logged
         self.is_whole = bool(following) and not isinstance(following[0].event, ev.Recovered)
         self._log_continues = bool(following)
         self.decided: list[ev.Event] = []
@@ -155,16 +171,20 @@ class Step:
 
     def next_decision(self) -> ev.Event | None:
         """Let this build's scheduler decide the next event, apply it, and return it; None if the step is
-        complete.
+        complete. Raises CorruptLog if the scheduler fails on this state, or decides what the state cannot
+        take.
         """
-        with self._log.naming(self.record):
+        try:
             event = self._scheduler.schedule(self.view)
-            if event is None:
-                self._is_complete = True
-                return None
-            if len(self.decided) >= _most_decisions(self.state):
-                raise CorruptLog(f"the scheduler does not end step {self.number} of this log")
-            self._log.apply(self.state, event)
+            if event is not None and len(self.decided) < _most_decisions(self.state):
+                evolve(self.state, event)
+        except Exception as error:
+            raise self._log.contradiction(self.record, error) from error
+        if event is None:
+            self._is_complete = True
+            return None
+        if len(self.decided) >= _most_decisions(self.state):
+            raise CorruptLog(f"the scheduler does not end step {self.number} of this log")
         self.decided.append(event)
         return event
 
@@ -180,13 +200,16 @@ class Step:
 
     def follow(self) -> Iterator[ev.Event]:
         """Yield the remaining logged decisions. Before each, the state is as it was before the decision; at
-        the end the step is about to run.
+        the end the step is about to run. A decision that the state cannot take is the last one yielded.
         """
-        for event in self.logged[len(self.decided) :]:
-            yield event
-            with self._log.naming(self.record):
-                self._log.apply(self.state, event)
-            self.decided.append(event)
+        for record in self._records[len(self.decided) :]:
+            yield record.event
+            with self._log.naming(record):
+                self._log.apply(self.state, record.event)
+            if self._log.is_over:
+                self.is_whole = False
+                return
+            self.decided.append(record.event)
 
     def num_agreed(self) -> int:
         """Return how many logged decisions were also decided here. Raises Diverged if a decision differs."""

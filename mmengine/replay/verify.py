@@ -131,7 +131,9 @@ def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> Iterab
 
 
 def _fold(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
-    """Fold the log without deriving its decisions, and compare the digests."""
+    """Fold the log without deriving its decisions, and compare the digests. The fold ends at the first
+    finding.
+    """
     state = log.first_state()
     if invariants:
         tape.watcher = Watcher(state, has_outputs=False, begins=log.begins_after < 0)
@@ -145,4 +147,6 @@ def _fold(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergenc
             return tape.located(diverged.divergence, state)
         with log.naming(tape.last):
             log.apply(state, event)
+        if log.findings:
+            return tape.broken(log.findings.listed[0])
     return state

@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.events.codec import Record
 from mmengine.events.log_end import WRITTEN, LogEnd
 from mmengine.events.recovery import Cut
+from mmengine.replay.findings import BrokenRule
 from mmengine.version import __version__
 
 
@@ -18,7 +19,8 @@ class Divergence:
     before it.
 
     For a digest, `columns` and `requests` (id, row; -1: waiting) tell where the states differ, as far as the
-    log allows. `agreed`: record and step at the last equal digest.
+    log allows. `agreed`: record and step at the last equal digest. `broken`: the rule of the state that the
+    logged decision breaks, or None.
     """
 
     sequence: int
@@ -31,6 +33,7 @@ class Divergence:
     columns: list[str] = dataclasses.field(default_factory=list)
     requests: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     agreed: tuple[int, int] | None = None
+    broken: BrokenRule | None = None
 
 
 @dataclass(slots=True)

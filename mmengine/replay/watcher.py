@@ -10,6 +10,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.replay import history, plan_invariants
 from mmengine.replay.invariants import INVARIANTS, BrokenInvariant, find_broken
+from mmengine.replay.rules.decisions import broken_rules
 
 # The name of each invariant, with a sentence that says what is checked.
 NAMES: dict[str, str] = {
@@ -29,6 +30,7 @@ class Watcher:
         self, state: State, names: Iterable[str] = NAMES, *, has_outputs: bool = True, begins: bool = True
     ):
         self._state, wanted = state, set(names)
+        self._names = wanted
         self._of_state = [name for name in INVARIANTS if name in wanted]
         self.checks_plans = plan_invariants.PLAN in wanted
         self._history: history.History | None = None
@@ -40,6 +42,13 @@ class Watcher:
         """Check the state after the last event, and follow `event`, which is about to be applied."""
         self.check_state()
         self._follow(lambda followed: followed.before(event))
+
+    def check_decision(self, event: ev.Event) -> None:
+        """Check the rules that `event`, which is about to be applied, breaks itself."""
+        if self.broken is None:
+            found = (broken for broken in broken_rules(self._state, event) if broken.rule in self._names)
+            if (first := next(found, None)) is not None:
+                self.broken = BrokenInvariant(first.rule, first.text)
 
     def check_state(self) -> None:
         """Check the state after the last event."""

@@ -33,7 +33,7 @@ Options of `mmengine serve` also come from the environment (`MMENGINE_PORT`) and
 | 0 | success |
 | 1 | an error that may pass, such as a download that broke off; a batch with errors in some lines |
 | 2 | wrong arguments or settings, or a model that does not exist or cannot be read |
-| 3 | decisions in a log differ from the derived ones |
+| 3 | decisions in a log differ from the derived ones, or cannot be applied to the state |
 | 4 | a damaged log |
 | 5 | the engine died, and a restart does not help or is not allowed; for `log verify`: only folded |
 | 70 | a bug: an exception that no code expects, with its traceback |

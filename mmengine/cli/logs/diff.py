@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
 from mmengine.cli.logs.verify import DIVERGED, SAME
 
@@ -36,12 +37,13 @@ def diff(
 
     from mmengine.replay.diff import diff as compare
 
-    found = compare(existing(first), existing(second), match, shapes=shapes)
-    if json_output:
-        print_json({"same": not found.kind, **msgspec.to_builtins(found)})
-    else:
-        _print(found, first, second, match)
-    raise typer.Exit(DIVERGED if found.kind else SAME)
+    with reported(existing(first)) as one, reported(existing(second)) as two:
+        found = compare(first, second, match, shapes=shapes, findings=(one, two))
+        if json_output:
+            print_json({"same": not found.kind, **msgspec.to_builtins(found)})
+        else:
+            _print(found, first, second, match)
+        raise typer.Exit(DIVERGED if found.kind or one.last or two.last else SAME)
 
 
 def _print(found: "LogDifference", first: Path, second: Path, match: str) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, existing
 from mmengine.errors import InvalidRequest
 
@@ -36,12 +37,15 @@ def export(
     if perfetto + mooncake + csv != 1 or steps and not csv:
         raise InvalidRequest("choose one of --perfetto, --mooncake and --csv; --steps goes with --csv")
     existing(folder)
-    if perfetto:
-        lines = perfetto_lines(folder)
-    else:
-        lines = mooncake_lines(folder) if mooncake else csv_lines(folder, steps=steps)
-    if out is None:
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        return
-    with out.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    with reported(folder) as findings:
+        if perfetto:
+            lines = perfetto_lines(folder, findings)
+        elif mooncake:
+            lines = mooncake_lines(folder, findings)
+        else:
+            lines = csv_lines(folder, steps=steps, findings=findings)
+        if out is None:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            return
+        with out.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, existing, print_json
 
 HELP = (
@@ -47,6 +48,7 @@ def _print(folder: Folder) -> None:
 
     from mmengine.replay.kv_events.batches import batches
 
-    for batch in batches(existing(folder)):
-        ts, events, rank = msgspec.msgpack.decode(batch.payload)
-        print_json({"seq": batch.seq, "ts": ts, "events": events, "data_parallel_rank": rank})
+    with reported(existing(folder)) as findings:
+        for batch in batches(folder, findings=findings):
+            ts, events, rank = msgspec.msgpack.decode(batch.payload)
+            print_json({"seq": batch.seq, "ts": ts, "events": events, "data_parallel_rank": rank})

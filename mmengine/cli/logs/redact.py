@@ -2,12 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Json, console, existing, print_json
 from mmengine.errors import InvalidRequest
+
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
+    from mmengine.replay.convert.redact import RedactReport
+    from mmengine.replay.verify import VerifyReport
 
 HELP = (
     "Write a log without user content, for publication.\n\n"
@@ -36,8 +41,14 @@ def redact(
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
         raise InvalidRequest(f"{target} already exists; name a new folder")
     secret = os.urandom(32) if key is None else _key_in(key)
-    report = redact_log(source, target, secret)
-    verified = verify(target)
+    with reported(source) as findings:
+        report = redact_log(source, target, secret, findings)
+        _print(source, target, report, verify(target), json_output)
+
+
+def _print(
+    source: Path, target: Path, report: "RedactReport", verified: "VerifyReport", json_output: bool
+) -> None:
     if json_output:
         print_json(
             {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmengine.cli.logs import fleet
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -33,8 +34,13 @@ def report(
     if fleet.is_fleet(existing(folder)):
         fleet.write_page(folder, out, json_output)
         return
-    with _progress() as progress:
-        num_steps, num_requests = write_report(existing(folder), out, progress)
+    with reported(folder) as findings:
+        with _progress() as progress:
+            counts = write_report(folder, out, progress, findings)
+        _print(out, *counts, json_output)
+
+
+def _print(out: Path, num_steps: int, num_requests: int, json_output: bool) -> None:
     num_bytes = out.stat().st_size
     if json_output:
         counts = {"steps": num_steps, "requests": num_requests, "bytes": num_bytes}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, short
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -39,15 +40,16 @@ def rerun(
     from mmengine.simulation.bounded_files import read_object
 
     changes = {**(read_object(config) if config is not None else {}), **read_changes(set_ or [])}
-    with Console(stderr=True).status("reading the log") as status:
-        result = rerun(existing(folder), changes, status.update)
-    if json_output:
-        print_json(_as_json(result))
-        return
-    out = console()
-    out.print(_table(result))
-    for line in _words(result):
-        out.print(line, markup=False, soft_wrap=True)
+    with reported(existing(folder)) as findings:
+        with Console(stderr=True).status("reading the log") as status:
+            result = rerun(folder, changes, status.update, findings)
+        if json_output:
+            print_json(_as_json(result))
+            return
+        out = console()
+        out.print(_table(result))
+        for line in _words(result):
+            out.print(line, markup=False, soft_wrap=True)
 
 
 def _as_json(result: "Rerun") -> dict[str, Any]:

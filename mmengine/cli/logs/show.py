@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mmengine.cli.logs import fleet
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, printable
 from mmengine.errors import NO_END, InvalidRequest
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.checked_log import CheckedLog
+    from mmengine.replay.findings import Findings
 
 _Line = TypeVar("_Line")
 POLL_S = 0.2  # With --follow, seconds between two checks for new records.
@@ -28,8 +30,9 @@ HELP = (
     "  mmengine log show logs                    a folder of replicas' logs: each request's path\n\n"
     "  mmengine log show run.log --steps --follow   the steps as they happen, until Ctrl-C\n\n"
     "[bold]Exit codes[/bold]\n\n"
-    "0; 13 the log's end is missing; 14 the last file has no end mark; 6 truncated within a frame; 4 "
-    "corrupt; 2 wrong arguments; 1 any other error. The readable part is shown in any case."
+    "0; 13 the log's end is missing; 14 the last file has no end mark; 6 truncated within a frame; 3 a "
+    "decision cannot be applied, so the log was read up to there; 4 corrupt; 2 wrong arguments; 1 any other "
+    "error. The readable part is shown in any case."
 )
 
 
@@ -51,10 +54,8 @@ def show(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines; the last ones are shown.")] = 40,
     json_output: Json = False,
 ) -> None:
-    from mmengine.cli.logs import show_tables as tables  # Lazy, like all below: help needs none of them.
-    from mmengine.events.lock import is_locked
+    from mmengine.events.lock import is_locked  # Lazy, like all below: help needs none of them.
     from mmengine.events.log_end import log_end
-    from mmengine.replay.queries.summaries import request_lines, step_lines
 
     existing(folder)
     if fleet.is_fleet(folder):
@@ -71,16 +72,39 @@ def show(
         raise InvalidRequest(
             "choose one of --request, --steps, --step and --at; --follow goes with the first two, or alone"
         )
-    if follow:
-        _follow(folder, request, steps, json_output)
-    elif step is not None:
+    with reported(folder) as findings:
+        if follow:
+            _follow(folder, request, steps, json_output, findings)
+        else:
+            _show(folder, request, steps, step, at, limit, json_output, findings)
+    if not follow and (end := log_end(folder, had_writer)).kind:
+        sys.stdout.flush()
+        print(f"mmengine: {printable(end.text)}", file=sys.stderr)
+        raise typer.Exit(NO_END.get(end.kind, 4))
+
+
+def _show(
+    folder: Path,
+    request: str | None,
+    steps: bool,
+    step: int | None,
+    at: int | None,
+    limit: int,
+    json_output: bool,
+    findings: "Findings",
+) -> None:
+    """Print the view that the arguments choose."""
+    from mmengine.cli.logs import show_tables as tables  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.queries.summaries import request_lines, step_lines
+
+    if step is not None:
         from mmengine.replay.queries.step_report import step_report
 
-        _one(step_report(folder, step), tables.step_tables, limit, json_output)
+        _one(step_report(folder, step, findings), tables.step_tables, limit, json_output)
     elif at is not None:
         from mmengine.replay.queries.state_report import state_report
 
-        _one(state_report(folder, at), tables.state_tables, limit, json_output)
+        _one(state_report(folder, at, findings), tables.state_tables, limit, json_output)
     elif request is not None:
         from mmengine.replay.checked_log import CheckedLog
         from mmengine.replay.queries.request_events import request_events
@@ -90,18 +114,14 @@ def show(
         for name in names:
             if len(names) > 1 and not json_output:
                 print(f"\n{printable(name)}")
-            life = list(request_events(CheckedLog(folder), name))
+            life = list(request_events(CheckedLog(folder, findings=findings), name))
             _list(tables.life_table(life), life, json_output)
     elif steps:
-        last_steps = deque(step_lines(folder), maxlen=limit)
+        last_steps = deque(step_lines(folder, findings), maxlen=limit)
         _list(tables.step_table(last_steps), last_steps, json_output)
     else:
-        last_requests = deque(request_lines(folder), maxlen=limit)
+        last_requests = deque(request_lines(folder, findings), maxlen=limit)
         _list(tables.request_table(last_requests), last_requests, json_output)
-    if not follow and (end := log_end(folder, had_writer)).kind:
-        sys.stdout.flush()
-        print(f"mmengine: {printable(end.text)}", file=sys.stderr)
-        raise typer.Exit(NO_END.get(end.kind, 4))
 
 
 def _print_events(log: Path, request: str, json_output: bool) -> None:
@@ -142,7 +162,7 @@ def _builtins(value: Any) -> dict[str, Any]:
     return msgspec.to_builtins(value)
 
 
-def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -> None:
+def _follow(folder: Path, request: str | None, steps: bool, json_output: bool, findings: "Findings") -> None:
     """Print lines as they arrive, until Ctrl-C."""
     import time
 
@@ -153,7 +173,7 @@ def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -
         return True
 
     try:
-        _print_lines(CheckedLog(folder, wait), request, steps, json_output)
+        _print_lines(CheckedLog(folder, wait, findings=findings), request, steps, json_output)
     except KeyboardInterrupt:
         return
 

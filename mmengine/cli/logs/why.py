@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmengine.cli.logs import fleet
+from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, Json, console, existing, ms, print_json, printable
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -29,10 +30,12 @@ def why(
 
     if not fleet.is_fleet(existing(folder)):
         names = find_requests(folder, request)
-        for name in names:
-            if name != request and not json_output:
-                print(f"\n{printable(name)}")
-            _print(explain(folder, name), json_output, name if len(names) > 1 else "")
+        with reported(folder) as findings:
+            for name in names:
+                if name != request and not json_output:
+                    print(f"\n{printable(name)}")
+                claims = explain(folder, name, findings)
+                _print(claims, json_output, name if len(names) > 1 else "")
         return
     from mmengine.replay.queries.summaries import request_lines
 
@@ -40,7 +43,8 @@ def why(
         for name in matching_ids([line.request_id for line in request_lines(log)], request):
             if not json_output:
                 print(f"\n{printable(log.name)}, {printable(name)}")
-            _print(explain(log, name), json_output)
+            with reported(log) as findings:
+                _print(explain(log, name, findings), json_output)
 
 
 def _print(claims: "list[Claim]", json_output: bool, request_id: str = "") -> None:

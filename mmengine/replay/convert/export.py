@@ -15,29 +15,30 @@ from mmengine.core.state.blocks import block_extras
 from mmengine.core.state.request_state import request_of
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.queries.summaries import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.timeline import fold, taken_tokens
 
 MOONCAKE_BLOCK = 512  # Tokens per hash id.
 
 
-def mooncake_lines(folder: Path) -> Iterator[str]:
+def mooncake_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:
     """Yield a JSON line per request, ordered by arrival: {"timestamp" (ms), "input_length", "output_length",
     "hash_ids"}.
 
     `hash_ids` has an id per block of 512 tokens. Equal ids mean equal prefixes up to the block's end: tokens,
     media and salt. Ids count from 0, so they reveal nothing about the prompts. Requests whose arrival was
-    deleted with the log's beginning are omitted. Raises `verify`'s errors.
+    deleted with the log's beginning are omitted. `findings`: as in CheckedLog. Raises `verify`'s errors.
 
     The format is the Mooncake traces' (FAST'25), which `mmengine simulate --format mooncake` reads.
     """
-    lengths = _output_lengths(folder)
+    lengths = _output_lengths(folder, findings)
     ids: dict[bytes, int] = {}
     began, number = -1, 0
     log = CheckedLog(folder)
     for record in log:
         began = record.mono_ns if began < 0 else began
-        if isinstance(record.event, ev.Queued):
+        if isinstance(record.event, ev.Queued) and number < len(lengths):
             line = {
                 "timestamp": (record.mono_ns - began) // 10**6,
                 "input_length": len(record.event.prompt + record.event.outputs) // 4,
@@ -48,11 +49,13 @@ def mooncake_lines(folder: Path) -> Iterator[str]:
             yield json.dumps(line)
 
 
-def _output_lengths(folder: Path) -> list[int]:
-    """Return how many tokens each request generated (at least 1), ordered by arrival."""
+def _output_lengths(folder: Path, findings: Findings | None) -> list[int]:
+    """Return how many tokens each request generated (at least 1), ordered by arrival. The list ends where the
+    log cannot be read further.
+    """
     lengths: list[int] = []
     number_of: dict[str, int] = {}
-    log = CheckedLog(folder)
+    log = CheckedLog(folder, findings=findings)
     with log.naming():
         for state, record in fold(log):
             match record.event:
@@ -83,15 +86,16 @@ def _hash_ids(event: ev.Queued, ids: dict[bytes, int]) -> list[int]:
     return found
 
 
-def csv_lines(folder: Path, *, steps: bool) -> Iterator[str]:
+def csv_lines(folder: Path, *, steps: bool, findings: Findings | None = None) -> Iterator[str]:
     """Yield a CSV table: a header, and a line per request (with `steps`: per step). Times are in ns.
 
-    A text that a spreadsheet would treat as a formula gets an apostrophe in front. Raises `verify`'s errors.
+    A text that a spreadsheet would treat as a formula gets an apostrophe in front. `findings`: as in
+    CheckedLog. Raises `verify`'s errors.
     """
     kind = StepLine if steps else RequestLine
     names = [field.name for field in fields(kind)]
     yield _csv_line(names)
-    for line in step_lines(folder) if steps else request_lines(folder):
+    for line in step_lines(folder, findings) if steps else request_lines(folder, findings):
         yield _csv_line([_cell(getattr(line, name)) for name in names])
 
 

@@ -14,6 +14,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.timeline import fold, taken_tokens
 
 QUEUED, PREFILL, DECODE, PREEMPTED = "QUEUED", "PREFILL", "DECODE", "PREEMPTED"
@@ -21,10 +22,12 @@ TraceEvent: TypeAlias = dict[str, object]
 _PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 
-def perfetto_lines(folder: Path) -> Iterator[str]:
-    """Yield the trace line by line, without holding the whole trace in memory. Raises `verify`'s errors."""
+def perfetto_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:
+    """Yield the trace line by line, without holding the whole trace in memory. `findings`: as in CheckedLog.
+    Raises `verify`'s errors.
+    """
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
-    log = CheckedLog(folder)
+    log = CheckedLog(folder, findings=findings)
     trace = _Trace(0 if log.first is None else log.first.mono_ns)
     yield json.dumps(_meta("process_name", f"mmengine {log.started.engine_version}", 0))
     for event in trace.begins(log.first_state()):

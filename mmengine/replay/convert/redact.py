@@ -29,9 +29,9 @@ from mmengine.core.state.view import View
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import InvalidRequest, LogError
 from mmengine.events import vocabulary as ev
-from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.request import Adapter, GrammarRequest, MediaItem, ThinkingBudget
 
 MIN_KEY_BYTES = 16
@@ -56,25 +56,30 @@ class RedactReport:
     tokens: int = 0
 
 
-def redact(source: Path, target: Path, key: bytes) -> RedactReport:
+def redact(source: Path, target: Path, key: bytes, findings: Findings | None = None) -> RedactReport:
     """Write the log in `source` to `target` without content.
 
-    The result has the same decisions, and it verifies if the source does; a wrong digest stays wrong. `key`:
+    The result has the same decisions, and it verifies if the source does; a wrong digest stays wrong. A
+    decision that the state cannot take is the last record written. `findings`: as in CheckedLog. `key`:
     at least 16 unguessable bytes, which are not stored. Logs redacted with the same key have the same new
     name for the same value. Raises LogError for a folder that cannot be written, or a log without its
     beginning, and `verify`'s errors.
     """
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")
-    log = CheckedLog(source)
+    log = CheckedLog(source, findings=findings)
     if log.begins_after >= 0 or log.first is None:
         raise LogError(f"the beginning of the log in {source} was deleted, and with it the prompts to redact")
     redactor, began = _Redactor(log, key), log.first.mono_ns
     writer = LogWriter(target, wall_ns=lambda: 0)
     try:
         for record in log:
+            event: ev.Event | None = None
             with log.naming(record):
-                event = redactor.redacted(record)
+                event = redactor.redacted(record.event)
+                redactor.fold(record.event, event)
+            if event is None:
+                break
             writer.append(event, record.step, max(0, record.mono_ns - began))
             if record.sequence % COMMIT_RECORDS == 0 and not writer.commit():
                 raise LogError(f"{target} cannot be written: {writer.stalled}")
@@ -140,14 +145,13 @@ class _Redactor:
         self._keys: dict[bytes, bytes] = {}  # Maps an encoder output's key to its redacted key.
         self.report = RedactReport()
 
-    def redacted(self, record: Record) -> ev.Event:
-        event = self._of(record.event)
-        self._log.apply(self._original, record.event)
-        evolve(self._state, event)
+    def fold(self, original: ev.Event, redacted: ev.Event) -> None:
+        """Apply an event to the original's state, and its redacted event to the result's state."""
         self.report.records += 1
-        return event
+        self._log.apply(self._original, original)
+        evolve(self._state, redacted)
 
-    def _of(self, event: ev.Event) -> ev.Event:
+    def redacted(self, event: ev.Event) -> ev.Event:
         hashes, replace = self._hashes, msgspec.structs.replace
         match event:
             case ev.Started():

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mmengine.core.fold.evolve import evolve
 from mmengine.errors import MMEngineError
 from mmengine.events.codec import TornRecord
 from mmengine.events.segment import Scan, open_segment, segment_paths
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.kv_events.projection import KVProjection
 from mmengine.replay.kv_events.wire import EventBatch, packed
 
@@ -26,14 +28,19 @@ class Numbered(NamedTuple):
 
 
 def batches(
-    folder: Path, wait: Callable[[], bool] | None = None, *, until: int | None = None
+    folder: Path,
+    wait: Callable[[], bool] | None = None,
+    *,
+    until: int | None = None,
+    findings: Findings | None = None,
 ) -> Iterator[Numbered]:
     """Yield the batches of the log in `folder` from its beginning.
 
     `wait`: continue with records that are appended later (see LogFollower). `until`: end before the batch
-    with this number. Raises LogError when there is no log, CorruptLog for damage or a contradiction.
+    with this number. `findings`: as in CheckedLog. Raises LogError when there is no log, CorruptLog for
+    damage or a contradiction.
     """
-    log = CheckedLog(folder, wait)
+    log = CheckedLog(folder, wait, findings=findings)
     state = log.first_state()
     projection, offset_ns = KVProjection(state), _wall_offset_ns(folder)
     events, mono_ns = projection.first(), log.first.mono_ns if log.first is not None else 0
@@ -42,10 +49,12 @@ def batches(
         return
     yield Numbered(seq, packed(EventBatch((mono_ns + offset_ns) / NS, events)))
     for record in log:
-        projection.before(record.event)
+        events = []
         with log.naming(record):
-            log.apply(state, record.event)
-        events = projection.after(record.event)
+            log.check(state, record.event)
+            projection.before(record.event)
+            evolve(state, record.event)
+            events = projection.after(record.event)
         if events:
             seq += 1
             if seq == until:

@@ -181,6 +181,7 @@ class _Run:
             self._thrashing = event.detail
         if self._watcher is not None and self._found is None:
             self._watcher.before(event)
+            self._watcher.check_decision(event)
             self._note_broken()
 
     def _note_broken(self) -> None:

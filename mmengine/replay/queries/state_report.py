@@ -11,6 +11,7 @@ from mmengine.core.state.request_state import SETTLED, RequestState
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.timeline import open_log
 
 
@@ -48,13 +49,14 @@ class StateReport(msgspec.Struct, frozen=True):
     digest: str
 
 
-def state_report(folder: Path, number: int) -> StateReport:
-    """Return the state before step `number` was decided, or at the log's end if `number` is -1. Raises
-    `step_report`'s errors.
+def state_report(folder: Path, number: int, findings: Findings | None = None) -> StateReport:
+    """Return the state before step `number` was decided, or at the log's end if `number` is -1. The end is
+    before the first decision that the state cannot take. `findings`: as in CheckedLog. Raises `step_report`'s
+    errors.
     """
     if number >= 0:
-        return report_of(open_log(folder).at(number).state)
-    log = CheckedLog(folder)
+        return report_of(open_log(folder, findings).at(number).state)
+    log = CheckedLog(folder, findings=findings)
     state = log.first_state()
     for record in log:
         with log.naming(record):

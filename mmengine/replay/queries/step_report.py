@@ -8,6 +8,7 @@ import msgspec
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.queries.reasons import Reason, Reasons
 from mmengine.replay.timeline import Step, open_log
 
@@ -63,11 +64,11 @@ class StepReport(msgspec.Struct, frozen=True):
     part: tuple[str, int, int, int, int] | None = None
 
 
-def step_report(folder: Path, number: int) -> StepReport:
-    """Return the report of step `number`. Raises LogError when the step has no decisions, and the errors of
-    `verify`.
+def step_report(folder: Path, number: int, findings: Findings | None = None) -> StepReport:
+    """Return the report of step `number`. `findings`: as in CheckedLog. Raises LogError when the step has no
+    decisions, and the errors of `verify`.
     """
-    step = open_log(folder).at(number)
+    step = open_log(folder, findings).at(number)
     reasons, starts, preempted = Reasons(step.view), {}, []
     num_evicted = 0
     for event in step.follow():

@@ -14,6 +14,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.queries.envelopes import api_name
 from mmengine.replay.timeline import fold, taken_tokens
 
@@ -134,9 +135,11 @@ class _Requests:
                 line.num_accepted += int(accepted)
 
 
-def request_lines(folder: Path) -> list[RequestLine]:
-    """Return a line for every request in a log, ordered by arrival. Raises `verify`'s errors."""
-    log = CheckedLog(folder)
+def request_lines(folder: Path, findings: Findings | None = None) -> list[RequestLine]:
+    """Return a line for every request in a log, ordered by arrival. `findings`: as in CheckedLog. Raises
+    `verify`'s errors.
+    """
+    log = CheckedLog(folder, findings=findings)
     requests = _Requests()
     lines = requests.carried_over(log)
     with log.naming():
@@ -158,11 +161,11 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
                 yield line
 
 
-def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
+def step_lines(log: CheckedLog | Path, findings: Findings | None = None) -> Iterator[StepLine]:
     """Yield a line for every step in a log (or in the log in a folder) that ran or failed. Steps that were
-    decided before the log's first record are omitted. Raises `verify`'s errors.
+    decided before the log's first record are omitted. `findings`: as in CheckedLog. Raises `verify`'s errors.
     """
-    log = CheckedLog(log) if isinstance(log, Path) else log
+    log = CheckedLog(log, findings=findings) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0
     state = log.first_state()
     # None: decided before the log's first record.

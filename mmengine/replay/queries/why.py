@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from mmengine.core.fold import sessions
+from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.request_state import request_of
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.view import View
@@ -16,6 +17,7 @@ from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.queries.media_trail import MediaTrail
 from mmengine.replay.queries.prefix_trail import PrefixTrail
 from mmengine.replay.queries.reasons import GAVE_WAY, Reasons
@@ -38,9 +40,9 @@ class Claim(msgspec.Struct, frozen=True):
     facts: dict[str, Any] = {}
 
 
-def why(folder: Path, request_id: str) -> list[Claim]:
-    """Return what happened to the last request with that id, ordered by time. Raises LogError if there was
-    none, and `verify`'s errors.
+def why(folder: Path, request_id: str, findings: Findings | None = None) -> list[Claim]:
+    """Return what happened to the last request with that id, ordered by time. `findings`: as in CheckedLog.
+    Raises LogError if there was none, and `verify`'s errors.
     """
     queued: tuple[Record, ev.Queued] | None = None
     of_session = False  # Whether the request continues a session.
@@ -56,7 +58,7 @@ def why(folder: Path, request_id: str) -> list[Claim]:
                 refused = record, event
     if queued is not None and (refused is None or refused[0].sequence < queued[0].sequence):
         whole = _whole(folder, queued[0]) if of_session else queued[1]
-        return _Inquiry(CheckedLog(folder), queued[0], whole).claims()
+        return _Inquiry(CheckedLog(folder, findings=findings), queued[0], whole).claims()
     if refused is None and request_id in CheckedLog(folder).first_state().requests:
         raise LogError(
             f"the beginning of the log in {folder} was deleted, and with it this request's arrival; see "
@@ -103,11 +105,12 @@ class _Inquiry:
     def claims(self) -> list[Claim]:
         for record in self._log:
             with self._log.naming(record):
+                self._log.check(self.state, record.event)
                 if isinstance(record.event, ev.LeaseTaken):
                     self._taken[record.event.session_id] = record
                 if self._is_live or record.sequence == self._queued.sequence:
                     self._before(record)
-                self._log.apply(self.state, record.event)
+                evolve(self.state, record.event)
                 self._prefix.after(self.state, record)
                 self._media.after(self.state, record)
             if self._found and self._found[-1].kind == "end":

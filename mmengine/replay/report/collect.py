@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.queries.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS, Reason, Reasons
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.timeline import is_scheduling
@@ -125,8 +127,9 @@ class Collector:
     def take(self, record: Record) -> None:
         """Process the next record."""
         with self.log.naming(record):
+            self.log.check(self.state, record.event)
             self._before(record)
-            self.log.apply(self.state, record.event)
+            evolve(self.state, record.event)
             self._after(record)
 
     def count_answers(self) -> None:
@@ -314,8 +317,12 @@ def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     return slots
 
 
-def collect(folder: Path, progress: Callable[[Record], None] = lambda record: None) -> Collector:
-    """Return all the page's data for a log. Raises `verify`'s errors."""
-    collector = Collector(CheckedLog(folder))
+def collect(
+    folder: Path,
+    progress: Callable[[Record], None] = lambda record: None,
+    findings: Findings | None = None,
+) -> Collector:
+    """Return all the page's data for a log. `findings`: as in CheckedLog. Raises `verify`'s errors."""
+    collector = Collector(CheckedLog(folder, findings=findings))
     collector.read(progress)
     return collector

@@ -18,6 +18,7 @@ import numpy as np
 
 from mmengine.errors import LogError
 from mmengine.events.codec import Record
+from mmengine.replay.findings import Findings
 from mmengine.replay.report.collect import STATES, Collector, collect, slots_of
 from mmengine.version import __version__
 
@@ -25,12 +26,15 @@ SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js"
 
 
 def write_report(
-    folder: Path, out: Path, progress: Callable[[Record], None] = lambda record: None
+    folder: Path,
+    out: Path,
+    progress: Callable[[Record], None] = lambda record: None,
+    findings: Findings | None = None,
 ) -> tuple[int, int]:
-    """Write the page, and return how many steps and requests are on it. Raises LogError if the log has no
-    decided step, and `verify`'s errors.
+    """Write the page, and return how many steps and requests are on it. `findings`: as in CheckedLog. Raises
+    LogError if the log has no decided step, and `verify`'s errors.
     """
-    collected = collect(folder, progress)
+    collected = collect(folder, progress, findings)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)
     if not num_steps or not num_lanes:
         raise LogError(f"the log in {folder} contains no step")

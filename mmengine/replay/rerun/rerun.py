@@ -20,6 +20,7 @@ from mmengine.core.state.request_state import request_of
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.rerun.fit import FitError, FittedCost, fit, held_out_error
 from mmengine.replay.rerun.measurement import MAX_REQUESTS, Measured, Watch
 from mmengine.replay.rerun.playback import Playback, Timer
@@ -61,10 +62,13 @@ class Rerun:
 
 
 def rerun(
-    folder: Path, changes: dict[str, object], progress: Callable[[str], None] = lambda text: None
+    folder: Path,
+    changes: dict[str, object],
+    progress: Callable[[str], None] = lambda text: None,
+    findings: Findings | None = None,
 ) -> Rerun:
     """Simulate a log under its own settings, and again with `changes` to them (keyed by EngineConfig's field
-    names).
+    names). `findings`: as in CheckedLog.
 
     Raises ConfigError for invalid settings, LogError for a log that is too short to fit a cost model, and the
     errors of `verify`.
@@ -73,7 +77,7 @@ def rerun(
     config = _changed(timeline.config, changes)
     watch = Watch(timeline.config, _count_requests(folder))
     progress("reading the log")
-    script = read_script(folder, watch.see)
+    script = read_script(folder, watch.see, findings)
     measured = watch.measured
     cost, error = _fit(measured, folder)
     acceptance = _acceptance(measured, timeline.config, config)

@@ -15,12 +15,14 @@ import numpy as np
 
 from mmengine.config import EngineConfig
 from mmengine.core.fold import sessions
+from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.columns import BROKEN
 from mmengine.core.state.request_state import RequestState, queued_of
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import Findings
 from mmengine.replay.rerun.clock import SteadyClock
 
 
@@ -93,22 +95,25 @@ class Script:
 Watch = Callable[[State, Record], None]
 
 
-def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Script:
-    """Return a log's script.
+def read_script(
+    folder: Path, watch: Watch = lambda state, record: None, findings: Findings | None = None
+) -> Script:
+    """Return a log's script. `findings`: as in CheckedLog.
 
     `watch` is called with the state before each record, and the record. An id that is used again gets a
     number ("a", then "a#2"), so that ids are unique in a script. Raises `verify`'s errors.
     """
-    log = CheckedLog(folder)
+    log = CheckedLog(folder, findings=findings)
     state = log.first_state()
     reader = _Reader(Script(log.config))
     for req_state in state.requests.values():  # Not empty if the log's beginning was deleted.
         reader.present(state, req_state)
     for record in log:
         with log.naming(record):
+            log.check(state, record.event)
             watch(state, record)
             reader.read(state, record)
-            log.apply(state, record.event)
+            evolve(state, record.event)
     reader.script.num_steps = state.step
     for name in state.requests:
         reader.script.unfinished.append(reader.answer(state, name))

@@ -1,0 +1,101 @@
+"""The rules for SCHEDULED: rows, token counts, drafts and new blocks."""
+
+import numpy as np
+
+from mmengine.core.state.blocks import further_blocks
+from mmengine.core.state.columns import LEFT, NEVER
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.replay.findings import BrokenRule
+from mmengine.replay.rules.common import (
+    MalformedColumn,
+    Rules,
+    check_encoder_work,
+    check_new_blocks,
+    check_token_budget,
+    int32_column,
+    out_of_range,
+)
+
+
+def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
+    config = state.config
+    rows = state.last_rows if event.rows is None else int32_column("rows", event.rows)
+    counts = np.ones(len(rows), np.int32)
+    if event.num_tokens is not None:
+        counts = int32_column("num_tokens", event.num_tokens)
+    drafts = np.zeros(len(rows), np.int32)
+    if event.num_drafts is not None:
+        drafts = int32_column("num_drafts", event.num_drafts)
+    if not len(rows) == len(counts) == len(drafts):
+        lengths = f"{len(rows)} rows, {len(counts)} token counts and {len(drafts)} draft counts"
+        raise MalformedColumn(f"SCHEDULED has {lengths}, which must be equally many")
+    new, width = int32_column("new_blocks", event.new_blocks), state.token_ids.shape[1]
+    for rules in (
+        out_of_range("rows", "rows", rows, 0, config.max_num_seqs),
+        out_of_range("budgets", "num_tokens", counts, 1, width + 1),
+        out_of_range("budgets", "num_drafts", drafts, 0, width + 1),
+        out_of_range("blocks", "new_blocks", new, 1, config.num_blocks),
+    ):
+        if (broken := next(rules, None)) is not None:
+            yield broken
+            return
+    yield from _step_rows(state, rows, is_new=event.rows is not None)
+    yield from check_token_budget(state, int(counts.sum()))
+    yield from _reach(state, rows, counts, drafts)
+    yield from _new_blocks(state, rows, counts, new)
+    yield from check_encoder_work(state, event)
+
+
+def _step_rows(state: State, rows: np.ndarray, is_new: bool) -> Rules:
+    gone = (state.max_total[rows] == NEVER) | (state.ended[rows] == LEFT)
+    if gone.any():
+        row = int(rows[gone.argmax()])
+        text = f"step {state.step} schedules row {row}, which has no request"
+        yield BrokenRule("rows", text, row, 0, can_fold=False)
+    if not is_new and not len(state.step_rows):
+        return
+    placed = [*state.step_rows.tolist(), *rows.tolist()]
+    if len(set(placed)) < len(placed):
+        row = next(row for place, row in enumerate(placed) if row in placed[:place])
+        text = f"step {state.step} has row {row} more than once"
+        yield BrokenRule("rows", text, placed.count(row), 1)
+
+
+def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarray) -> Rules:
+    """Check the rows' last computed tokens against the arrays' width, and against their known tokens."""
+    after = state.num_computed[rows] + counts.astype(np.int64)
+    width = state.token_ids.shape[1]
+    if len(over := np.flatnonzero(after > width)):
+        place = int(over[0])
+        text = f"row {int(rows[place])} would have computed {int(after[place])} tokens; a row holds {width}"
+        yield BrokenRule("computed", text, int(after[place]), width, can_fold=False)
+        return
+    known = state.num_tokens[rows] + state.num_pending[rows] + drafts
+    if len(over := np.flatnonzero(after > known)):
+        place = int(over[0])
+        row, value, limit = int(rows[place]), int(after[place]), int(known[place])
+        text = f"step {state.step} computes {value} tokens of row {row}, but only {limit} are known"
+        yield BrokenRule("computed", text, value, limit)
+    most = state.config.num_draft_tokens
+    if len(over := np.flatnonzero(drafts > most)):
+        row, value = int(rows[over[0]]), int(drafts[over[0]])
+        text = f"row {row} verifies {value} drafts; the limit is {most} (num_draft_tokens)"
+        yield BrokenRule("budgets", text, value, most)
+
+
+def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndarray) -> Rules:
+    """Check that the rows get the blocks that their next tokens need, and that these are free."""
+    short, further = further_blocks(state, state.config, rows, counts)
+    needed = int(further.sum())
+    if len(short) and (state.num_blocks[rows[short]] + further > state.block_table.shape[1]).any():
+        width = state.block_table.shape[1]
+        text = f"step {state.step} gives a row more than {width} blocks, the most that max_model_len needs"
+        yield BrokenRule("blocks", text, width + 1, width, can_fold=False)
+    elif len(new) and len(new) != needed:
+        text = f"step {state.step} gives its rows {len(new)} new blocks; their tokens need {needed}"
+        yield BrokenRule("blocks", text, len(new), needed, can_fold=False)
+    elif needed and not len(new):
+        text = f"step {state.step} gives its rows no new blocks, but their tokens need {needed}"
+        yield BrokenRule("computed", text, 0, needed)
+    yield from check_new_blocks(state, new)

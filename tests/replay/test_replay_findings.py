@@ -1,0 +1,94 @@
+"""Tests that tools read the logs of builds with a bug: an impossible decision is a finding, and the log can
+be read past it.
+"""
+
+import pytest
+
+from mmengine.replay import open_log, request_lines, step_lines, verify
+from mmengine.replay.findings import Findings
+from tests.cli.cli_process import call_cli
+from tests.replay.broken_builds import planted, write_broken
+
+OVER = "breaks the rule budgets: step 2 schedules 17 tokens of a budget of 16 (token_budget)"
+TWICE = "breaks the rule hits: request 'r1' starts with 4 prefix hits, 2 of them counted twice"
+VERBS = {
+    "show": (),
+    "show --steps": (),
+    "show --at -1": (),
+    "show --request r2": (),
+    "why": ("r2",),
+    "report -o page.html": (),
+    "export --csv": (),
+    "export --mooncake": (),
+    "export --perfetto": (),
+    "redact": ("public",),
+    "kv-events": (),
+}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken")
+    return {name: write_broken(folder / name, name) for name in ("over_budget", "hits_twice", "crashing")}
+
+
+@pytest.mark.parametrize("name, text", [("over_budget", OVER), ("hits_twice", TWICE)])
+def test_the_log_of_a_bug_is_read_to_its_end(logs, name, text):
+    findings = Findings()
+    lines = request_lines(logs[name], findings)
+    assert text in str(findings.listed[0]) and findings.last is None
+    assert len(lines) == 24 and all(line.finish_reason == "length" for line in lines)
+    assert len(list(step_lines(logs[name]))) == verify_with_bug(logs[name], name).steps
+
+
+def verify_with_bug(log, name):
+    with planted(name):
+        report = verify(log)
+    assert report.ok
+    return report
+
+
+def test_a_finding_has_its_figures(logs):
+    findings = Findings()
+    request_lines(logs["over_budget"], findings)
+    found = findings.listed[0]
+    assert (found.rule, found.step, found.event, found.value, found.limit) == (
+        "budgets",
+        2,
+        "Scheduled",
+        17,
+        16,
+    )
+    step = open_log(logs["over_budget"]).at(3)
+    assert step.number == 3, "a walk continues after the finding"
+
+
+def test_two_passes_find_the_same_once(logs):
+    findings = Findings()
+    request_lines(logs["hits_twice"], findings)
+    count = findings.count
+    request_lines(logs["hits_twice"], findings)
+    assert findings.count == count == len(findings.listed) > 5
+
+
+@pytest.mark.parametrize("name", ["over_budget", "hits_twice"])
+def test_verify_names_the_rule_that_the_logged_decision_breaks(logs, name):
+    """The build with the bug verifies its log, and finds the rule with --invariants. Another build finds a
+    divergence whose logged decision breaks the rule.
+    """
+    with planted(name):
+        broken = verify(logs[name], invariants=True).divergence
+    rule = {"over_budget": "budgets", "hits_twice": "hits"}[name]
+    assert broken.field == f"invariant {rule}"
+    parted = verify(logs[name]).divergence
+    assert parted.sequence == broken.sequence and parted.broken.rule == rule
+    assert parted.broken.text in broken.derived or rule == "budgets"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_says_which_rule_broke(logs, tmp_path, verb):
+    words, log = verb.split(), logs["over_budget"]
+    done = call_cli("log", words[0], log, *VERBS[verb], *words[1:], cwd=tmp_path)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert OVER in done.stderr
+    assert f"mmengine log verify {log} --invariants" in done.stderr and "--failing budgets" in done.stderr
