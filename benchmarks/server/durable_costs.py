@@ -29,8 +29,9 @@ from mmengine.server.calls import call_registry as calls
 from mmengine.server.chat.parsed_request import ParsedRequest
 from mmengine.server.chat.submission import submit, submit_options
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.lifecycle.lifecycle import freeze_garbage, web_server
+from mmengine.server.lifecycle.lifecycle import freeze_garbage
 from mmengine.server.lifecycle.listening_socket import listen
+from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 

@@ -25,8 +25,9 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.lifecycle.lifecycle import freeze_garbage, web_server
+from mmengine.server.lifecycle.lifecycle import freeze_garbage
 from mmengine.server.lifecycle.listening_socket import listen
+from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "

@@ -21,15 +21,14 @@ from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.cli.restarts import Life, Restarts
 from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
 from mmengine.server.http.errors import LATER_S
-from mmengine.server.lifecycle.health_port import Health, HealthPort
-from mmengine.server.lifecycle.heartbeat import Beat, HeartbeatReceiver
+from mmengine.server.lifecycle.health_port import Health, HealthPort, silent
+from mmengine.server.lifecycle.heartbeat import LATE_S, STUCK_S, Beat, HeartbeatReceiver
 
 SOCKET = "MMENGINE_SOCKET"  # Environment variable with the listening socket's descriptor.
 BEATS = "MMENGINE_BEATS"  # Environment variable with the descriptor for the engine's heartbeats.
 HASTE = "MMENGINE_IN_HASTE"  # Environment variable that is set if an earlier process has served.
 INTERRUPTED = 130
 ENDS = (signal.SIGTERM, signal.SIGINT)
-LATE_S = 5.0  # Seconds without a heartbeat after which the engine is unhealthy.
 FROZEN_S = 600.0  # Seconds without a heartbeat after which the engine's process is killed.
 LAST_WORDS_S = 5.0  # Seconds from the second signal until the engine's process is killed.
 LONGEST_RETRY_S = 60
@@ -77,10 +76,9 @@ class Guard:
         running = self._running
         if running is None:
             return Health(("the engine failed and is restarting",), self._retry_after_s(0.0), False)
-        silent_s = time.monotonic() - running.heard_at
-        if running.beat.is_regular and silent_s > LATE_S:
-            why = f"the engine has not responded for {silent_s:.0f} seconds"
-            return Health((why,), LATER_S, has_report=False, is_alive=False)
+        late = silent(time.monotonic() - running.heard_at, LATE_S, STUCK_S)
+        if running.beat.is_regular and late is not None:
+            return late
         if not running.beat.is_serving:
             why = "the first steps run" if running.beat.is_built else "the model is being loaded"
             return Health((why,), self._retry_after_s(time.monotonic() - running.begun), False)

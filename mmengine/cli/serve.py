@@ -21,7 +21,6 @@ from mmengine.cli.run_options import Model
 from mmengine.cli.serve_checks import (
     EMBEDDED_NAME,
     check_loras,
-    check_supervised,
     check_template,
     check_tracing,
 )
@@ -121,7 +120,6 @@ def serve(
         _engine_config(model, log, is_new=False)
         with _told(routers, log):
             raise typer.Exit(_guarded(settings, log.log))
-    check_supervised(settings)
     if http.request_log:
         from mmengine.cli.records import show_records  # Lazy: help needs no logs
 
@@ -153,17 +151,21 @@ def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
 def _guarded(settings: "ServerSettings", log: Path) -> int:
     """Supervise the process that answers, and return the exit code. No large modules are imported here."""
     from mmengine.cli.guard import Guard  # Lazy: help needs no processes
-    from mmengine.server.lifecycle.health_port import MAX_PROBES
-    from mmengine.server.lifecycle.listening_socket import address_of, bind, listen
+    from mmengine.server.lifecycle.listening_socket import listen
 
     _wait_for_log(log)
     with listen(settings) as bound:
-        health = None
-        if settings.health_port is not None:
-            host = settings.health_host or settings.host
-            health = bind(host, settings.health_port, MAX_PROBES, "--health-host or --health-port")
-            say(f"health at http://{address_of(health)}/health")
-        return Guard(sys.argv[1:], bound, health).run()
+        return Guard(sys.argv[1:], bound, _listen_for_health(settings)).run()
+
+
+def _listen_for_health(settings: "ServerSettings") -> socket | None:
+    """Return the health port's socket, and print its address; None without a health port."""
+    from mmengine.server.lifecycle.listening_socket import address_of, listen_for_health
+
+    health = listen_for_health(settings)
+    if health is not None:
+        say(f"health at http://{address_of(health)}/health")
+    return health
 
 
 def _wait_for_log(folder: Path) -> None:
@@ -195,6 +197,7 @@ def _answer(
     from mmengine.server.lifecycle.listening_socket import address_of
 
     bound, heartbeats = _listen(log, settings)
+    health_socket = _listen_for_health(settings) if heartbeats is None else None
     with bound:
         names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
         with loading(model.model or "the embedded checkpoint") as progress:
@@ -237,6 +240,7 @@ def _answer(
                     in_haste,
                     log.log if settings.live else None,
                     admin_keys,
+                    health_socket,
                 )
             )
         except MMEngineError as error:

@@ -4,7 +4,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmengine.cli import supervisor
 from mmengine.cli.run_options import Model
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.extras import install_hint
@@ -37,12 +36,6 @@ def check_tracing(settings: "ServerSettings") -> None:
         found = None
     if found is None:
         raise ConfigError(f"--otlp-traces-endpoint needs OpenTelemetry: {install_hint('tracing')}")
-
-
-def check_supervised(settings: "ServerSettings") -> None:
-    """Raise ConfigError if there is no supervisor but an option needs one."""
-    if settings.health_port is not None and not supervisor.is_supervised():
-        raise ConfigError("--health-port needs a supervisor; give --log, and leave --no-supervise out")
 
 
 def check_template(model: str | None, path: Path, source: str) -> None:

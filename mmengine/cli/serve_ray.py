@@ -29,7 +29,7 @@ def serve_ray(
     if find_spec("ray") is None:
         raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")
     if settings.health_port is not None:
-        raise ConfigError("--health-port needs a supervisor, which --ray does not have; use /health instead")
+        raise ConfigError("--ray has no health port; leave --health-port out, and use /health")
     from mmengine.server.chat.media_fetch import make_media_fetcher
     from mmengine.server.lifecycle.listening_socket import address_of, listen  # Lazy: help needs no server
     from mmengine_ray.serving import run_ingress, start_ray

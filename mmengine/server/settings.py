@@ -28,7 +28,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_host: Annotated[str, described("Address of the health port; empty: `host`.")] = ""
     health_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        described("Port of the supervisor's health routes; 0: any free port."),
+        described("Port that serves only the health routes; 0: any free port."),
     ] = None
     served_model_names: Annotated[
         tuple[str, ...], described("Names of the model in calls; none: the model's own name.")

@@ -77,7 +77,7 @@ GUARD = """
 import atexit, sys
 from mmengine.cli import restarts, guard, supervisor
 supervisor.COMMAND = (sys.executable, "-c", {engine!r}, {folder!r}, {plan!r})
-restarts.MAX_PAUSE_S, guard.LATE_S, guard.LAST_WORDS_S = 0.2, 1.0, 0.5
+restarts.MAX_PAUSE_S, guard.LATE_S, guard.STUCK_S, guard.LAST_WORDS_S = 0.2, 1.0, 1.5, 0.5
 guard.FROZEN_S = {frozen_s!r}
 
 def tell():

@@ -173,13 +173,13 @@ def measured(arguments: list[str] | None = None, *, by_url: bool = False) -> dic
         "answers": {str(status): answers.count(status) for status in sorted(set(answers))},
         "seconds": took_s,
         "asked": len(times),
-        "idle": _shares(idle),
-        "live": _shares(times),
+        "idle": shares(idle),
+        "live": shares(times),
         "loop_lag_le": {bound: int(float(count)) for bound, count in lag},
     }
 
 
-def _shares(times: list[float]) -> dict[str, float]:
+def shares(times: list[float]) -> dict[str, float]:
     p50, p99, most = np.quantile(times, [0.5, 0.99, 1.0]) * 1000
     return {"p50": round(float(p50), 2), "p99": round(float(p99), 2), "max": round(float(most), 2)}
 

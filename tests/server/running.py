@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys
-from mmengine.server.lifecycle.lifecycle import web_server
 from mmengine.server.lifecycle.listening_socket import listen
+from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 from tests.serve.serve_fakes import EchoExecutor, builder

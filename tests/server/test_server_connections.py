@@ -14,7 +14,7 @@ from mmengine.server.transport import protocol
 from mmengine.server.transport.open_files import most_connections
 from tests.server.running import LONG_CONTEXT, Lasting, opened, served, wait_for
 
-LOOK = b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n"
+LOOK = b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
 def connected(server, sent=b""):

@@ -86,7 +86,7 @@ def test_a_frozen_engine_is_unhealthy(tmp_path):
         assert one.ask(port, "freeze") == "life 0"
         one.wait_for(lambda: one.health()[0] == 503)
         assert "the engine has not responded for" in one.health()[2]
-        assert one.health("/health/live")[0] == 503
+        one.wait_for(lambda: one.health("/health/live")[0] == 503)
         for _ in range(2):
             one.process.send_signal(signal.SIGTERM)
             time.sleep(0.1)  # Two pending signals with the same number would count as one.

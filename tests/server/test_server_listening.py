@@ -148,13 +148,15 @@ def test_silent_connections_do_not_block_the_health_port(asked, monkeypatch):
     monkeypatch.setattr(health_port, "ASKING_S", 0.4)
     silent = [asked.connect(b"GET /he") for _ in range(MAX_PROBES + 20)]
     asked.turn()
-    assert len(asked.port._asking) == MAX_PROBES
+    assert len(asked.port._probes._asking) == MAX_PROBES
     assert [asked.answer(each) for each in silent[:20]] == [b""] * 20, "the oldest connections are closed"
     answer = asked.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
     asked.turn(0.1)
     assert asked.answer(answer).startswith(b"HTTP/1.1 200 OK\r\n")
     asked.turn(0.5)
-    assert not asked.port._asking and asked.answer(silent[-1]) == b"", "connections are closed after ASKING_S"
+    assert not asked.port._probes._asking and asked.answer(silent[-1]) == b"", (
+        "connections are closed after ASKING_S"
+    )
 
 
 def test_the_health_port_survives_bad_heads(asked):

@@ -133,7 +133,7 @@ def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypat
     monkeypatch.setattr(
         "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
     )
-    for name in ("server.lifecycle.tls.check_tls", "cli.serve.check_template", "cli.serve.check_supervised"):
+    for name in ("server.lifecycle.tls.check_tls", "cli.serve.check_template"):
         monkeypatch.setattr(f"mmengine.{name}", lambda *given: None)
     given = other_values(tmp_path)
 

@@ -231,6 +231,10 @@ class App:
             name = scope.get(REQUEST_ID, "")
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
 
+    def count_probe(self, is_alive: bool) -> None:
+        """Count a call of /health/live that the acceptor's thread answered. Thread-safe."""
+        self.metrics.requests.labels("/health/live", "GET", "200" if is_alive else "503").inc()
+
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self.metrics.count_error(error)
         headers, name = dict(error.headers), scope.get(REQUEST_ID)

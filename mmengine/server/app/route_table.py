@@ -50,7 +50,7 @@ HEALTH_ROUTES = (
         "GET",
         "/health/live",
         ServiceRoutes.live,
-        Operation("Check that the event loop runs", Alive, "Alive", (405, 431, 500), is_public=True),
+        Operation("Check that the server is not stuck", Alive, "Alive", (405, 431, 500, 503), is_public=True),
     ),
 )
 SERVICE_ROUTES = (

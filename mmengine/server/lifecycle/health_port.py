@@ -15,7 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from mmengine.errors import ErrorCode
-from mmengine.server.http.errors import ApiError, not_ready_error
+from mmengine.server.http.errors import LATER_S, ApiError, not_ready_error
 
 MAX_HEAD_BYTES = 4096  # Limit for the request head.
 MAX_PROBES = 64  # Maximum number of concurrent connections.
@@ -38,6 +38,16 @@ class Health(msgspec.Struct, frozen=True):
     is_alive: bool = True
 
 
+def silent(silent_s: float, late_s: float, stuck_s: float) -> Health | None:
+    """Return the state of an engine whose event loop has sent no heartbeat for `silent_s` seconds, or None if
+    it is not late. It is not ready after `late_s` seconds, and not alive after `stuck_s` seconds.
+    """
+    if silent_s <= late_s:
+        return None
+    why = f"the engine has not responded for {silent_s:.0f} seconds"
+    return Health((why,), LATER_S, has_report=False, is_alive=silent_s <= stuck_s)
+
+
 class HealthPort:
     """The listening socket and its connections. They are registered with `selector`; the owner calls a key's
     data when its socket is readable.
@@ -46,9 +56,44 @@ class HealthPort:
     def __init__(
         self, bound: socket.socket, selector: selectors.BaseSelector, health: Callable[[], Health]
     ) -> None:
-        self._selector, self._health, self._bound = selector, health, bound
-        self._asking: dict[socket.socket, _Probe] = {}  # Oldest first.
+        self._selector, self._bound = selector, bound
+        self._probes = Probes(selector, health)
         selector.register(bound, selectors.EVENT_READ, self._take)
+
+    def wait_s(self) -> float | None:
+        """Return the seconds until `tidy` is due, or None without a connection."""
+        return self._probes.wait_s()
+
+    def tidy(self) -> None:
+        """Close connections that have reached their time limit."""
+        self._probes.tidy()
+
+    def close(self) -> None:
+        self._selector.unregister(self._bound)
+        self._bound.close()
+        self._probes.close()
+
+    def _take(self) -> None:
+        with suppress(OSError):  # The client has already disconnected.
+            connection, _ = self._bound.accept()
+            connection.setblocking(False)
+            self._probes.adopt(connection)
+
+
+class Probes:
+    """Connections that ask for the health, registered with `selector`. Each gets one answer."""
+
+    def __init__(self, selector: selectors.BaseSelector, health: Callable[[], Health]) -> None:
+        self._selector, self._health = selector, health
+        self._asking: dict[socket.socket, _Probe] = {}  # Oldest first.
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Read a head from a non-blocking connection, answer it, and close the connection."""
+        if len(self._asking) >= MAX_PROBES:
+            self._drop(next(iter(self._asking.values())))
+        probe = self._asking[connection] = _Probe(connection)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(probe))
+        self._read(probe)
 
     def wait_s(self) -> float | None:
         """Return the seconds until `tidy` is due, or None without a connection."""
@@ -62,19 +107,8 @@ class HealthPort:
             self._drop(probe)
 
     def close(self) -> None:
-        self._selector.unregister(self._bound)
-        self._bound.close()
         for probe in list(self._asking.values()):
             self._drop(probe)
-
-    def _take(self) -> None:
-        with suppress(OSError):  # The client has already disconnected.
-            connection, _ = self._bound.accept()
-            connection.setblocking(False)
-            if len(self._asking) >= MAX_PROBES:
-                self._drop(next(iter(self._asking.values())))
-            probe = self._asking[connection] = _Probe(connection)
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(probe))
 
     def _read(self, probe: "_Probe") -> None:
         # A connection that arrived in the same round of the selector has replaced this one.

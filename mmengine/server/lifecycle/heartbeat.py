@@ -14,6 +14,10 @@ from typing import NamedTuple
 import msgspec
 
 BEAT_S = 0.25
+LATE_S = 5.0  # Seconds without a heartbeat after which the engine is not ready.
+STUCK_S = (
+    30.0  # Seconds without a heartbeat after which the engine is not alive: longer than a flood of calls.
+)
 MAX_BEAT_BYTES = 64 * 2**10  # Limit for one heartbeat.
 MAX_REASONS = 16  # Maximum number of reasons in one heartbeat.
 MAX_REASON_CHARS = 500  # Longer reasons are truncated.

@@ -5,7 +5,6 @@ import base64
 import gc
 import io
 import logging
-import os
 import signal
 import socket
 import sys
@@ -14,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -28,79 +26,23 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.http.cors import with_cors
 from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
-from mmengine.server.lifecycle.process_end import drain_text, end_process_after
-from mmengine.server.lifecycle.tls import tls_options
+from mmengine.server.lifecycle.process_end import end_process_after
+from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 from mmengine.server.transport.open_files import raise_limit
-from mmengine.server.transport.protocol import http_protocol
 
 if TYPE_CHECKING:  # OpenTelemetry is an extra
     from mmengine.server.calls.tracing import Tracing
 
 # Seconds that a thread may keep the interpreter lock while the event loop waits. Python's default is 5 ms.
 SWITCH_S = 0.0005
-LAST_WORDS_S = 1.0  # At shutdown, seconds in which the last errors are sent to clients.
 CLOSE_S = 4.0  # Seconds after drain_s in which the engine is closed; then the process ends.
 LOOK_S = 0.05  # Seconds between two checks whether a heartbeat is due.
 WARM_UP_TOKENS = 2  # One prefill step and one decode step.
 WARM_UP_PIXELS = 64  # Width and height of the warm-up image.
 COLLECTED = (5000, 2, 10)  # Thresholds of the garbage collector; collecting 5,000 objects takes 0.5 ms.
-
-
-class _Uvicorn(uvicorn.Server):
-    """A uvicorn server with our shutdown.
-
-    After the first signal open streams may finish within drain_s. A second signal ends the server at once.
-    Unfinished requests stay in the log, and their clients get an error that says so.
-    """
-
-    def __init__(self, config: uvicorn.Config, app: App):
-        super().__init__(config)
-        self._app = app
-        self.on_exit: Callable[[], None] = lambda: None  # Called at the first signal.
-        # The loop and the sockets are set when the server starts.
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._sockets: list[socket.socket] = []
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop, self._sockets = asyncio.get_running_loop(), sockets or []
-        await super().startup(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        if not self.should_exit:
-            self.on_exit()
-            if running := len(self.server_state.tasks):
-                drain_s = self.config.timeout_graceful_shutdown or 0
-                os.write(2, drain_text(running, drain_s, sig).encode())  # `print` could deadlock here.
-        self.should_exit = self._app.admission.is_ending = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._take_no_more)
-
-    def _take_no_more(self) -> None:
-        """Close the listening sockets.
-
-        If another process has the same socket, it serves new clients. Connected clients can still send calls
-        until `shutdown` begins, up to 0.1 s later.
-        """
-        for server in self.servers:
-            server.close()
-        for each in self._sockets:
-            each.close()
-        self._app.close_pages()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.admission.is_draining = True
-        await super().shutdown(sockets)
-        waiting = set(self.server_state.tasks)
-        if self.force_exit:  # Otherwise uvicorn cancelled these calls when drain_s ended.
-            for task in waiting:
-                task.cancel()
-        if waiting:
-            await asyncio.wait(waiting, timeout=LAST_WORDS_S)
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
@@ -123,6 +65,7 @@ async def serve(
     in_haste: bool = False,
     live: Path | None = None,
     admin_keys: ApiKeys | None = None,
+    health_socket: socket.socket | None = None,
 ) -> None:
     """Answer calls until a signal arrives, then close the engine.
 
@@ -130,8 +73,8 @@ async def serve(
     `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
     `in_haste`: answer calls during the warm-up already, because clients have been waiting since the previous
     process ended. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP
-    reloads them and `keys`. Raises ExecutorFailed if the engine fails, so that the supervisor starts another
-    process.
+    reloads them and `keys`. `health_socket`: the health port's listening socket, if no supervisor has it.
+    Raises ExecutorFailed if the engine fails, so that the supervisor starts another process.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None
@@ -147,7 +90,7 @@ async def serve(
         app = App(engine, settings, keys, names, media_fetcher, storage, tracing, live, admin_keys)
         # The application logs these errors itself.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        server = web_server(app, settings)
+        server = web_server(app, settings, health_socket)
         server.on_exit = partial(end_process_after, settings.drain_s + CLOSE_S)
         pulse.app, pulse.server = app, server
         with suppress(NotImplementedError, ValueError):  # Raised outside the main thread.
@@ -228,26 +171,6 @@ def _collect_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(*COLLECTED)
-
-
-def web_server(app: App, settings: ServerSettings) -> _Uvicorn:
-    """Return a uvicorn server for the application."""
-    config = uvicorn.Config(
-        with_cors(app, settings.cors_origins),
-        http=http_protocol(settings),
-        loop="none",
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=settings.max_connections,
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=settings.drain_s,
-        **tls_options(settings),
-    )
-    return _Uvicorn(config, app)
 
 
 async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import MutableMapping
 
 from mmengine.errors import ConfigError
+from mmengine.server.lifecycle.health_port import MAX_PROBES
 from mmengine.server.settings import ServerSettings
 
 FIRST_FD = 3  # The first descriptor that systemd passes.
@@ -33,6 +34,16 @@ def bind(host: str, port: int, backlog: int, options: str = "--host or --port") 
         ) from None
     bound.setblocking(False)
     return bound
+
+
+def listen_for_health(settings: ServerSettings) -> socket.socket | None:
+    """Return the health port's listening socket, or None if the settings have no health port. Raises
+    ConfigError.
+    """
+    if settings.health_port is None:
+        return None
+    host = settings.health_host or settings.host
+    return bind(host, settings.health_port, MAX_PROBES, "--health-host or --health-port")
 
 
 def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socket | None:

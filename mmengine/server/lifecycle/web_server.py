@@ -1,0 +1,141 @@
+"""A uvicorn server that shuts down as we want, and answers probes while its event loop is busy."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+
+import uvicorn
+
+from mmengine.server.app.app import App
+from mmengine.server.http.admission import Admission
+from mmengine.server.http.cors import with_cors
+from mmengine.server.lifecycle.acceptor import Acceptor
+from mmengine.server.lifecycle.health_port import Health, silent
+from mmengine.server.lifecycle.heartbeat import BEAT_S, LATE_S, STUCK_S
+from mmengine.server.lifecycle.process_end import drain_text
+from mmengine.server.lifecycle.tls import tls_options
+from mmengine.server.settings import ServerSettings
+from mmengine.server.transport.protocol import http_protocol
+
+LAST_WORDS_S = 1.0  # At shutdown, seconds in which the last errors are sent to clients.
+
+
+class LoopClock:
+    """Knows when the event loop last ran, and the server's readiness at that time. Other threads may call
+    `health`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission):
+        self._loop, self._admission = loop, admission
+        self._beat()
+
+    def _beat(self) -> None:
+        self._reasons, self._later_s = self._admission.reasons(), self._admission.retry_later_s()
+        self.beaten_at = time.monotonic()
+        self._loop.call_later(BEAT_S, self._beat)
+
+    def health(self) -> Health:
+        """Return the state for probes. The server is alive unless its event loop has been stuck for
+        STUCK_S.
+        """
+        late = silent(time.monotonic() - self.beaten_at, LATE_S, STUCK_S)
+        return late or Health(self._reasons, self._later_s, has_report=True)
+
+
+class WebServer(uvicorn.Server):
+    """A uvicorn server with our shutdown.
+
+    After the first signal open streams may finish within drain_s. A second signal ends the server at once.
+    Unfinished requests stay in the log, and their clients get an error that says so.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: App, health_socket: socket.socket | None):
+        super().__init__(config)
+        self._app, self._health_socket = app, health_socket
+        self.on_exit: Callable[[], None] = lambda: None  # Called at the first signal.
+        # The loop and the sockets are set when the server starts.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sockets: list[socket.socket] = []
+        self._acceptor: Acceptor | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on one socket. With TLS the event loop accepts the connections, because no other thread can
+        read their first bytes.
+        """
+        loop, self._sockets = asyncio.get_running_loop(), sockets or []
+        self._loop, tls = loop, self.config.ssl is not None
+        await super().startup(sockets if tls else [])
+        protocol_class: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        protocol = partial(
+            protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self._acceptor = Acceptor(
+            None if tls else self._sockets[0],
+            lambda connection: loop.connect_accepted_socket(protocol, connection),
+            LoopClock(loop, self._app.admission).health,
+            self._app.count_probe,
+            self._health_socket,
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        if not self.should_exit:
+            self.on_exit()
+            if running := len(self.server_state.tasks):
+                drain_s = self.config.timeout_graceful_shutdown or 0
+                os.write(2, drain_text(running, drain_s, sig).encode())  # `print` could deadlock here.
+        self.should_exit = self._app.admission.is_ending = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._take_no_more)
+
+    def _take_no_more(self) -> None:
+        """Close the listening sockets.
+
+        If another process has the same socket, it serves new clients. Connected clients can still send calls
+        until `shutdown` begins, up to 0.1 s later.
+        """
+        for server in (self._acceptor, *self.servers):
+            if server is not None:
+                server.close()
+        for each in self._sockets:
+            each.close()
+        self._app.close_pages()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.admission.is_draining = True
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
+        waiting = set(self.server_state.tasks)
+        if self.force_exit:  # Otherwise uvicorn cancelled these calls when drain_s ended.
+            for task in waiting:
+                task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=LAST_WORDS_S)
+
+
+def web_server(app: App, settings: ServerSettings, health_socket: socket.socket | None = None) -> WebServer:
+    """Return a uvicorn server for the application. `health_socket`: the listening socket of a health port."""
+    config = uvicorn.Config(
+        with_cors(app, settings.cors_origins),
+        http=http_protocol(settings),
+        loop="none",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=settings.max_connections,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=settings.drain_s,
+        **tls_options(settings),
+    )
+    return WebServer(config, app, health_socket)

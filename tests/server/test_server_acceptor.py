@@ -1,0 +1,127 @@
+"""Tests of the thread that accepts connections: it answers probes while the event loop is busy or stuck."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from mmengine.server.lifecycle import acceptor, web_server
+from mmengine.server.lifecycle.heartbeat import STUCK_S
+from tests.server.running import NAMES, served, wait_for
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(cors_origins=["https://page.example"]) as one:
+        yield one
+
+
+@contextmanager
+def blocked(server):
+    """Block the server's event loop."""
+    begun, goes_on = threading.Event(), threading.Event()
+    server.loop.call_soon_threadsafe(lambda: (begun.set(), goes_on.wait(20)))
+    assert begun.wait(20)
+    try:
+        yield goes_on
+    finally:
+        goes_on.set()
+
+
+def exchange(server, *pieces, pause_s=0.0):
+    """Send the pieces of a request, and return all bytes of the answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for piece in pieces:
+            time.sleep(pause_s)
+            connection.sendall(piece)
+        found = b""
+        while data := connection.recv(65536):
+            found += data
+        return found
+
+
+def test_probes_are_answered_while_the_event_loop_is_blocked(server):
+    with blocked(server) as goes_on:
+        others = []
+        asking = threading.Thread(target=lambda: others.append(server.call("/version")))
+        asking.start()
+        for _ in range(3):
+            status, headers, found = server.call("/health/live")
+            assert (status, found, headers["cache-control"]) == (200, {"status": "alive"}, "no-store")
+        assert not others and not goes_on.is_set()
+    asking.join()
+    assert others[0][0] == 200
+    assert 'requests_total{code="200",method="GET",route="/health/live"} 3.0' in server.call("/metrics")[2]
+
+
+def test_a_stuck_event_loop_is_not_alive(server, monkeypatch):
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + STUCK_S + 1)
+    with blocked(server), monkeypatch.context() as changed:
+        changed.setattr(web_server, "time", later)
+        status, headers, found = server.call("/health/live")
+    assert (status, found["error"]["code"]) == (503, "not_ready") and "retry-after" in headers
+    assert "the engine has not responded for 3" in found["error"]["message"]
+    wait_for(lambda: server.call("/health/live")[0] == 200)
+
+
+def test_other_requests_reach_the_event_loop(server, monkeypatch):
+    close = b" HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    live, lively = b"GET /health/live", b"GET /health/lively"
+    assert exchange(server, lively + close).startswith(b"HTTP/1.1 404")
+    assert exchange(server, b"HEAD /health/live" + close).startswith(b"HTTP/1.1 200")
+    assert exchange(server, b"\x16\x03\x01 no http").startswith(b"HTTP/1.1 400")
+    # The first bytes do not show a probe, so the event loop answers.
+    assert b"date:" in exchange(server, live[:6], live[6:] + close, pause_s=0.05)
+    assert b"date:" not in exchange(server, live + close[:12], close[12:], pause_s=0.05)
+    from_page = live + close.replace(b"host", b"Origin: https://page.example\r\nhost")
+    assert b"access-control-allow-origin" in exchange(server, from_page)
+    monkeypatch.setattr(acceptor, "FIRST_BYTES_S", 0.0)
+    assert b"date:" in exchange(server, live + close, pause_s=0.05)
+
+
+def test_connections_stay_open_for_more_calls(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.connect()
+    own = connection.sock
+    for path in ("/v1/models", "/health/live", "/version"):
+        connection.request("GET", path)
+        assert connection.getresponse().read() and connection.sock is own
+    connection.close()
+
+
+def test_a_health_port_without_a_supervisor(server):
+    async def main():
+        health = socket.create_server(("127.0.0.1", 0))
+        health.setblocking(False)
+        bound = socket.create_server(("127.0.0.1", 0))
+        bound.setblocking(False)
+        one = web_server.web_server(server.app, server.settings, health)
+        port = health.getsockname()[1]
+        serving = asyncio.create_task(one.serve(sockets=[bound]))
+        found = await asyncio.to_thread(asked, port)
+        one.should_exit = True
+        await serving
+        return found
+
+    def asked(port):
+        wait_for(lambda: is_open(port))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/health/ready")
+        return json.loads(connection.getresponse().read())
+
+    def is_open(port):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    draining = server.app.admission.is_draining
+    try:
+        assert asyncio.run(main()) == {"status": "ready", "reasons": []}
+    finally:
+        server.app.admission.is_draining = draining
+    assert server.names == NAMES
