@@ -14,7 +14,7 @@ OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
     *("media_decoding", "media_process_bytes", "prepare_timeout_s"),
-    *("grammar_timeout_s", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
+    *("grammar_timeout_s", "max_digits", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
     *("tensor_parallel", "batch_invariant"),
     *("block_store_path", "block_store_bytes", "fetch_timeout_s"),
     "session_media_bytes",

@@ -279,6 +279,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar_backend: Annotated[str, described("Grammar engine: llguidance, or a plugin's name.")] = (
         "llguidance"
     )
+    max_digits: Annotated[
+        int,
+        between(
+            0,
+            10_000,
+            "Digits of each part of a JSON number that its schema leaves unlimited; 0: no limit.",
+        ),
+    ] = 40
     grammar_timeout_s: Annotated[
         int, between(1, 10**6, "Seconds for compiling one grammar. After that the request is refused.")
     ] = 10

@@ -294,13 +294,16 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
     `kind` and `source` are written and read by structured_output/request/spec.py. `after`: consecutive tokens
     after which the grammar begins, such as the end marker of reasoning; (): at the first token.
-    `on_truncation`: when the budget ends, "close" completes the answer and "length" cuts it.
+    `on_truncation`: when the budget ends, "close" completes the answer and "length" cuts it. `max_digits`:
+    maximum number of digits of a JSON number's parts if the schema sets no limit; 0 for none, None for the
+    engine's setting.
     """
 
     kind: str
     source: str
     after: TokenIds = ()
     on_truncation: Literal["length", "close"] = "length"
+    max_digits: int | None = None
 
     @property
     def closes(self) -> bool:

@@ -192,6 +192,14 @@ class Model:
         str | None,
         typer.Option(rich_help_panel=MODEL, help="Grammar engine: llguidance, or a plugin's name."),
     ] = None
+    max_digits: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Maximum number of digits of a JSON number that its schema leaves unlimited "
+            "(default 40; 0: no limit).",
+        ),
+    ] = None
     spec: Annotated[
         str | None,
         typer.Option(
@@ -246,6 +254,7 @@ class Model:
                 *kept_of_log,
                 *([] if keeps_media else ["media_store_bytes=0"]),
                 *([f"grammar_backend={self.grammar_backend}"] if self.grammar_backend else []),
+                *([f"max_digits={self.max_digits}"] if self.max_digits is not None else []),
                 *([f"spec={self.spec}"] if self.spec else []),
                 *([f"quantize={self.quantize}"] if self.quantize else []),
                 *([f"activations={self.activations}"] if self.activations else []),

@@ -90,13 +90,18 @@ def _sampling(texts: dict[str, str]) -> Iterator[str]:
 def _schema() -> Iterator[str]:
     path = Path(bounds.__file__)
     lines = path.read_text().splitlines()
-    highest = {"decimals": f"{bounds.MAX_PLACES}", "digits": f"{bounds.MAX_DIGITS}"}
+    highest = {
+        "decimals": f"{bounds.MAX_PLACES}",
+        "digits": f"{bounds.MAX_DIGITS}",
+        "max_digits": f"{bounds.MAX_RUN:,}",
+    }
     for name, default in msgspec.structs.asdict(bounds.Bounds()).items():
         (line,) = [n for n, text in enumerate(lines, 1) if text.startswith(f"    {name}: int")]
         text = _sentence(comment(lines, line))
         text += "" if name == "ordered" else " No longer answer can be generated."
         where = f"`{path.relative_to(ROOT / 'mmengine')}`"
-        yield _row(f"`{name}`", "schema", f"{default:,}", f"0 to {highest.get(name, '∞')}", text, where)
+        shown = "the engine's" if default is None else f"{default:,}"
+        yield _row(f"`{name}`", "schema", shown, f"0 to {highest.get(name, '∞')}", text, where)
 
 
 def _fixed(texts: dict[str, str]) -> Iterator[str]:

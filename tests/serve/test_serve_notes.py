@@ -29,6 +29,7 @@ def form(**others: Any) -> dict[str, Any]:
 
 NOTED = ["#/x-order", "#/properties/a/format"]
 STRICT = ["#", "#"]  # not all properties are required, others are open
+DIGITS = ["#"]  # numbers of other properties have a maximum number of digits
 
 
 def test_notes_come_with_the_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,16 +43,17 @@ def test_notes_come_with_the_answer(tmp_path: Path, caplog: pytest.LogCaptureFix
         file = io.BytesIO(json.dumps({**line, "response_format": form() | ask}).encode())
         source = RequestFile(file, tmp_path)
         answers = [json.loads(source.answer_line(*each)) for each in run_batch(engine, source)]
-    assert [[note.pointer for note in each.notes] for each in plain] == [NOTED, NOTED]
-    assert [note.pointer for note in strict.notes] == NOTED + STRICT
-    assert all("OpenAI's strict mode refuses it" in note.text for note in strict.notes[2:])
-    assert [note["pointer"] for note in answers[0]["notes"]] == NOTED
+    assert [[note.pointer for note in each.notes] for each in plain] == [NOTED + DIGITS] * 2
+    assert [note.pointer for note in strict.notes] == NOTED + STRICT + DIGITS
+    assert all("OpenAI's strict mode refuses it" in note.text for note in strict.notes[2:4])
+    assert "at most 40 digits" in plain[0].notes[-1].text
+    assert [note["pointer"] for note in answers[0]["notes"]] == NOTED + DIGITS
     lines = [each for each in caplog.messages if "form has notes" in each]
-    assert ["count=2" in each for each in lines] == [True, False], "once for each form"
-    assert "#/x-order: unknown" in lines[0] and "count=4" in lines[1]
+    assert ["count=3" in each for each in lines] == [True, False], "once for each form"
+    assert "#/x-order: unknown" in lines[0] and "count=5" in lines[1]
 
     async def ask_async() -> Any:
         async with AsyncEngine() as engine:
             return await engine.generate("What?", response_format=form() | ask)
 
-    assert [note.pointer for note in asyncio.run(ask_async()).notes] == NOTED
+    assert [note.pointer for note in asyncio.run(ask_async()).notes] == NOTED + DIGITS

@@ -15,7 +15,7 @@ TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
 # All bounds off except the order of keys; without that bound, most objects would be written in Lark.
-UNBOUND = Bounds(whitespace=0, decimals=0, digits=0)
+UNBOUND = Bounds(whitespace=0, decimals=0, digits=0, max_digits=0)
 
 
 class Grammar:

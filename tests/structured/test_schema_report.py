@@ -33,7 +33,7 @@ def test_exact_but_for_bounds() -> None:
     assert (report.verdict, report.approximations, report.bounds, report.notes) == ("exact", (), (), ())
     assert report.gate_ms > 0 and report.compile_ms > 0 and report.grammar_bytes > 50 and report.masks is None
     kinds = {"type": ["string", "number", "integer", "object"]}
-    for bounds, count in ((Bounds(string=9, digits=9, key=9), 5), (Bounds(), 2), (Bounds(decimals=0), 1)):
+    for bounds, count in ((Bounds(string=9, digits=9, key=9), 5), (Bounds(), 3), (Bounds(decimals=0), 2)):
         bounded = check_schema(kinds, bounds=bounds)
         assert bounded.verdict == "exact" and len(bounded.bounds) == count
     assert (

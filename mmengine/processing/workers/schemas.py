@@ -44,7 +44,9 @@ class SchemaProcesses:
         normalize_schema raises, InvalidRequest if the schema exceeds its process's limits, and QueueFull if
         no process can be started.
         """
-        options = {**msgspec.structs.asdict(bounds), _STRICT: strict_keywords}
+        given = msgspec.structs.asdict(bounds).items()
+        options = {name: bound for name, bound in given if bound is not None}
+        options[_STRICT] = strict_keywords
         try:
             found = self._processes(EncodedMedia("schema", (schema, schemas), options, WHERE))
         except InvalidMedia as error:

@@ -211,7 +211,7 @@ def call_grammar(
         )
     selection = calls.selection
     text = answer.source if answer is not None and selection.choice == "auto" else "null"
-    return _made(
+    made = _made(
         selection.tools,
         selection.choice,
         selection.parallel,
@@ -220,6 +220,7 @@ def call_grammar(
         text,
         on_truncation,
     )
+    return made if answer is None else msgspec.structs.replace(made, max_digits=answer.max_digits)
 
 
 @lru_cache(maxsize=64)

@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from mmengine.config import EngineConfig
 from mmengine.core.state.view import View
 from mmengine.encoder_cache.cache import encoder_key
 from mmengine.encoder_cache.work import work_of
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, id_in_use
 from mmengine.models.plugin import MediaInput, Prepared
-from mmengine.request import Request
+from mmengine.request import GrammarRequest, Request
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import core_requests, request_ids
 from mmengine.serve.prompt.session_turns import SessionPlace
@@ -22,6 +24,7 @@ from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.sessions import Sessions
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.structured_output.request.spec import HAS_JSON
 
 if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
@@ -102,7 +105,7 @@ class Submission:
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
         options = self._reasoning.with_budget(options, prepared.prompt_token_ids)
         if options.grammar is not None:
-            grammar = self._grammar_memory.shared(options.grammar)
+            grammar = self._grammar_memory.shared(self._with_max_digits(options.grammar))
             notes = options.notes + self._grammar_backend.notes(grammar)
             options = replace(options, grammar=grammar, notes=notes)
         if options.place is not None:
@@ -116,6 +119,12 @@ class Submission:
         if options.notes and options.notes not in self._noted:
             self._log_notes(request_id, options.notes)
         return request_id
+
+    def _with_max_digits(self, grammar: GrammarRequest) -> GrammarRequest:
+        """Return the grammar with the engine's maximum number of digits, unless the request sets its own."""
+        if grammar.max_digits is not None or grammar.kind not in HAS_JSON:
+            return grammar
+        return msgspec.structs.replace(grammar, max_digits=self._core.config.max_digits)
 
     def _submit_to_session(
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace

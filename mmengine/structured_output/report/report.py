@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # A refusal needs none of these imports.
     from mmengine.structured_output.matcher import Matcher
 
 # Number of random beginnings of answers over which masks are timed, and their length in tokens.
+MAX_DIGITS = 40  # The default of EngineSettings.max_digits.
 WALKS, WALK_TOKENS = 3, 48
 END = 256  # The end token of the tokenizer of bytes.
 
@@ -87,7 +88,8 @@ def check_schema(
         gate_ms = (time.perf_counter() - begun) * 1e3
         document = read_schema(given)
         used = _byte_backend(backend) if isinstance(backend, str) else backend
-        grammar = GrammarRequest("json_schema", gated.text)
+        max_digits = MAX_DIGITS if bounds.max_digits is None else bounds.max_digits
+        grammar = GrammarRequest("json_schema", gated.text, max_digits=max_digits)
         begun = time.perf_counter()
         compiled = used.compile(grammar)
         compile_ms = (time.perf_counter() - begun) * 1e3
@@ -95,11 +97,13 @@ def check_schema(
         return SchemaReport("refused", error.keyword, error.pointer, str(error), reason=error.why)
     except InvalidRequest as error:
         return SchemaReport("refused", "", "#", str(error), reason=str(error))
-    approximations = gated.narrow + used.notes(grammar) + format_notes(document)
+    narrowed = used.notes(msgspec.structs.replace(grammar, max_digits=0))
+    limited = tuple(note for note in used.notes(grammar) if note not in narrowed)
+    approximations = gated.narrow + narrowed + format_notes(document)
     return SchemaReport(
         "approximated" if approximations else "exact",
         approximations=approximations,
-        bounds=gated.ordered + bound_notes(document, bounds),
+        bounds=gated.ordered + bound_notes(document, bounds) + limited,
         notes=gated.notes + (strict_notes(parse_schema(given)) if strict else ()),
         gate_ms=gate_ms,
         compile_ms=compile_ms,

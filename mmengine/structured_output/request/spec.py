@@ -44,6 +44,7 @@ MAX_RULES = 2_000
 _RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head: its name, or options or parameters.
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
+HAS_JSON = ("json_schema", "structural_tag", "tool_calls")  # Kinds of GrammarRequest that contain schemas.
 _KINDS = ("regex", "choice", "lark", "gbnf", "ebnf", "structural_tag")
 
 
@@ -84,7 +85,8 @@ def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     for item, key in _SPACINGS:
         spacing = {"item_separator": item, "key_separator": key, "whitespace_flexible": False}
         body = {"x-guidance": msgspec.Raw(msgspec.json.encode({**options, **spacing})), **schema}
-        made.append(GrammarRequest("json_schema", msgspec.json.encode(body).decode()))
+        source = msgspec.json.encode(body).decode()
+        made.append(GrammarRequest("json_schema", source, max_digits=grammar.max_digits))
     return tuple(made)
 
 
@@ -150,7 +152,10 @@ def grammar_of(
         found = _grammar_of(asked)
     else:
         return None
-    return None if found is None else GrammarRequest(found[0], intern(found[1]), on_truncation=truncation)
+    if found is None:
+        return None
+    max_digits = _max_digits(asked.get("structural_tag", asked) if response_format is None else asked)
+    return GrammarRequest(found[0], intern(found[1]), on_truncation=truncation, max_digits=max_digits)
 
 
 def reasoning_of(
@@ -166,6 +171,12 @@ def reasoning_of(
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where / "reasoning")
     return value
+
+
+def _max_digits(given: object) -> int | None:
+    """Return the bound max_digits of a response_format or structural tag; None if it is not set."""
+    bounds = given.get("bounds") if isinstance(given, Mapping) else None
+    return bounds_of(FieldPath("bounds"), bounds).max_digits
 
 
 def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:

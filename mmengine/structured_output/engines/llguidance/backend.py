@@ -17,11 +17,13 @@ from mmengine.structured_output.closing.hints import hints_of
 from mmengine.structured_output.engines.base import OfTokenizer
 from mmengine.structured_output.engines.engine_errors import PANIC, describe_error, is_panic
 from mmengine.structured_output.engines.llguidance.compile_errors import first_step_error, refuse_overlap
+from mmengine.structured_output.engines.llguidance.digit_notes import digit_notes
 from mmengine.structured_output.engines.llguidance.json_schema_lark import MAX_HELD, schema_grammar
 from mmengine.structured_output.engines.llguidance.lark_end_tokens import check_ends
 from mmengine.structured_output.engines.llguidance.lark_text import quoted
 from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
 from mmengine.structured_output.engines.llguidance.tool_calls_lark import call_grammars
+from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.structural_tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
@@ -80,13 +82,14 @@ class LLGuidance(OfTokenizer):
             ) from None
 
     def _compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
-        tokens = self._tokens()
         found = read_grammar(grammar)
-        limits = self._text_limits if isinstance(found, Regex | Choice | Lark) else self._schema_limits
-        source = self._source_of(found)
-        make = partial(LLMatcher, tokens, source, log_level=0, limits=limits)
+        make = self._prototypes(found, grammar.max_digits or 0)
         prototype = make()
-        if len(source) > MAX_HELD and not prototype.is_error():
+        if grammar.max_digits and prototype.is_error():
+            # As Lark, a schema has more rules than as JSON Schema, and may have too many.
+            make = self._prototypes(found, 0)
+            prototype = make()
+        if len(grammar.source) > MAX_HELD and not prototype.is_error():
             # Computing the first mask releases the interpreter's lock. Copies then need not do this work
             # under the lock.
             prototype.compute_bitmask()
@@ -113,11 +116,21 @@ class LLGuidance(OfTokenizer):
         closing = make_closer, len(grammar.after) + len(path)
         return CompiledGrammar(prototype, grammar.after, make, closing)
 
-    def _source_of(self, grammar: Grammar) -> str:
+    def _prototypes(self, grammar: Grammar, max_digits: int) -> Callable[[], LLMatcher]:
+        """Return a function that makes matchers at the beginning of `grammar`."""
+        limits = self._text_limits if isinstance(grammar, Regex | Choice | Lark) else self._schema_limits
+        source = self._source_of(grammar, max_digits)
+        return partial(LLMatcher, self._tokens(), source, log_level=0, limits=limits)
+
+    def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
+        """Return a note if numbers without limits have a maximum number of digits."""
+        return digit_notes(grammar)
+
+    def _source_of(self, grammar: Grammar, max_digits: int) -> str:
         """Return the grammar in llguidance's own format."""
         match grammar:
             case JsonSchema(schema=schema):
-                return schema_grammar(bytes(schema).decode())
+                return schema_grammar(bytes(schema).decode(), max_digits)
             case Regex(regex=regex):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
@@ -129,9 +142,9 @@ class LLGuidance(OfTokenizer):
                 check_ends(lark, self._special_names, self.eos_token_ids)
                 return LLMatcher.grammar_from_lark(lark)
             case StructuralTag():
-                return grammars_of(grammar, self._special_names, self.eos_token_ids)
+                return grammars_of(grammar, self._special_names, self.eos_token_ids, max_digits)
             case ToolCalls():
-                return call_grammars(grammar)
+                return call_grammars(grammar, max_digits)
 
     def fill(
         self, matchers: Sequence[LLMatcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None

@@ -1,9 +1,9 @@
 """Write a normalized schema as a grammar for llguidance: as JSON Schema, or as Lark if it contains automata.
 
-llguidance's JSON Schema does not support arrays with rules on several items, nor objects whose keys come in
-any order. A part that contains such an array or object is written in Lark. All other parts stay JSON Schema,
-under `%json`. Lark and JSON Schema skip the same white space, once between tokens, so llguidance reads them
-as a single grammar.
+llguidance's JSON Schema does not support arrays with rules on several items, objects whose keys come in any
+order, nor a maximum number of digits. A part that contains such an array, object or number is written in
+Lark. All other parts stay JSON Schema, under `%json`. Lark and JSON Schema skip the same white space, once
+between tokens, so llguidance reads them as a single grammar.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 import msgspec
 from llguidance import LLMatcher
 
+from mmengine.structured_output.engines.llguidance.lark_numbers import is_unlimited, limited_number
 from mmengine.structured_output.engines.llguidance.lark_objects import object_rule
 from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import Json, expand_other_keys
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
-from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # The white space that llguidance's JSON Schema skips.
 MARKS = ("x-steps", "x-distinct", MARK)
@@ -34,9 +35,9 @@ class _Schema(msgspec.Struct):
 _decode_schema = msgspec.json.Decoder(_Schema).decode
 
 
-def schema_grammar(text: str) -> str:
-    """Return a normalized schema in llguidance's own format."""
-    lark = lark_of(text)
+def schema_grammar(text: str, max_digits: int = 0) -> str:
+    """Return a normalized schema in llguidance's own format. `max_digits` as in `lark_of`."""
+    lark = lark_of(text, max_digits)
     if lark is None and len(text) > MAX_HELD:
         lark = _in_lark(text)
     return LLMatcher.grammar_from_json_schema(text) if lark is None else LLMatcher.grammar_from_lark(lark)
@@ -58,30 +59,66 @@ def _head(options: Mapping[str, object]) -> list[str]:
     return [ONCE, f"%ignore /{options.get('whitespace_pattern', WHITE_SPACE)}/"]
 
 
-def lark_of(text: str) -> str | None:
-    """Return a normalized schema's Lark grammar; None if llguidance supports it as JSON Schema."""
-    if not any(f'"{mark}"' in text for mark in MARKS):
+def lark_of(text: str, max_digits: int = 0) -> str | None:
+    """Return a normalized schema's Lark grammar; None if llguidance supports it as JSON Schema.
+
+    `max_digits` is the maximum number of digits of each part of a number that the schema does not limit; 0
+    for no maximum. A schema of more than MAX_HELD characters has no maximum: writing it in Lark would hold
+    the interpreter's lock for too long.
+    """
+    is_limited = bool(max_digits) and len(text) <= MAX_HELD
+    if not is_limited and not any(f'"{mark}"' in text for mark in MARKS):
         return None
     schema: Json = msgspec.json.decode(text, type=dict)
-    options = schema.pop("x-guidance")
+    options = schema.pop("x-guidance", {})
     definitions = schema.pop("$defs", {})
     assert isinstance(options, dict) and isinstance(definitions, dict)
-    writer = _Writer(options, definitions)
-    if not writer.needs(schema):
-        return None
-    return writer.grammar(schema)
+    if is_limited:
+        try:
+            return _grammar(schema, options, definitions, max_digits)
+        except SchemaRefused:
+            pass  # Without the maximum, fewer parts are written in Lark.
+    return _grammar(schema, options, definitions, 0)
+
+
+def limits_digits(text: str) -> bool:
+    """Return whether `lark_of` limits the digits of some number in a normalized schema."""
+    if len(text) > MAX_HELD:
+        return False
+    schema: Json = msgspec.json.decode(text, type=dict)
+    del schema["x-guidance"]
+    definitions = schema.pop("$defs", {})
+    assert isinstance(definitions, dict)
+    return any(_has_unlimited(each) for each in (schema, *definitions.values()))
+
+
+def _has_unlimited(schema: object) -> bool:
+    if schema is True or schema == {}:
+        return True
+    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
+        return False
+    return is_unlimited(schema) or any(
+        _has_unlimited(child) for child in _children(expand_other_keys(schema, spelled_out=False))
+    )
+
+
+def _grammar(schema: Json, options: Json, definitions: dict[str, Json], max_digits: int) -> str | None:
+    writer = _Writer(options, definitions, max_digits)
+    return writer.grammar(schema) if writer.needs(schema) else None
 
 
 @dataclass(slots=True)
 class _Writer:
     options: Json
     definitions: dict[str, Json]
-    needing: set[str] = field(default_factory=set)  # Definitions that lead to an automaton.
+    max_digits: int = 0
+    needing: set[str] = field(default_factory=set)  # Definitions that are written in Lark.
     parts: dict[str, str] = field(default_factory=dict)  # Rules that contain JSON Schema, keyed by its text.
     lines: list[str] = field(default_factory=list)
     size: int = 0
     rules: int = 0
     budget: MatchBudget = field(default_factory=MatchBudget)
+    anything: str = ""  # The rule for any JSON value, if there is one.
     comma: str = field(init=False)
     colon: str = field(init=False)
 
@@ -99,14 +136,16 @@ class _Writer:
             grown = bool(more)
 
     def needs(self, schema: object) -> bool:
-        """Return whether the schema leads to an automaton."""
+        """Return whether the schema leads to an automaton, or to a number whose digits are limited."""
+        if self.max_digits and (schema is True or schema == {}):
+            return True
         if not isinstance(schema, dict):
             return False
-        if any(mark in schema for mark in MARKS):
+        if any(mark in schema for mark in MARKS) or self.max_digits and is_unlimited(schema):
             return True
         if "$ref" in schema:
             return _name(schema) in self.needing
-        return any(self.needs(child) for child in _children(schema))
+        return any(self.needs(child) for child in _children(expand_other_keys(schema, spelled_out=False)))
 
     def grammar(self, schema: Json) -> str:
         for line in _head(self.options):
@@ -118,8 +157,10 @@ class _Writer:
 
     def node(self, schema: object) -> str:
         """Return the expression for a schema."""
-        if not isinstance(schema, dict) or not self.needs(schema):
+        if not self.needs(schema):
             return self.json(schema)
+        if not isinstance(schema, dict) or not schema:
+            return self._anything()
         if "$ref" in schema:
             return f"d_{_name(schema)}"
         if "anyOf" in schema:
@@ -135,7 +176,25 @@ class _Writer:
             return self._distinct(schema["x-distinct"])
         if schema["type"] == "array":
             return self._array(schema)
+        if schema["type"] != "object":
+            return self._number(schema)
         return object_rule(expand_other_keys(schema, spelled_out=False), self)
+
+    def _number(self, schema: Json) -> str:
+        body, rest = limited_number(schema, self.max_digits)
+        ways = [self.json(rest)] if rest is not None else []
+        return self.rule(" | ".join([*ways, *([self.terminal(body)] if body else [])]))
+
+    def _anything(self) -> str:
+        """Return the rule for any JSON value. Its numbers have a maximum number of digits."""
+        if not self.anything:
+            self.anything = value = self.name()
+            text = self.json({"type": "string"})
+            member = self.rule(f"{text} {self.colon} {value}")
+            pairs, items = (self.rule(f"{one} ({self.comma} {one})*") for one in (member, value))
+            plain = [self.json({"enum": [False, True, None]}), text, self._number({"type": "number"})]
+            self.line(f'{value}: {" | ".join(plain)} | "[" {items}? "]" | "{{" {pairs}? "}}"')
+        return self.anything
 
     def json(self, schema: object) -> str:
         """Return the rule for a part that stays JSON Schema, with the definitions that the part refers to."""

@@ -89,6 +89,8 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
     if not others or high is not None and high <= 0:
         return None
     one = rules.rule(" | ".join(others))
+    if high == 1:
+        return one, low > 0
     most = "" if high is None else high - 1
     return rules.rule(f"{one} ({rules.comma} {one}){{{max(0, low - 1)},{most}}}"), low > 0
 

@@ -25,9 +25,12 @@ _STARTS = {  # The keys are (at_least_one, stop_after_first).
 }
 
 
-def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[int]) -> str:
+def grammars_of(
+    tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[int], max_digits: int = 0
+) -> str:
     """Return the grammars as JSON. `specials` maps special tokens' names to their ids; text cannot produce
-    these tokens. `ends` are the ids that end an answer. Raises InvalidRequest if a tag contains an end token.
+    these tokens. `ends` are the ids that end an answer. `max_digits` as in `lark_of`. Raises InvalidRequest
+    if a tag contains an end token.
     """
     pieces = _Pieces(specials, ends)
     lines = [
@@ -48,13 +51,13 @@ def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[
     lines.append("call: " + " | ".join(opened))
     grammars: list[dict[str, object]] = [{"name": "tags", "lark_grammar": "\n".join(lines)}]
     for m, each in enumerate(tag.structures):
-        grammars.append(schema_named(f"schema_{m}", bytes(each.schema).decode()))
+        grammars.append(schema_named(f"schema_{m}", bytes(each.schema).decode(), max_digits))
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
-def schema_named(name: str, schema: str) -> dict[str, object]:
-    """Return the grammar for a normalized schema, under `name`."""
-    lark = lark_of(schema)
+def schema_named(name: str, schema: str, max_digits: int) -> dict[str, object]:
+    """Return the grammar for a normalized schema, under `name`. `max_digits` as in `lark_of`."""
+    lark = lark_of(schema, max_digits)
     inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}
     return {"name": name, **inner}
 

@@ -26,9 +26,9 @@ _NOT_ENDED = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
 _REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
 
 
-def call_grammars(form: ToolCalls) -> str:
-    """Return the grammars as JSON."""
-    writer = _Writer()
+def call_grammars(form: ToolCalls, max_digits: int = 0) -> str:
+    """Return the grammars as JSON. `max_digits` as in `lark_of`."""
+    writer = _Writer(max_digits)
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):
         schema, head = bytes(tool.schema).decode(), quoted(head_of(tool.name, form.format))
@@ -66,14 +66,15 @@ def _start(form: ToolCalls, writer: "_Writer") -> list[str]:
 class _Writer:
     """Collects the JSON grammars and the rules for parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_digits: int) -> None:
+        self._max_digits = max_digits
         self.lines: list[str] = []
         self.grammars: list[dict[str, object]] = []
 
     def value(self, schema: str) -> str:
         """Return the expression for a normalized schema's value."""
         name = f"json_{len(self.grammars)}"
-        self.grammars.append(schema_named(name, schema))
+        self.grammars.append(schema_named(name, schema, self._max_digits))
         return f"@{name}"
 
     def parameters(self, prefix: str, found: Parameters) -> str:

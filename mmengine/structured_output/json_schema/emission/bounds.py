@@ -4,6 +4,7 @@ import msgspec
 
 MAX_PLACES = 10  # Maximum of Bounds.decimals: the grammar engine cannot enforce finer steps exactly.
 MAX_DIGITS = 17  # Maximum of Bounds.digits: the grammar engine rejects longer ranges.
+MAX_RUN = 10_000  # Maximum of Bounds.max_digits.
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +21,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Maximum number of digits of an integer, or before the decimal point. If set, a fraction has at most 15
     # digits in all.
     digits: int = 0
+    # Maximum number of digits of an integer, and of each part of another number, if neither the schema nor
+    # `digits` limits them. None: the engine's setting `max_digits`.
+    max_digits: int | None = None
     key: int = 0  # Maximum number of characters of a key that the schema does not name.
     # Objects with up to this many named properties keep the schema's order of keys. A larger object keeps the
     # order if all its properties are required. 0: any order. For small grammars any order would double the
@@ -28,14 +32,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"Bounds.{name} is {getattr(self, name)}; it must be 0 (off) or more")
-        for name, most in (("decimals", MAX_PLACES), ("digits", MAX_DIGITS)):
-            if getattr(self, name) > most:
+        limits = {"decimals": MAX_PLACES, "digits": MAX_DIGITS, "max_digits": MAX_RUN}
+        for name, most in limits.items():
+            if (getattr(self, name) or 0) > most:
                 raise ValueError(
                     f"Bounds.{name} is {getattr(self, name)}; it must be at most {most}, or 0 (off)"
                 )
 
     @classmethod
     def off(cls) -> "Bounds":
-        return cls(whitespace=0, string=0, decimals=0, digits=0, key=0, ordered=0)
+        return cls(whitespace=0, string=0, decimals=0, digits=0, max_digits=0, key=0, ordered=0)
