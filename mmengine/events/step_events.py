@@ -44,6 +44,7 @@ class Scheduled(EventBase, frozen=True):
     num_drafts: bytes | None = None
     drafters: bytes | None = None
     num_decided: int = 0
+    block_counts: bytes | None = None
 
 
 class Admitted(EventBase, frozen=True):

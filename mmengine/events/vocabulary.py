@@ -80,6 +80,7 @@ class Started(EventBase, frozen=True):
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
     KV blocks, including block 0, which pads batches. `constants`: how a replay applies the decisions.
     `is_host_driven`: a host called the two halves of a step, so the log says when each step was collected.
+    `host`: the engine whose scheduler made the decisions, such as "vllm 0.32.0"; "": mmengine.
     """
 
     schema: int
@@ -90,6 +91,7 @@ class Started(EventBase, frozen=True):
     num_blocks: int
     constants: FoldConstants = FoldConstants()
     is_host_driven: bool = False
+    host: str = ""
 
 
 class Queued(EventBase, frozen=True):
@@ -220,6 +222,17 @@ class Stalled(EventBase, frozen=True):
     detail: str
 
 
+class Noted(EventBase, frozen=True):
+    """Observation in the log of another engine's scheduler: a call that no other event describes.
+
+    `kind`: "incomplete" in the last record of a recorder that stopped, "pause", "encoder cache reset", or
+    "connector". `detail`: a text. The state does not depend on the event.
+    """
+
+    kind: str
+    detail: str = ""
+
+
 Event: TypeAlias = (
     Started
     | Queued
@@ -255,6 +268,7 @@ Event: TypeAlias = (
     | LeaseTaken
     | SessionClosed
     | Drafted
+    | Noted
 )
 # The scheduler's decisions about a step.
 StepDecision: TypeAlias = (
@@ -295,10 +309,11 @@ TYPES: dict[int, type[Event]] = {
     33: LeaseTaken,
     34: SessionClosed,
     35: Drafted,
+    36: Noted,
 }
 NUMBERS: dict[type[EventBase], int] = {cls: number for number, cls in TYPES.items()}
 OBSERVATIONS = (
     *(Started, Queued, GrammarReady, GrammarFailed, Cancelled, Executed, Failed, Delivered, CacheReset),
     *(Recovered, Offered, Arrived, Lost, AdapterLoaded, AdapterUnloaded),
-    *(SessionOpened, Appended, SessionClosed, Drafted),
+    *(SessionOpened, Appended, SessionClosed, Drafted, Noted),
 )

@@ -48,7 +48,7 @@ def test_the_run_has_all_event_types(run):
     kinds = {type(record.event) for record in records}
     assert kinds == set(ev.TYPES.values()) - {
         ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered, ev.Encoded, ev.AdmittedWithState, ev.StatesKept,
-        ev.AdapterLoaded, ev.AdapterUnloaded, ev.AdmittedWithAdapter,
+        ev.AdapterLoaded, ev.AdapterUnloaded, ev.AdmittedWithAdapter, ev.Drafted, ev.Noted,
         ev.Offered, ev.Fetched, ev.Arrived, ev.Lost,  # tests/core/test_store_chaos.py covers these events.
         # test_replay_sessions.py covers these events.
         ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed,

@@ -59,8 +59,8 @@ def evolve(state: State, event: ev.Event) -> None:
             _apply_queued(state, event)
         case ev.Finished():
             _apply_finished(state, event)
-        case ev.Delivered():
-            pass  # the request left the state when it finished
+        case ev.Delivered() | ev.Noted():
+            pass  # a delivered request left the state when it finished
         case ev.Preempted():
             _apply_preempted(state, event)
         case ev.Checkpoint():
@@ -145,7 +145,8 @@ def _apply_scheduled(state: State, event: ev.Scheduled) -> None:
     if event.encode or event.evict:
         encode(state, event.encode, event.evict)
     if event.new_blocks:
-        deal_blocks(state, rows, num_tokens, np.frombuffer(event.new_blocks, np.int32))
+        new = np.frombuffer(event.new_blocks, np.int32)
+        deal_blocks(state, rows, num_tokens, new, event.block_counts)
     if event.num_decided:
         state.num_decided = event.num_decided
     state.step_rows = frozen(np.concatenate((state.step_rows, rows))) if len(state.step_rows) else rows

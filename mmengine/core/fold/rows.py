@@ -62,12 +62,19 @@ def fill_row(
     state.plain_from[row] = media[-1].end if media else salted
 
 
-def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray) -> None:
+def deal_blocks(
+    state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray, counts: bytes | None
+) -> None:
     """Give the blocks `new` to the rows in order, as many as each row's next tokens need. `num_tokens`: an
-    array, or one number for all rows.
+    array, or one number for all rows. `counts`: how many blocks each row gets instead, int32, or None.
     """
     state.blocks.take_new(new)
-    short, further = further_blocks(state, state.config, rows, num_tokens)
+    if counts is None:
+        short, further = further_blocks(state, state.config, rows, num_tokens)
+    else:
+        further = np.frombuffer(counts, np.int32)
+        short = further.nonzero()[0]
+        further = further[short]
     rows = rows[short]
     held = state.num_blocks[rows]
     if len(short) == len(new):  # one block each

@@ -44,6 +44,7 @@ _WORDS = frozenset(
         *("cancelled", "deadline", "crash"),
         *("stop", "length", "abort", "error", "rejected", "recompute", "swap"),
         *("no free blocks", "the step failed", "the prefix cache was reset"),
+        *("incomplete", "pause", "encoder cache reset", "connector"),
     }
 )
 _REDACTED = "redacted"
@@ -212,6 +213,8 @@ class _Redactor:
                 return self._stalled(event)
             case ev.Recovered():
                 return self._recovered(event)
+            case ev.Noted():
+                return ev.Noted(hashes.text(event.kind), _REDACTED if event.detail else "")
         if hasattr(event, "request_id"):
             event = replace(event, request_id=hashes.name(event.request_id))
         return event

@@ -1,0 +1,97 @@
+"""What the hooks collect: events, and small records that `batches` turns into events later, many steps at
+once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.events import vocabulary as ev
+from mmengine_vllm.vllm_object import VllmObject
+
+NO_ROW = -1
+
+
+class Tracked:
+    """One live request. `chain`: the state of its hashed tokens while it has no row (contents.PseudoIds)."""
+
+    __slots__ = ("request", "row", "chain", "media", "has_adapter", "waits_for_grammar")
+
+    def __init__(self, request: VllmObject, queued: ev.Queued):
+        self.request = request
+        self.row = NO_ROW
+        self.chain = (0, 0)
+        self.media = queued.media
+        self.has_adapter = queued.adapter is not None
+        self.waits_for_grammar = queued.grammar is not None
+
+
+class Step:
+    """A step that was decided and whose output is not back. `rows`: intp, in the order of `ids`."""
+
+    __slots__ = ("number", "output", "ids", "rows", "decided_ns", "host_ns")
+
+    def __init__(
+        self, number: int, output: VllmObject, ids: list[str], rows: np.ndarray, decided_ns: int, host_ns: int
+    ):
+        self.number, self.output, self.ids, self.rows = number, output, ids, rows
+        self.decided_ns, self.host_ns = decided_ns, host_ns
+
+
+class Arrival(NamedTuple):
+    """QUEUED without its prompt; `tokens` are the prompt's token ids."""
+
+    queued: ev.Queued
+    tokens: list[int]
+    salt: str
+    tracked: Tracked
+
+
+class Admission(NamedTuple):
+    event: ev.Admitted
+    tracked: Tracked
+
+
+class Preemption(NamedTuple):
+    event: ev.Preempted
+    tracked: Tracked
+
+
+class Decision(NamedTuple):
+    """SCHEDULED. `rows`: intp, or None for the rows of the step before. `num_tokens`, `num_drafts`: one
+    number for each row, or None. `block_counts`: how many of `new_blocks` each row gets, or None if they
+    follow from the tokens.
+    """
+
+    rows: np.ndarray | None
+    num_tokens: list[int] | None
+    new_blocks: list[int]
+    encode: tuple[tuple[bytes, int, int], ...]
+    num_drafts: list[int] | None
+    block_counts: list[int] | None
+
+
+class Result(NamedTuple):
+    """EXECUTED. `rows`: intp, the rows that got tokens. `counts`: how many tokens each of them got; None: one
+    each.
+    """
+
+    rows: np.ndarray
+    tokens: list[int]
+    counts: list[int] | None
+    stops: tuple[tuple[int, str], ...]
+    errors: tuple[tuple[int, str], ...]
+    device_ns: int
+    host_ns: int
+
+
+class Drafts(NamedTuple):
+    """DRAFTED. `counts`: how many of `tokens` each of `rows` gets."""
+
+    rows: np.ndarray
+    tokens: list[int]
+    counts: list[int]
+
+
+Entry = ev.Event | Arrival | Admission | Preemption | Decision | Result | Drafts
+Stamped = tuple[Entry, int, int]  # with the step and the time in ns

@@ -1,0 +1,130 @@
+"""Translates the configuration of vLLM's scheduler into STARTED."""
+
+from collections.abc import Callable
+
+from mmengine.config import EngineConfig
+from mmengine.core.decide.deciders import scheduler_of
+from mmengine.core.decide.scheduler import DECISION_VERSION
+from mmengine.events import vocabulary as ev
+from mmengine.version import __version__
+from mmengine_vllm.vllm_object import VllmObject, read
+
+NO_LIMIT = 2**20
+# Attributes of the scheduler, and of its scheduler configuration, that its rules depend on and that
+# EngineConfig lacks.
+_OF_SCHEDULER = (
+    *("hash_block_size", "max_num_active_reqs", "num_prefill_lookahead", "use_eagle", "use_eagle_block_drop"),
+    *("use_v2_model_runner", "num_sampled_tokens_per_step", "prefix_replay_tokens"),
+)
+_OF_CONFIG = (
+    *(
+        "max_num_batched_tokens",
+        "enable_chunked_prefill",
+        "long_prefill_token_threshold_adaptive",
+        "watermark",
+    ),
+    "async_scheduling",
+)
+
+
+def full_attention_group(scheduler: VllmObject) -> int:
+    """Return the number of the KV group whose blocks are recorded: the first group with full attention, else
+    0.
+    """
+    groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
+    kinds = [type(read(group, "kv_cache_spec")).__name__ for group in groups]
+    return next((number for number, kind in enumerate(kinds) if "FullAttention" in kind or "MLA" in kind), 0)
+
+
+def is_overlapping(scheduler: VllmObject) -> bool:
+    """Return whether `schedule` is called before the last step's output is back."""
+    return bool(read(scheduler, "scheduler_config.async_scheduling")) or bool(read(scheduler, "use_pp"))
+
+
+def engine_config(scheduler: VllmObject) -> EngineConfig:
+    """Return the scheduler's settings as mmengine's settings with `compat` "vllm"."""
+    limits = scheduler.scheduler_config
+    threshold = int(read(limits, "long_prefill_token_threshold", 0))
+    speculative = int(read(scheduler, "num_spec_tokens", 0))
+    adapters = read(scheduler, "lora_config.max_loras", 0)
+    return EngineConfig(
+        max_num_seqs=scheduler.max_num_running_reqs,
+        token_budget=scheduler.max_num_scheduled_tokens,
+        max_model_len=scheduler.max_model_len,
+        block_size=scheduler.block_size,
+        num_blocks=scheduler.kv_cache_config.num_blocks,
+        enable_prefix_caching=bool(read(scheduler, "cache_config.enable_prefix_caching")),
+        policy=str(read(limits, "policy", "fcfs")),
+        spec="none",
+        num_draft_tokens=speculative,
+        lookahead_tokens=int(read(scheduler, "num_lookahead_tokens", 0)),
+        draft_policy="all",
+        encoder_budget=max(1, int(read(scheduler, "max_num_encoder_input_tokens", 1))),
+        encoder_cache_size=max(1, int(read(scheduler, "encoder_cache_manager.cache_size", 1))),
+        long_prefill_token_threshold=threshold,
+        split_media=not read(limits, "disable_chunked_mm_input", False),
+        admission_reserve="prompt" if read(scheduler, "scheduler_reserve_full_isl") else "none",
+        max_in_flight=2 if is_overlapping(scheduler) else 1,
+        compat="vllm",
+        preempt_mode="recompute",
+        max_loras=int(adapters),
+        max_waiting=NO_LIMIT,
+        thrash_limit=NO_LIMIT,
+        max_media_per_request=4096,
+        log_sync="never",
+    )
+
+
+def not_derived(scheduler: VllmObject) -> list[str]:
+    """Return what the scheduler uses that no rule of mmengine describes, one short name each."""
+    groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
+    tests: tuple[tuple[str, Callable[[], bool]], ...] = (
+        ("KV connector", lambda: read(scheduler, "connector") is not None),
+        ("encoder connector", lambda: read(scheduler, "ec_connector") is not None),
+        ("hybrid KV groups", lambda: len(groups) != 1),
+        ("pipeline parallel", lambda: bool(read(scheduler, "use_pp"))),
+        ("encoder-decoder model", lambda: bool(read(scheduler, "is_encoder_decoder"))),
+        ("pooling model", lambda: read(scheduler, "vllm_config.model_config.runner_type") == "pooling"),
+        ("dynamic speculation", lambda: read(scheduler, "dynamic_sd_lookup") is not None),
+        ("encoder cache manager", lambda: read(scheduler, "vllm_config.ec_manager_config.cls") is not None),
+    )
+    return [name for name, is_used in tests if is_used()]
+
+
+def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str, str]:
+    """Return STARTED's fingerprints: the model, what is not derived, and the settings that EngineConfig
+    lacks.
+    """
+    facts = {
+        "executor": f"vllm {version}, recorded",
+        "weights": str(read(scheduler, "vllm_config.model_config.model", "")),
+        "content": content,
+        "not_derived": "; ".join(not_derived(scheduler)),
+    }
+    groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
+    kinds = [type(read(group, "kv_cache_spec")).__name__ for group in groups]
+    facts["kv_groups"] = "; ".join(kinds)
+    facts["recorded_kv_group"] = str(full_attention_group(scheduler))
+    for owner, names in ((scheduler, _OF_SCHEDULER), (scheduler.scheduler_config, _OF_CONFIG)):
+        facts.update(
+            (f"vllm.{name}", str(value)) for name in names if (value := read(owner, name)) is not None
+        )
+    return {name: value for name, value in facts.items() if value}
+
+
+def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
+    """Return STARTED for the log of this scheduler. Raises ConfigError if mmengine has no settings like
+    these.
+    """
+    config = engine_config(scheduler)
+    config.check_foldable()
+    return ev.Started(
+        schema=ev.SCHEMA_VERSION,
+        engine_version=__version__,
+        decision_version=DECISION_VERSION,
+        config=config.as_dict(),
+        fingerprints=fingerprints(scheduler, version, content),
+        num_blocks=config.num_blocks,
+        constants=scheduler_of(config).constants(config.lookahead_tokens),
+        host=f"vllm {version}",
+    )

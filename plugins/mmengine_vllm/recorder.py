@@ -1,0 +1,299 @@
+"""Follows a scheduler's calls: which request has which row, and which steps are in flight. Imports nothing of
+vLLM.
+
+Every method takes what a public method of the scheduler got or returned, and appends entries. Between two
+steps with the same rows it creates no object per row.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain
+from time import monotonic_ns
+
+import numpy as np
+
+from mmengine.errors import ErrorCode
+from mmengine.events import vocabulary as ev
+from mmengine_vllm.contents import PseudoIds
+from mmengine_vllm.entries import (
+    NO_ROW,
+    Admission,
+    Arrival,
+    Decision,
+    Drafts,
+    Entry,
+    Preemption,
+    Result,
+    Stamped,
+    Step,
+    Tracked,
+)
+from mmengine_vllm.request_facts import queued_of
+from mmengine_vllm.results import NO_ROWS, ends_of, has_ended, tokens_of
+from mmengine_vllm.rows import Rows
+from mmengine_vllm.vllm_object import VllmObject
+
+RESET = "the prefix cache was reset"
+
+
+class UnknownCall(Exception):
+    """vLLM did something that no event describes. The text says what."""
+
+
+class Recorder:
+    """Collects entries about one scheduler. `group`: the KV group whose blocks are recorded. `counts_blocks`:
+    whether the number of a row's new blocks does not follow from its tokens. `hides`: whether the log holds
+    no content.
+    """
+
+    def __init__(
+        self, contents: PseudoIds, *, num_rows: int, block_size: int, overlaps: bool, group: int = 0,
+        counts_blocks: bool = False, hides: bool = True, has_drafts: bool = False, has_adapters: bool = False,
+    ):  # fmt: skip
+        self.contents = contents
+        self.entries: list[Stamped] = []
+        self.requests: dict[str, Tracked] = {}
+        self._rows = Rows(num_rows)
+        self._in_flight: deque[Step] = deque()
+        self.step = 0  # the open step, or the next one
+        self._last_ids: list[str] = []  # of the step before
+        self._last_rows = NO_ROWS
+        self._waiting_grammars: dict[str, Tracked] = {}
+        self._encoded: set[bytes] = set()  # keys in the encoder cache
+        self._last_update_ns = 0  # when the last update ended
+        self._size, self._overlaps, self._group, self._hides = block_size, overlaps, group, hides
+        self._counts_blocks, self._has_drafts, self._has_adapters = counts_blocks, has_drafts, has_adapters
+
+    def note(self, kind: str, detail: str = "") -> None:
+        """Record a call that no other event describes."""
+        self._append(ev.Noted(kind, detail))
+
+    def _append(self, entry: Entry) -> None:
+        self.entries.append((entry, self.step, monotonic_ns()))
+
+    def added(self, request: VllmObject) -> None:
+        """Record a request that the scheduler queued."""
+        name = request.request_id
+        if name in self.requests:
+            raise UnknownCall(f"request {name} got another prompt (a streaming session)")
+        queued = queued_of(request, self.contents, hides=self._hides)
+        tracked = Tracked(request, queued)
+        tokens, salt = request.prompt_token_ids, request.cache_salt or ""
+        if tokens is None:  # the prompt is embeddings, which no other prompt shares
+            tokens, salt = [0] * request.num_prompt_tokens, name
+        self.requests[name] = tracked
+        if tracked.waits_for_grammar:
+            self._waiting_grammars[name] = tracked
+        self._append(Arrival(queued, tokens, salt, tracked))
+
+    def finished(self, returned: Iterable[VllmObject] | None) -> None:
+        """Record the requests that `finish_requests` returned, in its order."""
+        for item in returned or ():
+            request = item if hasattr(item, "request_id") else None
+            name = item[0] if request is None else request.request_id
+            tracked = self.requests.get(name)
+            if tracked is None:
+                continue
+            status = tracked.request.status.name
+            reason = "cancelled" if status == "FINISHED_ABORTED" else status.lower()
+            self._append(ev.Cancelled(name, reason))
+            self._append(ev.Finished(name, "abort", reason, ErrorCode.CANCELLED))
+            self._forget(name, tracked)
+
+    def _forget(self, name: str, tracked: Tracked) -> None:
+        del self.requests[name]
+        self._waiting_grammars.pop(name, None)
+        self._take_row(name, tracked)
+
+    def _take_row(self, name: str, tracked: Tracked) -> None:
+        tracked.row = NO_ROW
+        self._rows.take(name, reversed(self._in_flight))
+
+    # Steps
+
+    def scheduled(self, output: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
+        """Record what the scheduler's `schedule` returned. `began_ns`: when it was called."""
+        counts = output.num_scheduled_tokens
+        if self._waiting_grammars:
+            self._see_grammars()
+        if output.preempted_req_ids:
+            self._preempt(output.preempted_req_ids, scheduler.waiting)
+        if output.free_encoder_mm_hashes or output.scheduled_encoder_inputs:
+            self._evict(output)
+        ids = list(counts)
+        cached = output.scheduled_cached_reqs
+        num_running = len(ids) - len(output.scheduled_new_reqs) - len(cached.resumed_req_ids)
+        if not ids and not (self.entries and isinstance(self.entries[-1][0], Preemption)):
+            return  # a call without a decision
+        if num_running or not ids:
+            self._schedule_running(output, ids, num_running)
+        if num_running < len(ids):
+            self._admit(output, ids[num_running:])
+        if ids == self._last_ids:
+            rows = self._last_rows
+        else:
+            rows = self._rows.rows_of(ids)
+        now = monotonic_ns()
+        self._in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
+        self._last_ids, self._last_rows = ids, rows
+        if self._overlaps:
+            self._append(ev.Dispatched())
+            self.step += 1
+
+    def _schedule_running(self, output: VllmObject, ids: list[str], num_running: int) -> None:
+        cached, counts = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        running = ids if num_running == len(ids) else ids[:num_running]
+        rows = None
+        if running != self._last_ids:
+            rows = self._rows.rows_of(running)
+        num_tokens = None
+        if len(running) == len(ids) and output.total_num_scheduled_tokens == num_running:
+            pass  # one token each
+        elif max(tokens := list(counts.values())[:num_running], default=1) > 1:
+            num_tokens = tokens
+        given = (
+            cached.new_block_ids
+            if len(cached.new_block_ids) == num_running
+            else cached.new_block_ids[:num_running]
+        )
+        group = self._group
+        blocks = [block for each in filter(None, given) for block in each[group]]
+        block_counts = None
+        if self._counts_blocks and blocks:
+            block_counts = [0 if each is None else len(each[group]) for each in given]
+        num_drafts = None
+        if drafts := output.scheduled_spec_decode_tokens:
+            num_drafts = [len(drafts.get(name, ())) for name in running]
+            num_drafts = num_drafts if any(num_drafts) else None
+        encode: tuple[tuple[bytes, int, int], ...] = ()
+        if output.scheduled_encoder_inputs:
+            encode = tuple(chain.from_iterable(self._encode_of(output, name) for name in running))
+        self._append(Decision(rows, num_tokens, blocks, encode, num_drafts, block_counts))
+
+    def _admit(self, output: VllmObject, names: list[str]) -> None:
+        cached = output.scheduled_cached_reqs
+        given = {new.req_id: (new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs}
+        if cached.resumed_req_ids:
+            columns = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+            given.update(
+                (name, (blocks, computed))
+                for name, blocks, computed in columns
+                if name in cached.resumed_req_ids
+            )
+        for name in names:
+            blocks, computed = given[name]
+            tracked = self.requests[name]
+            row = tracked.row = self._rows.give(name)
+            mine = blocks[self._group]
+            hits = computed // self._size
+            kind = ev.AdmittedWithAdapter if tracked.has_adapter and self._has_adapters else ev.Admitted
+            event = kind(
+                name,
+                row,
+                output.num_scheduled_tokens[name],
+                np.array(mine[:hits], np.int32).tobytes(),
+                np.array(mine[hits:], np.int32).tobytes(),
+                encode=self._encode_of(output, name) if output.scheduled_encoder_inputs else (),
+                num_computed=ev.AS_CACHED if computed == hits * self._size else computed,
+            )
+            self._append(Admission(event, tracked))
+
+    def _encode_of(self, output: VllmObject, name: str) -> tuple[tuple[bytes, int, int], ...]:
+        """Return the items of one request that the step encodes, as in SCHEDULED."""
+        tracked = self.requests[name]
+        indices = output.scheduled_encoder_inputs.get(name, ())
+        return tuple((tracked.media[index].mm_hash, tracked.row, index) for index in indices)
+
+    def _evict(self, output: VllmObject) -> None:
+        """Record the encoder outputs that left the cache, and those that are computed again without having
+        left.
+        """
+        gone = [self.contents.digest(name) for name in output.free_encoder_mm_hashes]
+        again = [
+            self.requests[name].media[index].mm_hash
+            for name, indices in output.scheduled_encoder_inputs.items()
+            for index in indices
+        ]
+        keys = tuple(key for key in dict.fromkeys((*gone, *again)) if key in self._encoded)
+        self._encoded.difference_update(keys)
+        self._encoded.update(again)
+        if keys:
+            self._append(ev.Evicted(keys))
+
+    def _preempt(self, names: Iterable[str], waiting: Iterable[VllmObject]) -> None:
+        lost = [name for name in names if name in self._rows]
+        if len(lost) > 1:
+            behind = {
+                request.request_id: place
+                for place, request in enumerate(waiting)
+                if request.request_id in lost
+            }
+            lost.sort(key=lambda name: -behind.get(name, 0))
+        for name in lost:
+            self._lose_row(name, "no free blocks")
+
+    def _lose_row(self, name: str, reason: str) -> None:
+        tracked = self.requests[name]
+        self._append(Preemption(ev.Preempted(name, tracked.row, "recompute", reason), tracked))
+        self._take_row(name, tracked)
+
+    def _see_grammars(self) -> None:
+        for name, tracked in list(self._waiting_grammars.items()):
+            if tracked.request.status.name != "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR":
+                del self._waiting_grammars[name]
+                self._append(ev.GrammarReady(name))
+
+    def executed(self, output: VllmObject, result: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
+        """Record what `update_from_output` was given at `began_ns`, after the call."""
+        if not self._in_flight or self._in_flight[0].output is not output:
+            return  # the call decided nothing
+        step = self._in_flight.popleft()
+        got = tokens_of(step, result, has_drafts=self._has_drafts)
+        ended: list[str] = []
+        live = scheduler.requests
+        # A KV connector keeps ended requests among them until their blocks are sent.
+        if len(live) < len(self.requests) or scheduler.connector is not None:
+            ended = [name for name in step.ids if name in self.requests and has_ended(live, name)]
+        ends = [(name, self.requests[name].request) for name in ended]
+        stops, errors, events = ends_of(step, ends, got.places)
+        now = monotonic_ns()
+        device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
+        self._last_update_ns = now
+        entry = Result(got.rows, got.tokens, got.counts, stops, errors, device_ns, step.host_ns)
+        self.entries.append((entry, step.number, now))
+        if not self._overlaps:
+            self.step += 1
+        self._rows.land(step.number)
+        for event in events:
+            self._append(event)
+            self._forget(event.request_id, self.requests[event.request_id])
+
+    def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
+        """Record the drafts for the next step as the scheduler kept them in its requests."""
+        live = scheduler.requests
+        pairs = [
+            (row, live[name].spec_token_ids)
+            for name in drafts.req_ids
+            if (row := self._rows.row_of(name)) != NO_ROW and live[name].spec_token_ids
+        ]
+        if pairs:
+            rows, kept = zip(*pairs, strict=True)
+            tokens = list(chain.from_iterable(kept))
+            self._append(Drafts(np.array(rows, np.intp), tokens, list(map(len, kept))))
+
+    def forget_encoded(self) -> None:
+        """Record that all encoder outputs were dropped. Raises UnknownCall if a running request has media."""
+        if any(tracked.media for name, tracked in self.requests.items() if name in self._rows):
+            raise UnknownCall("the encoder cache was reset while requests with media were running")
+        self.note("encoder cache reset")
+        if self._encoded:
+            self._append(ev.Evicted(tuple(self._encoded)))
+            self._encoded.clear()
+
+    def reset(self, running: list[VllmObject], *, preempts: bool) -> None:
+        """Record that the prefix cache was reset. `running`: the requests that ran before the call."""
+        preempts = preempts and bool(running)
+        self._append(ev.CacheReset(preempts))
+        if preempts:
+            for request in reversed(running):
+                self._lose_row(request.request_id, RESET)

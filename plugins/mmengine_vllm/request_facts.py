@@ -1,0 +1,86 @@
+"""Translates vLLM's requests into QUEUED and its media."""
+
+from itertools import groupby
+
+from mmengine.events import vocabulary as ev
+from mmengine.request import PREFILL, Adapter, GrammarRequest, MediaItem, SamplingParams
+from mmengine_vllm.contents import PseudoIds
+from mmengine_vllm.vllm_object import VllmObject, read
+
+_MOST_TOKENS = 10**7
+_PLAIN_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
+
+
+def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
+    """Return the sampling options that scheduling may depend on. With `hides` none contains token ids."""
+    theirs = request.sampling_params
+    if theirs is None:
+        return PREFILL
+    numbers: dict[str, VllmObject] = {}
+    for name in _PLAIN_NUMBERS:
+        if isinstance(value := getattr(theirs, name, None), (int, float)):
+            numbers[name] = max(value, 0) if name == "top_k" else value
+    return SamplingParams(
+        max_tokens=min(max(1, int(request.max_tokens)), _MOST_TOKENS),
+        min_tokens=int(getattr(theirs, "min_tokens", 0) or 0),
+        ignore_eos=bool(getattr(theirs, "ignore_eos", False)),
+        seed=0,
+        stop_token_ids=() if hides else tuple(getattr(theirs, "stop_token_ids", None) or ())[:16],
+        **numbers,
+    )
+
+
+def _runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
+    """Return (start, length) for each run of embeddings at an item's place in the prompt."""
+    mask = position.is_embed
+    if mask is None:
+        return ((position.offset, position.length),)
+    runs, start = [], position.offset
+    for is_embed, members in groupby(mask.tolist()):
+        length = len(list(members))
+        if is_embed:
+            runs.append((start, length))
+        start += length
+    return tuple(runs)
+
+
+def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
+    """Return the request's media. An item is identified by vLLM's identifier, which names its cache entry."""
+    items = []
+    for feature in request.mm_features or ():
+        runs = _runs(feature.mm_position)
+        if runs:
+            size = sum(length for _, length in runs)
+            key = contents.digest(feature.identifier)
+            items.append(MediaItem(key, str(feature.modality), runs, (1, 1, size)))
+    return tuple(items)
+
+
+def grammar_of(request: VllmObject, contents: PseudoIds) -> GrammarRequest | None:
+    """Return a stand-in for the request's grammar: a hash of it, or None."""
+    asked = read(request, "sampling_params.structured_outputs")
+    if asked is None or not request.use_structured_output:
+        return None
+    return GrammarRequest("vllm", contents.digest(repr(asked)).hex())
+
+
+def adapter_of(request: VllmObject, contents: PseudoIds) -> Adapter | None:
+    lora = request.lora_request
+    if lora is None:
+        return None
+    name = str(lora.lora_name)
+    return Adapter(contents.digest(f"{name} {lora.lora_int_id}"), 0, False, name)
+
+
+def queued_of(request: VllmObject, contents: PseudoIds, *, hides: bool) -> ev.Queued:
+    """Return QUEUED for a request, still without its prompt. With `hides` nothing in it is content."""
+    return ev.Queued(
+        request_id=request.request_id,
+        prompt=b"",
+        sampling=sampling_of(request, hides=hides),
+        media=media_of(request, contents),
+        priority=int(request.priority),
+        cache_salt="" if hides else request.cache_salt or "",
+        grammar=grammar_of(request, contents),
+        adapter=adapter_of(request, contents),
+    )

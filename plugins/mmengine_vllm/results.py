@@ -1,0 +1,78 @@
+"""Reads what a model runner returned: each row's tokens, and which requests ended."""
+
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from mmengine.errors import ErrorCode
+from mmengine.events import vocabulary as ev
+from mmengine_vllm.entries import Step
+from mmengine_vllm.vllm_object import VllmObject
+
+NO_ROWS = np.zeros(0, np.intp)
+_REASONS = {
+    "FINISHED_STOPPED": "stop",
+    "FINISHED_REPETITION": "stop",
+    "FINISHED_LENGTH_CAPPED": "length",
+    "FINISHED_IGNORED": "length",
+    "FINISHED_ABORTED": "abort",
+}
+Places = tuple[tuple[int, str], ...]  # (the row's place among the rows that got tokens, text)
+
+
+class Tokens(NamedTuple):
+    """`rows`: intp, the rows that got tokens. `tokens`: one row after the other. `counts`: how many tokens
+    each row got; None: one each. `places`: each request's place among these rows; None: its place in the
+    step.
+    """
+
+    rows: np.ndarray
+    tokens: list[int]
+    counts: list[int] | None
+    places: dict[str, int] | None
+
+
+def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
+    """Return the tokens in a ModelRunnerOutput, in the order of the step."""
+    sampled, ids = result.sampled_token_ids, step.ids
+    if not sampled:
+        return Tokens(NO_ROWS, [], None, {})
+    if result.req_ids != ids:
+        sampled = list(map(sampled.__getitem__, map(result.req_id_to_index.__getitem__, ids)))
+    try:
+        return Tokens(step.rows, [token for (token,) in sampled], None, None)
+    except ValueError:  # a row has no token, or several
+        pass
+    counts = list(map(len, sampled))
+    some = [place for place, count in enumerate(counts) if count]
+    places = {ids[place]: number for number, place in enumerate(some)}
+    counts = [counts[place] for place in some]
+    tokens = list(chain.from_iterable(sampled))
+    return Tokens(step.rows[some], tokens, counts if has_drafts else None, places)
+
+
+def ends_of(
+    step: Step, ended: list[tuple[str, VllmObject]], places: dict[str, int] | None
+) -> tuple[Places, Places, list[ev.Finished]]:
+    """Return EXECUTED's stops and errors, and FINISHED for each request (id, vLLM's request) that ended."""
+    stops, errors, events = [], [], []
+    for name, request in ended:
+        reason = _REASONS.get(request.status.name, "error")
+        place = step.ids.index(name) if places is None else places.get(name)
+        detail, code = "", None
+        if reason == "stop":
+            detail = "eos" if request.stop_reason is None else "token"
+            stops.append((place, detail))
+        elif reason == "error":
+            detail, code = request.status.name.lower(), ErrorCode.REQUEST_FAILED
+            errors.append((place, detail))
+        events.append(ev.Finished(name, reason, detail, code))
+    known = [tuple((place, what) for place, what in found if place is not None) for found in (stops, errors)]
+    return known[0], known[1], events
+
+
+def has_ended(live: VllmObject, name: str) -> bool:
+    """Return whether a request ended. `live`: the scheduler's requests."""
+    request = live.get(name)
+    return request is None or request.is_finished()
