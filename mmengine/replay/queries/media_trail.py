@@ -19,30 +19,39 @@ class MediaTrail:
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
         self._present: set[bytes] = set()
-        # Maps a key to (step, reason, the request for which it was evicted).
-        self._lost: dict[bytes, tuple[int, str, str]] = {}
+        # Maps a key to (step, reason, the request for which it was evicted, a clause about the rules or "").
+        self._lost: dict[bytes, tuple[int, str, str, str]] = {}
 
-    def after(self, state: State, record: Record) -> None:
-        """Update the trail with a record that was just applied."""
+    def loses(self, event: ev.Event) -> bool:
+        """Return whether the event, which is not applied yet, evicts one of the outputs."""
+        return any(key in self._present for key in getattr(event, "evict", ()))
+
+    def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
+        """Update the trail with a record that was just applied. `expected`: what this build's rules decide
+        instead of an event that evicts outputs, or None if that is unknown.
+        """
         for key in self._keys:
             if state.encoder.has(key):
                 self._present.add(key)
             elif key in self._present:
                 self._present.discard(key)
-                self._lost[key] = (record.step, *_cause(state, record))
+                note = ""
+                if expected is not None and key not in getattr(expected, "evict", ()):
+                    note = ", although this build's rules would not have evicted it"
+                self._lost[key] = (record.step, *_cause(state, record), note)
 
     def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
         """Return the reason why a key was not in the cache, as a text and as a dict with facts."""
         if key not in self._lost:
             return "never encoded before", {"miss": "never there"}
-        step, why, name = self._lost[key]
+        step, why, name, note = self._lost[key]
         facts = {"miss": "lost", "lost_step": step, "why": why, "for": name}
         if why == "crash":
             return f"lost with the process that ended at step {step}", facts
         if why == "failed":
             return f"lost because step {step}, which encoded it, failed", facts
         text = f"evicted from the cache in step {step}"
-        return text + (f" in favour of {name}" if name else ""), facts
+        return text + (f" in favour of {name}" if name else "") + note, facts
 
 
 def _cause(state: State, record: Record) -> tuple[str, str]:

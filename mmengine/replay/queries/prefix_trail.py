@@ -19,7 +19,8 @@ class Loss(msgspec.Struct, frozen=True):
     """The time during which a prefix block was cached.
 
     `since`, `by`: the step and the request that computed the block. `until`: the step in which the block was
-    lost; -1 while it is cached. `why`, `taken_by`: the reason, and the request that got the block.
+    lost; -1 while it is cached. `why`, `taken_by`: the reason, and the request that got the block. `note`: a
+    clause if this build's rules would have taken other blocks.
     """
 
     since: int
@@ -27,6 +28,7 @@ class Loss(msgspec.Struct, frozen=True):
     until: int = -1
     why: str = ""
     taken_by: str = ""
+    note: str = ""
 
 
 class PrefixTrail:
@@ -54,13 +56,20 @@ class PrefixTrail:
         """How many prefix blocks are in the cache now."""
         return len(self._blocks)
 
-    def after(self, state: State, record: Record) -> None:
-        """Update the trail with a record that was just applied."""
+    def loses(self, event: ev.Event) -> bool:
+        """Return whether the event, which is not applied yet, gives a request one of the prefix's blocks."""
+        new = getattr(event, "new_blocks", b"")
+        return bool(new) and bool(np.isin(self._blocks, np.frombuffer(new, np.int32)).any())
+
+    def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
+        """Update the trail with a record that was just applied. `expected`: what this build's rules decide
+        instead of an event that takes blocks, or None if that is unknown.
+        """
         index = state.blocks.index
         if self._blocks:
             same = index.content[self._blocks] == self._content
             if not same.all():
-                self._cut(state, record, int(np.argmin(same)))
+                self._cut(state, record, int(np.argmin(same)), expected)
         while self.length < self.num_blocks:
             number = self.length
             parent = self._content[-1] if self._content else ROOT
@@ -73,13 +82,16 @@ class PrefixTrail:
             if self.losses.get(number) is None or self.losses[number].until >= 0:
                 self.losses[number] = Loss(record.step, _holder(state, block) or self._by)
 
-    def _cut(self, state: State, record: Record, length: int) -> None:
+    def _cut(self, state: State, record: Record, length: int, expected: ev.Event | None) -> None:
         why, taken_by = _cause(state, record, self._blocks[length:])
+        new, note = np.frombuffer(getattr(expected, "new_blocks", b""), np.int32), ""
+        if why == "taken" and expected is not None and self._blocks[length] not in new:
+            note = ", although this build's rules would have taken other blocks"
         lost = range(length, self.length)
         del self._blocks[length:], self._content[length:]
         for number in lost:
             old = self.losses[number]
-            self.losses[number] = Loss(old.since, old.by, record.step, why, taken_by)
+            self.losses[number] = Loss(old.since, old.by, record.step, why, taken_by, note)
 
     def difference(self, state: State) -> dict[str, Any]:
         """Compare the next block, which is not cached, with the cached blocks that follow the same prefix.

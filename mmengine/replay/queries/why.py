@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.fold import sessions
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.request_state import request_of
@@ -18,6 +19,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
+from mmengine.replay.queries.expected_decisions import AGREED, UNKNOWN, Expected, Note, Rules
 from mmengine.replay.queries.media_trail import MediaTrail
 from mmengine.replay.queries.prefix_trail import PrefixTrail
 from mmengine.replay.queries.reasons import GAVE_WAY, Reasons
@@ -95,24 +97,28 @@ class _Inquiry:
             ahead = log.started.constants.media_ahead
             self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids, ahead)
             self._media = MediaTrail(self.state, self._request)
+        self._rules = Rules(self.view, log.started.decision_version == DECISION_VERSION)
+        self._expected: Expected = UNKNOWN  # the rules' decision on the state before a scheduling event
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
         # Maps a session to the last record that took leased blocks from it.
-        self._taken: dict[str, Record] = {}
+        self._taken: dict[str, tuple[Record, Note]] = {}
 
     def claims(self) -> list[Claim]:
         for record in self._log:
             with self._log.naming(record):
                 self._log.check(self.state, record.event)
                 if isinstance(record.event, ev.LeaseTaken):
-                    self._taken[record.event.session_id] = record
+                    self._taken[record.event.session_id] = record, self._rules.lease(record.event)
                 if self._is_live or record.sequence == self._queued.sequence:
                     self._before(record)
+                losing = self._prefix.loses(record.event) or self._media.loses(record.event)
+                expected = self._rules.decision().event if losing else None
                 evolve(self.state, record.event)
-                self._prefix.after(self.state, record)
-                self._media.after(self.state, record)
+                self._prefix.after(self.state, record, expected)
+                self._media.after(self.state, record, expected)
             if self._found and self._found[-1].kind == "end":
                 break
         self._tell_waits()
@@ -130,6 +136,7 @@ class _Inquiry:
     def _before(self, record: Record) -> None:
         event = record.event
         if is_scheduling(self.state, event):
+            self._expected = self._rules.decision()
             self._reasons = self._reasons or Reasons(self.view)
             if isinstance(event, ev.Preempted) and event.request_id == self._name:
                 self._tell_waits()
@@ -144,6 +151,7 @@ class _Inquiry:
                 self._tell_waits()
                 self._admitted(record, event)
             case ev.Scheduled():
+                self._scheduled(record, event)
                 self._encoded(record, None, event.encode)
             case ev.Encoded(request_id=name) if name == self._name:
                 self._encoded_part(record, event)
@@ -229,18 +237,26 @@ class _Inquiry:
             text += f"; the other {gone} were dropped, because the session would have become too long"
         facts = {"session": name, "kept": kept, "dropped": gone}
         self._claim(record, "session", f"{text}. The session held {len(session.leased)} blocks.", **facts)
-        taken = self._taken.get(name)
+        taken, (said, more) = self._taken.get(name, (None, AGREED))
         if taken is not None and isinstance(taken.event, ev.LeaseTaken):
             reason = taken.event.reason
             text = f"Step {taken.step} took all but {taken.event.num_kept} of the session's blocks"
-            self._claim(record, "lease taken", f"{text} ({reason}).", step=taken.step, reason=reason)
+            facts = {"step": taken.step, "reason": reason, **more}
+            self._claim(record, "lease taken", f"{text} ({reason}).{said}", **facts)
+
+    def _scheduled(self, record: Record, event: ev.Scheduled) -> None:
+        """Claim that the step computes another number of the request's tokens than the rules."""
+        text, facts = self._rules.rows(self.state.requests[self._name].row, event, self._expected)
+        if text:
+            self._claim(record, "rules", text, **facts)
 
     def _admitted(self, record: Record, event: ev.Admitted) -> None:
         req_state = self.state.requests[self._name]
         cached = len(event.cached_blocks) // 4 * self.state.block_size
         again = " again" if req_state.num_cached >= 0 else ""
-        text = f"Admitted{again} to row {event.row}."
-        self._claim(record, "start", text, row=event.row, tokens=event.num_tokens)
+        said, more = self._rules.admission(event, self._expected)
+        text = f"Admitted{again} to row {event.row}.{said}"
+        self._claim(record, "start", text, row=event.row, tokens=event.num_tokens, **more)
         if event.swap_in:
             text = f"The KV of {req_state.num_swapped} tokens was swapped in from the host."
             self._claim(record, "swap in", text, tokens=req_state.num_swapped)
@@ -277,7 +293,7 @@ class _Inquiry:
         if loss is not None and loss.until >= 0:
             by = "this request" if loss.by == self._name else loss.by or "a request"
             how = {
-                "taken": f"step {loss.until} took it for {loss.taken_by}",
+                "taken": f"step {loss.until} took it for {loss.taken_by}{loss.note}",
                 "reset": f"the cache was reset in step {loss.until}",
                 "crash": f"the process ended at step {loss.until}",
                 "failed": f"step {loss.until}, which was to fill it, failed",
@@ -331,12 +347,13 @@ class _Inquiry:
         if other is not None and event.for_row != event.row:
             facts["for"] = other.request.request_id
             text += f", in favour of {facts['for']}"
+        said, more = self._rules.preemption_outside(event)
         if blocks is not None:
-            victim = _VICTIMS.get(state.config.policy, "this request")
-            text += f". The policy {state.config.policy} preempts {victim}"
+            said, more = self._rules.preemption(event, self._expected)
         fate = "were copied to the host" if event.mode == "swap" else "are computed again"
         tokens = int(state.num_computed[event.row])
-        self._claim(record, "preemption", f"{text}. {tokens} computed tokens {fate}.", tokens=tokens, **facts)
+        text = f"{text}.{said} {tokens} computed tokens {fate}."
+        self._claim(record, "preemption", text, tokens=tokens, **facts, **more)
         req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
         ahead = state.constants.media_ahead
         self._prefix = PrefixTrail(state, self._request, req_state, ahead, self._name)
@@ -359,12 +376,6 @@ class _Inquiry:
             "abort": f"cancelled ({event.detail})",
             "error": f"error: {event.detail}",
         }.get(event.reason, event.reason)
-        text = f"Finished after {output} tokens: {how}."
-        self._claim(record, "end", text, reason=event.reason, detail=event.detail, output_tokens=output)
-
-
-_VICTIMS = {
-    "fcfs": "the last admitted request",
-    "prefill_first": "the last admitted request",
-    "priority": "the least important request, the latest among equals",
-}
+        said, more = self._rules.end(event)
+        facts = {"reason": event.reason, "detail": event.detail, "output_tokens": output, **more}
+        self._claim(record, "end", f"Finished after {output} tokens: {how}.{said}", **facts)
