@@ -105,6 +105,7 @@ class AccumulatedChoice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
+    markers: list[int] = field(default_factory=list)  # places in `logprobs`, as in Delta
     content_logprobs: list[Entry] = field(default_factory=list)  # logprobs of the content tokens
     finish_reason: str = ""
     stop_reason: str | int | None = None
@@ -124,6 +125,7 @@ class AccumulatedChoice:
             self.content_logprobs.extend(delta.logprobs)
         if delta.reasoning:
             self.reasoning.append(delta.reasoning)
+        self.markers.extend(len(self.logprobs) + place for place in delta.markers)
         self.logprobs.extend(delta.logprobs)
         self.argument_errors += delta.argument_errors
         if delta.call is None:

@@ -38,7 +38,8 @@ class Delta(NamedTuple):
 
     `logprobs` cover the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
     `call` is a tool call's piece. `argument_errors` come with the last delta, for calls whose schemas
-    are not enforced.
+    are not enforced. `markers` are the places in `logprobs` of tokens that begin or end reasoning, which are
+    not part of any text.
     """
 
     content: str = ""
@@ -47,6 +48,7 @@ class Delta(NamedTuple):
     num_tokens: int = 0
     call: CallDelta | None = None
     argument_errors: tuple[ArgumentError, ...] = ()
+    markers: tuple[int, ...] = ()
 
 
 # A delta, with finish_reason and stop_reason in the last one.
@@ -81,6 +83,7 @@ class ChoiceDeltas:
         self._loose_calls: dict[int, tuple[str, list[str]]] = {}
         self.num_tokens = self.num_reasoning_tokens = 0
         self._entries: list[Entry] = []  # logprobs of tokens without a delta yet
+        self._marked: list[int] = []  # places in `_entries` of a marker's tokens
         self._held: list[int] = []  # tokens that may begin a marker
         self._last = 0
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
@@ -135,7 +138,7 @@ class ChoiceDeltas:
             if self._reasons:
                 self.num_reasoning_tokens = self.num_tokens
             if reasoning and not self._show_reasoning:
-                reasoning, self._entries = "", []
+                reasoning, self._entries, self._marked = "", [], []
             found += self._deltas(content, reasoning)
         return found
 
@@ -160,7 +163,9 @@ class ChoiceDeltas:
         return found
 
     def _delta(self, content: str = "", reasoning: str = "", call: CallDelta | None = None) -> Delta:
-        return Delta(content, reasoning, self._take_entries(), self.num_tokens, call)
+        entries, self._entries = tuple(self._entries), []
+        markers, self._marked = tuple(self._marked), []
+        return Delta(content, reasoning, entries, self.num_tokens, call, markers=markers)
 
     def _note(self, piece: CallDelta) -> None:
         """Collect a call's arguments if they have to be checked."""
@@ -212,10 +217,6 @@ class ChoiceDeltas:
             return self._stream.stopped_by or self._until.stopped_by or None
         return self._last if detail == "token" else None
 
-    def _take_entries(self) -> tuple[Entry, ...]:
-        entries, self._entries = tuple(self._entries), []
-        return entries
-
     def _take(self, token: int) -> tuple[str, str]:
         """Return the content and the reasoning that a token completes."""
         if not self._opens and not self._reasons:
@@ -238,6 +239,8 @@ class ChoiceDeltas:
 
     def _cross(self) -> str:
         """Enter or leave reasoning after a complete marker. Returns the text that was held back."""
+        count = len(self._entries)
+        self._marked += range(max(0, count - len(self._held)), count)
         rest = self._stream.finish() if self._reasons else ""
         self._reasons, self._opens, self._held = self._opens, False, []
         self._stream = self._new_stream()

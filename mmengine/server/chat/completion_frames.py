@@ -1,6 +1,5 @@
 """Renders answers in OpenAI's completions format."""
 
-import codecs
 import math
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from mmengine.serve.text.request_output import entries_of
 from mmengine.server.chat.answer_ids import answer_id
 from mmengine.server.chat.chat_frames import FrameTails, OpenAiFrames, Usage
 from mmengine.server.chat.parsed_request import Envelope, UsageFrames
+from mmengine.server.chat.text_offsets import TextOffsets
 from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 
 _encode = msgspec.json.encode
@@ -43,77 +43,99 @@ class CompletionFrames(OpenAiFrames):
         }
         self._head = b"data: " + _encode(self._about)[:-1] + b',"choices":['
         self.tails = FrameTails(usage_frames)
-        self._offsets: dict[int, int] = {}  # For each choice, how many characters earlier frames contain.
+        self._offsets: dict[int, TextOffsets] = {}
+        self._num_chars: dict[int, int] = {}  # For each choice, how many characters the frames contain.
 
     def _echo(self, index: int) -> str:
         return self._echo_texts[index // self._per_prompt] if self._echo_texts else ""
 
-    def _frame(self, index: int, delta: Delta, end: bytes) -> bytes:
+    def _offsets_of(self, index: int) -> TextOffsets | None:
+        if self._texts is None:
+            return None
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(self._texts, self._echo(index))
+        return self._offsets[index]
+
+    def _frame(self, index: int, delta: Delta, end: bytes, offsets: Sequence[int] = ()) -> bytes:
         text = delta.content + delta.reasoning
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(text)
-        logprobs = _encode(self._logprobs(delta.logprobs, offset))
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._head,
             index,
             _encode(text),
-            logprobs,
+            _encode(self._logprobs(delta.logprobs, offsets) if delta.logprobs else None),
             end,
             self.tails.of(index, delta.num_tokens),
         )
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        echo_texts = self._echo(index)
+        echo_text, offsets = self._echo(index), self._offsets_of(index)
         entries = () if scores is None else tuple(entries_of(scores))
-        return self._frame(index, Delta(echo_texts, "", entries), b"null") if echo_texts or entries else b""
+        if not echo_text and not entries:
+            return b""
+        self._num_chars[index] = len(echo_text)
+        places = [] if offsets is None else offsets.of_prompt(_tokens(entries))
+        return self._frame(index, Delta(echo_text, "", entries), b"null", places)
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        return self._frame(index, delta, b"null")
+        offsets = self._offsets_of(index)
+        if offsets is None:
+            return self._frame(index, delta, b"null")
+        self._num_chars[index] = self._num_chars.get(index, 0) + len(delta.content) + len(delta.reasoning)
+        return self._frame(index, delta, b"null", offsets.of(_tokens(delta.logprobs), delta.markers))
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
-        return self._frame(index, rest, end)
+        offsets = self._offsets_of(index)
+        if offsets is None:
+            return self._frame(index, rest, end)
+        num_chars = self._num_chars.get(index, 0) + len(rest.content) + len(rest.reasoning)
+        return self._frame(index, rest, end, offsets.of(_tokens(rest.logprobs), rest.markers, num_chars))
 
     def usage(self, usage: Usage) -> bytes:
         return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
-        made = [
-            {
-                "index": choice.index,
-                "text": self._echo(choice.index) + "".join(choice.reasoning) + "".join(choice.content),
-                "logprobs": self._logprobs(_all_entries(choice), 0, whole=True),
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-            }
-            for choice in choices
-        ]
+        made = []
+        for choice in choices:
+            text = self._echo(choice.index) + "".join(choice.reasoning) + "".join(choice.content)
+            made.append(
+                {
+                    "index": choice.index,
+                    "text": text,
+                    "logprobs": self._all_logprobs(choice, len(text)),
+                    "finish_reason": choice.finish_reason,
+                    "stop_reason": choice.stop_reason,
+                }
+            )
         return _encode({**self._about, "choices": made, "usage": usage})
 
-    def _logprobs(
-        self, entries: Sequence[Entry], offset: int, *, whole: bool = False
-    ) -> dict[str, object] | None:
-        if self._texts is None or not (entries or whole):
+    def _all_logprobs(self, choice: AccumulatedChoice, num_chars: int) -> dict[str, object] | None:
+        offsets = self._offsets_of(choice.index)
+        if offsets is None:
             return None
-        tokens, offsets = [], []
+        prompt = () if choice.scores is None else entries_of(choice.scores)
+        places = offsets.of_prompt(_tokens(prompt)) if prompt else []
+        places += offsets.of(_tokens(choice.logprobs), choice.markers, num_chars)
+        return self._logprobs([*prompt, *choice.logprobs], places)
+
+    def _logprobs(self, entries: Sequence[Entry], offsets: Sequence[int]) -> dict[str, object] | None:
+        """Return the logprobs of tokens that begin at `offsets`; None for an answer without logprobs."""
+        if self._texts is None:
+            return None
+        text_of = self._texts.of
         logprobs: list[float | None] = []
         top: list[dict[str, float] | None] = []
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        for entry in entries:
-            text, shown = self._texts.of(entry[0][0])
-            tokens.append(text)
+        for entry, offset in zip(entries, offsets, strict=True):
             if math.isnan(entry[0][1]) and not logprobs and not offset:
                 logprobs.append(None)  # The first token of a prompt has no logprob.
                 top.append(None)
             else:
                 logprobs.append(clip_logprob(entry[0][1]))
-                top.append({self._texts.of(token)[0]: clip_logprob(logprob) for token, logprob in entry})
-            offsets.append(offset)
-            if entry[0][0] not in self._texts.special_ids:
-                # A character that several tokens form counts with its last token.
-                offset += len(decode(shown))
+                top.append({text_of(token)[0]: clip_logprob(logprob) for token, logprob in entry})
+        tokens = [text_of(token)[0] for token in _tokens(entries)]
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
 
-def _all_entries(choice: AccumulatedChoice) -> list[Entry]:
-    return [*(() if choice.scores is None else entries_of(choice.scores)), *choice.logprobs]
+def _tokens(entries: Sequence[Entry]) -> list[int]:
+    """Return the chosen tokens."""
+    return [entry[0][0] for entry in entries]

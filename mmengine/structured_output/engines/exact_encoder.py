@@ -24,7 +24,7 @@ class ExactEncoder:
         if text.isascii() or self._spells(tokens, text) or len(self._letters) < 256:
             return tokens
         out, exact = list[int](), ""
-        for cluster in _clusters(text):
+        for cluster in clusters(text):
             if self._spells(self._encode(cluster), cluster):
                 exact += cluster
                 continue
@@ -43,7 +43,7 @@ class ExactEncoder:
         return b"".join(known[token] for token in tokens if token < len(known)) == text.encode()
 
 
-def _clusters(text: str) -> list[str]:
+def clusters(text: str) -> list[str]:
     """Split a text between characters that normalisation to NFC treats independently.
 
     A cluster depends only on the text up to its end, so a longer text's clusters begin with the same ones.
