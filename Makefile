@@ -7,7 +7,7 @@
 # make soak-schemas  of these, random schemas, their mutations and answers; under 20 minutes
 # make soak-server   of these, tests of the server; under 20 minutes
 # make soak-durable  of these, tests of killed servers; under 20 minutes
-# make clients  third-party clients of the server in Python and Node, in their own environment
+# make clients  third-party clients and coding agents with the server, in their own environments (2.5 GB)
 # make store    Dynamo's router with our KV events, in its own environment
 # make ray      replicas and batches on Ray, killed and rolled over, in their own environment
 # make docs     build the site into build/site/html: documents, decisions, figures, and a Python reference
@@ -98,6 +98,8 @@ kernels: .venv/.ready build/gpu/.ready
 clients: .venv/.ready build/clients/.ready
 	$(BIN)/python -m benchmarks functions --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
 	$(BIN)/python -m tests.clients.run
+	$(BIN)/python -m tests.clients.install_agents build/clients/agents
+	$(BIN)/python -m tests.clients.run_agents
 
 .PHONY: ray
 # Ray starts a dozen processes on loopback, reports no usage, and leaves no token in the home folder.
@@ -119,11 +121,11 @@ build/ray/.ready: tests/ray/requirements.txt | .venv/.ready
 
 build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/checks.mjs \
 		$(wildcard tests/clients/*.mjs)
-	rm -rf build/clients
+	rm -rf build/clients/python build/clients/node
 	$(PYTHON) -m venv build/clients/python
 	build/clients/python/bin/python -m pip install --quiet -r tests/clients/requirements.txt
 	build/clients/python/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23  # for its data
-	mkdir build/clients/node && cp tests/clients/package.json tests/clients/*.mjs build/clients/node
+	mkdir -p build/clients/node && cp tests/clients/package.json tests/clients/*.mjs build/clients/node
 	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
 		echo "npm is not available: the JavaScript clients are skipped"
 	@touch $@

@@ -59,7 +59,7 @@ REFUSED = {
     "a prompt that is a list": (raw([1, 2]), "an array of token ids"),
     "no prompt at all": (raw(None), "an array of token ids"),
     "a negative token": (request("a", [3, -2]), "token id -2"),
-    "a prompt as long as the model": (request("a", 64), "has 64 tokens, but max_model_len is 64"),
+    "a prompt as long as the model": (request("a", 64), "64 tokens > 63 maximum; max_model_len is 64"),
     "too many media": (request("a", 9, media=[image(1, n, 1) for n in range(5)]), "max_media_per_request is"),
     "media behind the prompt": (request("a", 8, media=[image(1, 5, 4)]), "claims 4 prompt tokens from 5 on"),
     "media before the prompt": (

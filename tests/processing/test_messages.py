@@ -199,7 +199,7 @@ BAD = {
     ),
     "tensor": ([{"role": "user", "content": "a", "x": object()}], "must be JSON data, not a object"),
     "places": (ask({"type": "image"}), "1 image placeholders without data, but 0 images were passed"),
-    "long": (ask({"type": "text", "text": "a b " * 3000}), "limit of the model is 4096"),
+    "long": (ask({"type": "text", "text": "a b " * 3000}), "4096 maximum of the model"),
 }
 
 

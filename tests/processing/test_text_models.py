@@ -170,7 +170,7 @@ def test_a_text_model_has_no_media(processor):
 
 
 def test_a_long_prompt_is_refused_as_any_other(processor):
-    with pytest.raises(InvalidRequest, match="tokens or more; the limit of the model is 4000: shorten it$"):
+    with pytest.raises(InvalidRequest, match="tokens > 4000 maximum of the model: shorten it$"):
         processor.prepare([{"role": "user", "content": "mat " * 5000}])
 
 

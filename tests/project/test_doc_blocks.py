@@ -113,6 +113,9 @@ NOT_RUN = {
     ("docs/how-to/agents.md", "ANTHROPIC_BASE_URL"): AN_AGENT,
     ("docs/how-to/agents.md", 'model = "local"'): AN_AGENT,
     ("docs/how-to/agents.md", "OPENAI_API_BASE_URL"): AN_AGENT,
+    ("docs/how-to/agents.md", "OPENAI_API_KEY=none"): AN_AGENT,
+    ("docs/how-to/agents.md", '{\n  "model": "mmengine/local"'): AN_AGENT,
+    ("docs/how-to/agents.md", "cline auth"): AN_AGENT,
     ("docs/how-to/agents.md", "x-mmengine-ignored-fields"): "tests/server/test_server_agents.py checks it",
     ("docs/how-to/lora.md", "mmengine serve"): SERVES,
     (

@@ -350,6 +350,6 @@ def test_a_process_refuses_what_is_too_long_before_it_is_resized():
     processor.max_prompt_tokens = 20
     decoders = Decoders(processor.decoder_recipe, 1, 2**31, 30)
     part = {"resized_height": 512, "resized_width": 512}
-    with pytest.raises(InvalidRequest, match="limit of this engine is 20"):
+    with pytest.raises(InvalidRequest, match="20 maximum of this engine"):
         decoders(EncodedMedia("image", image_of("PNG"), part, "image 0"))
     decoders.close()

@@ -4,11 +4,14 @@ agent_turns.json has each client's fields, blocks and tools with texts of our ow
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from mmengine import AsyncEngine
+from tests.clients.agents import AGENTS
+from tests.project.doc_blocks import ROOT
 from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
 from tests.server.responses_answers import check_events
 from tests.server.running import served
@@ -152,6 +155,18 @@ def test_a_custom_tool_is_called_with_text(server):
     assert "response.custom_tool_call_input.done" in text
 
 
+def test_agents_recognise_a_prompt_that_is_too_long(server):
+    """Claude Code reads both numbers from the message, and then compacts its conversation."""
+    text = "word " * 5000
+    for status, _, answer in (
+        message(server, messages=[{"role": "user", "content": text}]),
+        server.chat(text),
+        server.respond(text),
+    ):
+        found = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", answer["error"]["message"])
+        assert status == 400 and int(found[1]) > int(found[2]) > 4000
+
+
 def test_a_choice_of_a_hosted_tool_is_refused(server):
     hosted = {"type": "web_search"}
     status, _, answer = server.respond(tools=[FUNCTION, hosted], tool_choice=hosted)
@@ -159,3 +174,13 @@ def test_a_choice_of_a_hosted_tool_is_refused(server):
     for tools in ([hosted], [hosted, {"type": "local_shell"}]):
         assert server.respond(tools=tools)[0] == 400
     assert server.respond(text={"format": {"type": "xml"}})[0] == 400
+
+
+def test_the_page_has_the_commands_that_were_run():
+    page = (ROOT / "docs" / "how-to" / "agents.md").read_text()
+    for agent in AGENTS:
+        assert re.search(rf"`{agent.package}`\) \| {re.escape(agent.version)} \|", page), agent.package
+        words = [each for each in (*agent.setup, *agent.command) if each.startswith("-")]
+        variables = [name for name in agent.environment if not re.search("DISABLE|ANALYTICS|UPDATE", name)]
+        for word in (*words, *variables):
+            assert word in page, (agent.package, word)

@@ -243,8 +243,9 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
         )
     if len(prompt) >= config.max_model_len:
         raise InvalidRequest(
-            f"the prompt has {len(prompt)} tokens, but max_model_len is {config.max_model_len} for prompt "
-            "and answer together; shorten it, use smaller images, or raise max_model_len",
+            f"prompt is too long: {len(prompt)} tokens > {config.max_model_len - 1} maximum; "
+            f"max_model_len is {config.max_model_len} for prompt and answer: shorten the prompt, use smaller "
+            "images, or raise max_model_len",
             code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             path=PROMPT,
         )

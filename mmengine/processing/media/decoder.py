@@ -50,12 +50,13 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
 
 def check_length(length: int, most: int, who: str = "the model", *, media: bool = True) -> None:
     """Raise InvalidRequest for a prompt with more tokens than `most`. `who`: whose limit this is, for the
-    error. `media`: whether the prompt may hold media.
+    error. `media`: whether the prompt may hold media. Agents recognise "prompt is too long", and then shorten
+    their conversation.
     """
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"
         raise InvalidRequest(
-            f"the prompt has {length} tokens or more; the limit of {who} is {most}: {advice}",
+            f"prompt is too long: {length} tokens > {most} maximum of {who}: {advice}",
             code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             path=("prompt",),
         )

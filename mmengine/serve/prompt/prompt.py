@@ -136,7 +136,7 @@ def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) 
     """Raise InvalidRequest for a prompt that is too long, or has token ids outside the vocabulary."""
     if len(token_ids) > max_tokens:
         raise InvalidRequest(
-            f"the prompt has {len(token_ids)} tokens; the limit is {max_tokens}: shorten it",
+            f"prompt is too long: {len(token_ids)} tokens > {max_tokens} maximum: shorten it",
             code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
             path=("prompt",),
         )

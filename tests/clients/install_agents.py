@@ -1,0 +1,53 @@
+"""Installs the agents of agents.py, each in its own folder. An agent that cannot be installed is skipped.
+
+python -m tests.clients.install_agents build/clients/agents
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.clients.agents import AGENTS, Agent
+
+INSTALL_S = 600  # Maximum seconds for an agent.
+READY = ".version"  # A file with the installed version.
+
+
+def install_agent(agent: Agent, folder: Path) -> None:
+    """Install the agent into `folder`. Raises CalledProcessError, TimeoutExpired or FileNotFoundError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if agent.is_node:
+        options = ("--silent", "--no-audit", "--no-fund", "--fetch-retries", "1")
+        commands = [["npm", "install", "--prefix", str(folder), *options, f"{agent.package}@{agent.version}"]]
+    else:
+        python = str(folder / "bin" / "python")
+        wanted = f"{agent.package}=={agent.version}"
+        commands = [
+            [sys.executable, "-m", "venv", str(folder)],
+            [python, "-m", "pip", "install", "--quiet", "--retries", "1", wanted],
+        ]
+    for command in commands:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)
+    (folder / READY).write_text(agent.version)
+
+
+def main() -> None:
+    root = Path(sys.argv[1])
+    for agent in AGENTS:
+        folder = root / agent.name
+        ready = folder / READY
+        if ready.exists() and ready.read_text() == agent.version:
+            continue
+        try:
+            install_agent(agent, folder)
+        except (subprocess.SubprocessError, OSError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            reason = lines[-1] if lines else type(error).__name__
+            print(f"{agent.package} {agent.version} cannot be installed and is skipped: {reason}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
