@@ -2,9 +2,12 @@
 be read past it.
 """
 
+import json
+from contextlib import nullcontext
+
 import pytest
 
-from mmengine.replay import open_log, request_lines, step_lines, verify
+from mmengine.replay import open_log, replay_failure, request_lines, step_lines, verify
 from mmengine.replay.findings import Findings
 from tests.cli.cli_process import call_cli
 from tests.replay.broken_builds import planted, write_broken
@@ -92,3 +95,36 @@ def test_each_verb_says_which_rule_broke(logs, tmp_path, verb):
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert OVER in done.stderr
     assert f"mmengine log verify {log} --invariants" in done.stderr and "--failing budgets" in done.stderr
+
+
+@pytest.mark.parametrize("name, kind", [("over_budget", "budgets"), ("hits_twice", "hits")])
+def test_minimize_takes_the_finding_as_the_failure(logs, tmp_path, name, kind):
+    """The build with the bug decides again and fails again. Another build leaves requests out of the recorded
+    decisions. Both tests that they write fail with the bug, and pass without.
+    """
+    for folder, bug in (("decided", True), ("recorded", False)):
+        words = ("log", "minimize", logs[name], "--failing", kind, "-o", tmp_path / folder, "--json")
+        with planted(name) if bug else nullcontext():
+            done = call_cli(*words)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["failure"], report["recorded"]) == (kind, not bug)
+        assert report["requests"] <= 4 and report["requests_before"] == 24
+        assert replay_failure(tmp_path / folder / "log", kind) is None
+        with planted(name):
+            assert replay_failure(tmp_path / folder / "log", kind).kind == kind
+        findings = Findings()
+        assert len(request_lines(tmp_path / folder / "log", findings)) == report["requests"]
+        assert findings.listed[0].rule == kind
+
+
+def test_minimize_shrinks_a_log_whose_engine_died(logs, tmp_path):
+    words = ("log", "minimize", logs["crashing"], "--failing", "crash", "-o", tmp_path / "small", "--json")
+    with planted("crashing"):
+        done = call_cli(*words)
+    report = json.loads(done.stdout)
+    assert report["requests"] == 3 and "IndexError" in report["what"]
+    with planted("crashing"):
+        assert replay_failure(tmp_path / "small" / "log", "crash").what == report["what"]
+    done = call_cli(*words[:-2], tmp_path / "other")
+    assert done.returncode == 1 and "this build does not have the bug" in done.stderr

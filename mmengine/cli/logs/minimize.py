@@ -3,20 +3,23 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmengine.cli.logs.printing import Folder, Json, existing, print_json
-from mmengine.errors import MMEngineError, code_of
+from mmengine.cli.logs.printing import Folder, Json, existing, print_json, printable
+from mmengine.errors import LogError, MMEngineError, code_of
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.minimize.command_probe import Main
     from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.failures import Failure
-    from mmengine.replay.minimize.minimize import Minimizer, Progress
+    from mmengine.replay.minimize.minimize import Progress
     from mmengine.replay.minimize.probe import Probe
+    from mmengine.replay.minimize.recording import Recording
+    from mmengine.replay.rerun.script import Script
 
 HELP = (
     "Reduce a failing log: leave out requests, then shrink values, while it fails in the same way.\n\n"
@@ -24,6 +27,8 @@ HELP = (
     "an invariant's name, such as budgets or hits; stalled, thrash, crash, tokens, divergence), or a command "
     "that fails on a log, with {} for the log's folder. With --against the log fails when another build of "
     "mmengine decides differently on the same requests.\n\n"
+    "If this build does not have the bug, but the log's own decisions break a rule, requests are left out of "
+    "the recorded log, without deciding again.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
     "  mmengine log minimize night.log --against ~/last-release/.venv -o small"
@@ -51,23 +56,78 @@ def minimize(
     ] = 600,
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.minimize.deadline import Deadline  # Lazy, like all below: help needs none of them.
-    from mmengine.replay.minimize.minimize import Minimizer
+    from mmengine.replay.findings import Findings  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.minimize.deadline import Deadline
+    from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.probe import KindProbe
     from mmengine.replay.minimize.reproduction import refuse_used, reproduce
     from mmengine.replay.rerun.script import read_script
 
-    deadline = Deadline(seconds)
+    deadline, findings = Deadline(seconds), Findings()
     with _probe(failing, against, deadline, _main_of(context)) as probe, _progress() as progress:
         refuse_used(out)
-        script = read_script(existing(folder), lambda state, record: deadline.check())
-        minimizer = Minimizer(script, probe.of_script, deadline=deadline, progress=progress)
-        first = minimizer.failure
-        if isinstance(probe, KindProbe):
-            probe.check_kind(first)
-        small = minimizer.minimize(settings=settings)
-        test = reproduce(small, minimizer.failure, probe, out, len(script.requests))
-    _print(minimizer, first, len(script.requests), test, deadline, json_output)
+        script = read_script(existing(folder), lambda state, record: deadline.check(), findings)
+        try:
+            minimizer = Minimizer(script, probe.of_script, deadline=deadline, progress=progress)
+        except NothingFailed:
+            if not isinstance(probe, KindProbe):
+                raise
+            result = _recorded(folder, out, probe.name, script, deadline, progress)
+        else:
+            first = minimizer.failure
+            if isinstance(probe, KindProbe):
+                probe.check_kind(first)
+            small = minimizer.minimize(settings=settings)
+            test = reproduce(small, minimizer.failure, probe, out, len(script.requests))
+            counts = (len(script.requests), minimizer.tried)
+            result = _Result(first, minimizer.failure, minimizer.best, *counts, minimizer.is_cut_short, test)
+    _print(result, deadline, json_output)
+
+
+def _recorded(
+    folder: Path,
+    out: Path,
+    kind: str,
+    script: "Script",
+    deadline: "Deadline",
+    progress: "Callable[[Progress], None]",
+) -> "_Result":
+    """Minimize by the log's recorded decisions, because this build does not fail. Raises LogError if the
+    recorded decisions break no rule of this kind.
+    """
+    from mmengine.replay.minimize.minimize import Progress
+    from mmengine.replay.minimize.recording import RecordedProbe, read_recording
+    from mmengine.replay.minimize.reproduction import reproduce
+    from mmengine.replay.minimize.shrink import keep_requests
+    from mmengine.replay.watcher import NAMES
+
+    recording = read_recording(folder, kind if kind in NAMES else "any", deadline)
+    if recording is None or kind not in (*NAMES, "any"):
+        raise LogError(_no_failure(folder, kind, recording))
+    first = recording.failure
+    recording.minimize(
+        lambda kept, tried: progress(Progress("leaving out requests", tried, kept, 0, first.step))
+    )
+    small = keep_requests(script, recording.kept)
+    test = reproduce(small, recording.failure, RecordedProbe(recording), out, len(script.requests))
+    counts = (len(script.requests), recording.tried)
+    return _Result(first, recording.failure, small, *counts, recording.is_cut_short, test, is_recorded=True)
+
+
+def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
+    """Return the error for a log that does not fail, neither served again nor by its recorded decisions."""
+    from mmengine.replay import open_log
+
+    started = open_log(folder).started
+    text = f"this build served the log's requests again and nothing failed with --failing {kind}"
+    if recording is not None:
+        rule = recording.failure.kind
+        return f"{text}; the log's own decisions break a rule: minimize with --failing {rule}"
+    wrote = f"mmengine {started.engine_version}, decision rules {started.decision_version}"
+    return (
+        f"{text}, and the log's own decisions break no rule: this build does not have the bug; run the build "
+        f"that wrote the log ({wrote}), or name it with --against"
+    )
 
 
 @contextmanager
@@ -104,41 +164,60 @@ def _main_of(context: typer.Context) -> "Main":
     return main
 
 
-def _print(
-    minimizer: "Minimizer", first: "Failure", before: int, test: Path, deadline: "Deadline", json_output: bool
-) -> None:
+@dataclass(frozen=True)
+class _Result:
+    """A minimized log. `first`: the whole log's failure. `is_recorded`: by the log's recorded decisions."""
+
+    first: "Failure"
+    failure: "Failure"
+    best: "Script"
+    num_before: int
+    num_tried: int
+    is_cut_short: bool
+    test: Path
+    is_recorded: bool = False
+
+
+def _print(result: _Result, deadline: "Deadline", json_output: bool) -> None:
     seconds = deadline.passed()
-    after = len(minimizer.best.requests)
-    tokens = sum(len(event.prompt) // 4 for event in minimizer.best.requests)
+    after = len(result.best.requests)
+    tokens = sum(len(event.prompt) // 4 for event in result.best.requests)
     if json_output:
         print_json(
             {
-                "failure": minimizer.failure.kind,
-                "what": minimizer.failure.what,
-                "step": minimizer.failure.step,
-                "requests_before": before,
+                "failure": result.failure.kind,
+                "what": result.failure.what,
+                "step": result.failure.step,
+                "requests_before": result.num_before,
                 "requests": after,
                 "prompt_tokens": tokens,
-                "candidates": minimizer.tried,
+                "candidates": result.num_tried,
                 "seconds": round(seconds, 1),
-                "cut_short": minimizer.is_cut_short,
-                "log": str(test.with_name("log")),
-                "test": str(test),
+                "cut_short": result.is_cut_short,
+                "recorded": result.is_recorded,
+                "log": str(result.test.with_name("log")),
+                "test": str(result.test),
             }
         )
         return
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    for line in (
-        f"the log fails: {first}",
-        f"{before} requests became {after}, with {tokens} prompt tokens",
-        f"the failure is now {minimizer.failure}",
-        f"{minimizer.tried} candidates in {seconds:.1f} s",
-        f"wrote {test.with_name('log')} and {test}",
-    ):
+    lines = [
+        f"the log fails: {printable(str(result.first), 1000)}",
+        f"{result.num_before} requests became {after}, with {tokens} prompt tokens",
+        f"the failure is now {printable(str(result.failure), 1000)}",
+        f"{result.num_tried} candidates in {seconds:.1f} s",
+        f"wrote {result.test.with_name('log')} and {result.test}",
+    ]
+    if result.is_recorded:
+        lines.append(
+            "this build does not break the rule, so requests were left out of the log's recorded decisions; "
+            "the test passes here, and serves the requests again with any build"
+        )
+    for line in lines:
         console.print(line, markup=False)
-    if minimizer.is_cut_short:
+    if result.is_cut_short:
         text = f"the limit of {deadline.seconds:g} seconds passed before the search ended; raise --seconds"
         console.print(text, markup=False)
 

@@ -41,13 +41,17 @@ class Progress:
     num_steps: int
 
 
+class NothingFailed(LogError):
+    """Raised if this build serves a log's requests without the failure."""
+
+
 class Minimizer:
     """Searches for the smallest script with the original failure. `best` is the smallest so far, and
     `failure` its failure.
 
     `probe`: returns a script's failure. Candidates are tried while enough time remains before `deadline` to
-    write the result. Raises LogError if the whole script does not fail, and OutOfTime if its first replay
-    takes too long.
+    write the result. Raises NothingFailed if the whole script does not fail, and OutOfTime if its first
+    replay takes too long.
     """
 
     def __init__(
@@ -71,9 +75,9 @@ class Minimizer:
         failure = probe(script, enough_steps(script))
         self._best_seconds = self._deadline.passed() - begin
         if failure is None:
-            raise LogError(
+            raise NothingFailed(
                 "this build served the log's requests again and nothing failed; another build may have "
-                "written the log, or this kind does not detect the failure"
+                "written the log (name it with --against), or this kind does not detect the failure"
             )
         self.failure = failure
         self._deadline.doing = "writing the result"

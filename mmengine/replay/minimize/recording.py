@@ -1,0 +1,209 @@
+"""Minimizes a log by its recorded decisions: leaves out whole requests, while the rest breaks the same rule.
+
+This works with a build that does not have the bug, because nothing is decided again.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from mmengine.config import EngineConfig
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.log import LogWriter
+from mmengine.events.sink import Sink
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.findings import FOLD
+from mmengine.replay.minimize import shrink
+from mmengine.replay.minimize.deadline import Deadline
+from mmengine.replay.minimize.failures import Failure
+from mmengine.replay.minimize.probe import TestParts
+from mmengine.replay.minimize.projection import Piece, Projection, piece_of
+from mmengine.replay.rerun.script import Script
+from mmengine.replay.rules.decisions import broken_rules
+from mmengine.replay.watcher import NAMES, Watcher
+
+
+class Recording:
+    """A log's records up to the first rule that they break. `failure` is that rule's failure.
+
+    `kept`: the ids of the requests that remain, in the order of arrival. `tried` counts the candidates.
+    """
+
+    def __init__(self, config: EngineConfig, pieces: list[Piece], failure: Failure, deadline: Deadline):
+        self._config, self._pieces, self._deadline = config, pieces, deadline
+        self.failure, self.tried = failure, 0
+        self.is_cut_short = False
+        queued = (piece.event for piece in pieces)
+        self.kept = list(dict.fromkeys(e.request_id for e in queued if isinstance(e, ev.Queued)))
+        self.num_requests = len(self.kept)
+
+    def minimize(self, progress: Callable[[int, int], None] = lambda kept, tried: None) -> None:
+        """Leave out requests until each remaining request is needed. Requests of a session, and choices of a
+        call, stay together. `progress` is called with the number of requests and of candidates.
+        """
+        units = self._units()
+
+        def fails(some: list[list[str]]) -> bool:
+            if self._deadline.left() < 1.0:
+                self.is_cut_short = True
+                return False
+            self.tried += 1
+            kept = {name for unit in some for name in unit}
+            failure = self.play(kept)
+            if failure is None or not self._is_same(failure):
+                return False
+            self.failure, self.kept = failure, [name for name in self.kept if name in kept]
+            progress(len(self.kept), self.tried)
+            return True
+
+        present = [unit for unit in units if not {*self.failure.present}.isdisjoint(unit)]
+        if len(present) < len(units) and fails(present):
+            units = present
+        shrink.fewest(units, fails)
+
+    def play(self, kept: set[str], sink: Sink | None = None) -> Failure | None:
+        """Fold the events of the requests `kept`, and return the first failure, or None. The events, up to
+        the first one that fails, go to `sink`.
+        """
+        state = State(self._config)
+        watcher = Watcher(state, {self.failure.kind}, has_outputs=False)
+        projection = Projection(state, kept)
+        for piece in self._pieces:
+            try:
+                event = projection.of(piece)
+                if event is None:
+                    continue
+                watcher.before(event)
+                if watcher.broken is not None:
+                    break
+                if sink is not None:
+                    sink.append(event, state.step_of(event), piece.record.mono_ns)
+                if (broken := _broken_by(state, event)) is not None:
+                    return broken
+                evolve(state, event)
+            except Exception as error:
+                return _failure(state, FOLD, f"{type(error).__name__}: {error!s:.200}")
+        watcher.check_state()
+        return None if watcher.broken is None else _failure(state, *watcher.broken)
+
+    def write(self, folder: Path) -> None:
+        """Write the remaining requests' log."""
+        writer = LogWriter(folder)
+        try:
+            self.play({*self.kept}, writer)
+        finally:
+            writer.close()
+
+    def _is_same(self, failure: Failure) -> bool:
+        """Return whether a candidate fails as the log does. Without the request whose blocks it hits, a
+        prefix hit is another failure, so the figures of hits must stay equal.
+        """
+        if failure.kind == "hits":
+            return failure[:2] == self.failure[:2]
+        return failure.signature == self.failure.signature
+
+    def _units(self) -> list[list[str]]:
+        """Return lists of requests that only make sense together."""
+        unit_of: dict[str, str] = {}
+        session_of: dict[str, str] = {}
+        for event in (piece.event for piece in self._pieces):
+            if isinstance(event, ev.Appended):
+                session_of[event.request_id] = f"session {event.session_id}"
+            elif isinstance(event, ev.Queued):
+                own = session_of.get(event.request_id, f"request {event.request_id}")
+                unit_of[event.request_id] = unit_of.get(event.group, own)
+        units = defaultdict[str, list[str]](list)
+        for name in self.kept:
+            units[unit_of[name]].append(name)
+        return list(units.values())
+
+
+def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) -> Recording | None:
+    """Return a log's recording up to the first broken rule, or None if the log breaks none.
+
+    `kind`: a rule's name, or "any". A log whose beginning was deleted gives None. Raises `verify`'s errors.
+    """
+    deadline = deadline or Deadline()
+    log = CheckedLog(folder)
+    if log.begins_after >= 0:
+        return None
+    state = log.first_state()
+    watcher = Watcher(state, NAMES if kind == "any" else {kind}, has_outputs=False)
+    pieces: list[Piece] = []
+    failure: Failure | None = None
+    for record in log:
+        deadline.check()
+        with log.naming(record):
+            watcher.before(record.event)
+            if watcher.broken is not None:
+                failure = _failure(state, *watcher.broken)
+                break
+            pieces.append(_split(state, record))
+            watcher.check_decision(record.event)
+            if watcher.broken is not None:
+                failure = _broken_by(state, record.event)
+                break
+            log.check(state, record.event)
+            evolve(state, record.event)
+    if failure is None and log.findings.last is not None and kind == "any":
+        failure = _failure(state, log.findings.last.rule, log.findings.last.text)
+    if failure is None and not log.is_over:
+        watcher.check_state()
+        failure = None if watcher.broken is None else _failure(state, *watcher.broken)
+    return None if failure is None else Recording(log.config, pieces, failure, deadline)
+
+
+def _split(state: State, record: Record) -> Piece:
+    try:
+        return piece_of(state, record)
+    except Exception:  # An impossible record has no shares; it stays as it is.
+        return Piece(record, record.event)
+
+
+def _broken_by(state: State, event: ev.Event) -> Failure | None:
+    """Return the first rule that an event breaks as a failure, with all texts of this rule."""
+    first: str | None = None
+    texts: list[str] = []
+    for broken in broken_rules(state, event):
+        first = first or broken.rule
+        if broken.rule == first:
+            texts.append(broken.text)
+        if not broken.can_fold:
+            break
+    return None if first is None else _failure(state, first, "; ".join(texts))
+
+
+def _failure(state: State, kind: str, what: str) -> Failure:
+    return Failure(kind, what, state.step, tuple(state.requests))
+
+
+_BODY = """    failure = replay_failure(log, "{kind}")
+    assert failure is None, failure"""
+
+
+class RecordedProbe:
+    """A probe for the result of a recording's `minimize`. The failure is in the log's own decisions."""
+
+    def __init__(self, recording: Recording):
+        self._recording = recording
+
+    def of_script(self, script: Script, max_steps: int) -> Failure | None:
+        """Return the recording's failure; nothing is decided again."""
+        return self._recording.failure
+
+    def write(self, script: Script, folder: Path) -> None:
+        self._recording.write(folder)
+
+    def of_log(self, folder: Path) -> Failure | None:
+        kind = self._recording.failure.kind
+        found = read_recording(folder, "any" if kind == FOLD else kind)
+        return None if found is None else found.failure
+
+    def test(self, failure: Failure) -> TestParts:
+        title = f"The build that wrote this log broke the rule {failure.kind}: serve its requests again."
+        imports = "from mmengine.replay import replay_failure\n"
+        kind = "any" if failure.kind == FOLD else failure.kind
+        return TestParts(failure.kind, title, imports, _BODY.format(kind=kind))
