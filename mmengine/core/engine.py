@@ -214,6 +214,11 @@ class EngineCore:
         return self._is_committed and request_id not in self.inbox.queued
 
     @property
+    def is_committed(self) -> bool:
+        """Whether the log has all events of the last step."""
+        return self._is_committed
+
+    @property
     def stalled(self) -> str:
         """Why the log cannot be written, or ""."""
         return self.sink.stalled

@@ -20,6 +20,7 @@ from mmengine.events.codec import HEADER, encode
 from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.events.lock import lock
 from mmengine.events.log_end import check_end
+from mmengine.events.log_place import LogPlace
 from mmengine.events.recovery import Mode, Recovery, mark_continued, repair_tail
 from mmengine.events.reserve import FULL, RESERVE_BYTES, Reserve
 from mmengine.events.retention import FullSegments, Retention, Undelivered
@@ -91,6 +92,7 @@ class LogWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = lock(folder)
+            self._place = LogPlace(folder / "lock", self._lock)
         except OSError as error:
             what = f"no log can be written in {folder}: {error.strerror}"
             raise LogError(f"{what}; name another folder") from None
@@ -140,6 +142,8 @@ class LogWriter:
         """
         if not self._pending:
             return True
+        if self._place.lost():
+            return False
         frames = encode(self._pending, self.next_sequence - len(self._pending))
         try:
             try:
@@ -164,7 +168,9 @@ class LogWriter:
 
     @property
     def stalled(self) -> str:
-        """Why new requests should be refused, or "". Each call checks the disk space again."""
+        """Why new requests should be refused, or "". Each call checks the disk space and the folder again."""
+        if lost := self._place.lost():
+            return lost
         if self._stalled and not self._is_stuck:
             self._look_for_room()
         return self._stalled
@@ -241,6 +247,7 @@ class LogWriter:
         os.replace(part, path)
         sync_folder(self._folder)
         fd = open_file(path, os.O_WRONLY | os.O_APPEND)
+        self._place.watch(path, fd)
         full, self._fd, self._size, self._is_closed = self._fd, fd, HEADER_SIZE, False
         self._footer = Footer(chain=zlib.crc32(begin[-4:]))
         self.num_bytes += HEADER_SIZE
@@ -286,7 +293,7 @@ class LogWriter:
         """
         if self._lock == NO_FILE:
             return
-        whole, lost = self.commit(), len(self._pending)
+        whole, lost, stalled = self.commit(), len(self._pending), self.stalled
         try:
             if self._fd != NO_FILE:
                 self._end()
@@ -303,7 +310,7 @@ class LogWriter:
             self._fd = self._lock = NO_FILE
             self._reserve.release()
         if not whole:
-            raise LogError(f"{self._stalled}; its last {lost} records are lost")
+            raise LogError(f"{stalled}; its last {lost} records are lost")
 
     def _end(self) -> None:
         """Write the last segment's footer if the disk has space for it. Without the footer the log only

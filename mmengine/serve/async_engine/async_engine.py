@@ -300,7 +300,7 @@ class AsyncEngine(AsyncAnswers):
         if self._open.is_closing:
             more += ("the engine is closing",)
         reasons, public = found.reasons + more, found.public_reasons + more
-        return Readiness(reasons, backlog.num_requests, backlog.oldest_s, public=public)
+        return Readiness(reasons, backlog.num_requests, backlog.oldest_s, public=public, stuck=found.stuck)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the open requests, and free the device.

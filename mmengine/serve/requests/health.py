@@ -18,6 +18,7 @@ from mmengine.structured_output.rows.grammars import Grammars
 THRASH_STEPS = 256  # number of steps after a thrash in which a busy engine is not ready
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
+STUCK_S = 5.0  # seconds in which no step could be written, after which callers should not wait any longer
 HANG_EXIT = 75  # "try again": exit code of a process whose step hung, after the log recorded the hang
 
 
@@ -33,6 +34,7 @@ class Readiness:
     oldest_preparing_s: float = 0.0  # the oldest request's age, without the time to fetch its media
     is_over: bool = False  # whether this engine will never be ready again
     public: tuple[str, ...] = ()
+    stuck: str = ""  # why running requests have not progressed for STUCK_S, if the log cannot be written
 
     @property
     def public_reasons(self) -> tuple[str, ...]:
@@ -94,9 +96,14 @@ class StallWatch:
     def __init__(self, core: EngineCore):
         self._core = core
         self._since = 0.0  # time of the last progress on a full disk; 0 while the disk is not full
+        self._unwritten_since = 0.0  # time of the first step that could not be written; 0 if the last one was
 
     def stepped(self, *, moved: bool) -> None:
         """Record a step and whether it gave outputs. Without outputs on a full disk, pause STALL_PAUSE_S."""
+        if self._core.is_committed:
+            self._unwritten_since = 0.0
+        elif not self._unwritten_since:
+            self._unwritten_since = time.monotonic()
         if not self._core.stalled:
             self._since = 0.0
             return
@@ -106,6 +113,12 @@ class StallWatch:
             self._since = time.monotonic()
         if not moved:
             time.sleep(STALL_PAUSE_S)
+
+    @property
+    def stuck(self) -> str:
+        """Why no step could be written for STUCK_S, or "". Thread-safe."""
+        since = self._unwritten_since
+        return self._core.stalled if since and time.monotonic() - since > STUCK_S else ""
 
     def check(self, limit_s: float | None = None) -> None:
         """Raise LogError if the disk is full and nothing progressed for `limit_s` (default: a minute)."""
@@ -151,7 +164,7 @@ class EngineHealth:
             decoders = self._decoders.reasons if self._decoders is not None else ()
             reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
         if self._failure is None:
-            return Readiness(tuple(reasons))
+            return Readiness(tuple(reasons), stuck=self._stall_watch.stuck)
         if self._failure.code is not ErrorCode.EXECUTOR_FAILED:  # a later step may succeed
             return Readiness((str(self._failure), *reasons))
         found = stopped_engine(self._failure)

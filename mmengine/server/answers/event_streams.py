@@ -77,7 +77,7 @@ class EventStreams:
             sent=self._metrics.count_events,
             to_api_error=self._to_api_error,
             ended=ended,
-            shutting_down=partial(self._shutdown_error, parsed_request.request_id, builder.can_reattach),
+            interrupted=partial(self._interrupted, parsed_request.request_id, builder.can_reattach),
         )
 
     def _to_api_error(self, error: Exception) -> ApiError:
@@ -85,8 +85,11 @@ class EventStreams:
         self._metrics.count_error(found)
         return found
 
-    def _shutdown_error(self, request_id: str, can_reattach: bool) -> ApiError | None:
-        """Return the error that ends a stream at the server's shutdown, or None while the server runs."""
-        if not self._admission.is_draining:
-            return None
-        return self._admission.interrupted_error(request_id, can_reattach=can_reattach)
+    def _interrupted(self, request_id: str, can_reattach: bool) -> tuple[str, ApiError] | None:
+        """Return how and with which error the server ends a stream, at its shutdown or because the log cannot
+        be written; otherwise None.
+        """
+        if self._admission.is_draining:
+            return "shutdown", self._admission.interrupted_error(request_id, can_reattach=can_reattach)
+        stuck = self._admission.stuck_error(request_id, can_reattach=can_reattach)
+        return None if stuck is None else ("error", self._to_api_error(stuck))

@@ -43,6 +43,12 @@ _SPAN = "mmengine.span"  # Key in the ASGI scope: the call's span.
 _FindReader = Callable[[list[bytes], BodyReservation, str], Awaitable[Reader]]
 
 
+def uncancel() -> None:
+    """Undo a cancellation of this task."""
+    if (task := asyncio.current_task()) is not None:
+        task.uncancel()
+
+
 class AnswerRoutes:
     """The routes that create answers.
 
@@ -173,7 +179,13 @@ class AnswerRoutes:
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and self._admission.is_draining:
                     raise self._interrupt(builder, parsed_request) from None
+                stuck = self._admission.stuck_error(
+                    parsed_request.request_id, can_reattach=builder.is_accepted and builder.can_reattach
+                )
                 builder.close()
+                if isinstance(error, asyncio.CancelledError) and stuck is not None:
+                    uncancel()
+                    raise stuck from None
                 converted = self.readers.to_api_error(error, parsed_request)
                 if converted is error:
                     raise
@@ -203,8 +215,7 @@ class AnswerRoutes:
         If the engine has accepted the request, it stays in the log and can continue; otherwise it is
         cancelled.
         """
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
+        uncancel()
         if builder.is_accepted:
             builder.leave()
             name = parsed_request.request_id

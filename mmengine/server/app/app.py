@@ -166,7 +166,10 @@ class App:
         except ClientLeft:
             self.metrics.left.inc()
         except asyncio.CancelledError:
-            if (why := self.admission.draining()) is None or status != LEFT_STATUS:
+            why = self.admission.draining() or self.admission.stuck_error(
+                scope.get(REQUEST_ID, ""), can_reattach=False
+            )
+            if why is None or status != LEFT_STATUS:
                 raise
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -247,8 +250,8 @@ class App:
         await Response(body, status, headers, "application/json")(scope, receive, send)
 
     async def run(self) -> None:
-        """Measure the event loop, run batches and remove expired data, until cancelled."""
-        tasks = [asyncio.create_task(self.watch_lag())]
+        """Measure the event loop, watch the log, run batches and remove expired data, until cancelled."""
+        tasks = [asyncio.create_task(self.watch_lag()), asyncio.create_task(self.admission.watch())]
         if self._sessions is not None:
             tasks.append(asyncio.create_task(self._sessions.watch()))
         if self._storage is not None and self._runner is not None:

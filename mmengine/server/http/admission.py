@@ -1,5 +1,6 @@
 """Admits or refuses calls, by the engine's readiness, the shutdown, and each API key's fair share."""
 
+import asyncio
 from collections import Counter
 from functools import partial
 
@@ -12,12 +13,14 @@ from mmengine.server.http.errors import (
     LATER_S,
     ApiError,
     interrupted_error,
+    log_error,
     not_ready_error,
     shutdown_error,
 )
 from mmengine.server.settings import ServerSettings
 
 OWNER = "mmengine.owner"  # Key in the ASGI scope: the call's owner.
+WATCH_S = 0.5  # Seconds between two looks at whether the log can be written.
 
 
 class Admission:
@@ -33,6 +36,8 @@ class Admission:
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
         self.is_draining = False  # New calls are refused.
+        self._stuck = ""  # Why running calls cannot continue, while the log cannot be written.
+        self._tasks: set[asyncio.Task[object]] = set()  # The admitted calls' tasks.
 
     def tenant_of(self, owner: str) -> str:
         """Return the tenant of the owner's requests, "" without keys."""
@@ -57,6 +62,21 @@ class Admission:
         if reasons:
             raise not_ready_error(reasons, self.retry_later_s())
         self.shares.take(owner, is_alone=not self._keys.are_several)
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def watch(self) -> None:
+        """Cancel the admitted calls' tasks when the log cannot be written for a while, until cancelled. The
+        calls then send `stuck_error`.
+        """
+        while True:
+            stuck = self._engine.readiness().stuck
+            if stuck and not self._stuck:
+                for task in self._tasks:
+                    task.cancel()
+            self._stuck = stuck
+            await asyncio.sleep(WATCH_S)
 
     def give(self, owner: str) -> None:
         self.shares.give(owner)
@@ -76,6 +96,14 @@ class Admission:
 
     def draining(self) -> ApiError | None:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
+
+    def stuck_error(self, request_id: str, *, can_reattach: bool) -> ApiError | None:
+        """Return the error for a call whose request cannot continue, because the log cannot be written, or
+        None. `can_reattach`: whether a later call may get the answer.
+        """
+        if not self._stuck or self.is_draining:
+            return None
+        return log_error(request_id, self._stuck, can_reattach, self.retry_later_s())
 
     def interrupted_error(self, request_id: str, *, can_reattach: bool) -> ApiError:
         """Return the error for a call that the server's shutdown interrupts. `can_reattach`: whether a later

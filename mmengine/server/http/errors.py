@@ -150,6 +150,16 @@ def interrupted_error(request_id: str, has_log: bool, retry_after_s: int) -> Api
     return ApiError(ErrorCode.SHUTTING_DOWN, text, headers={"retry-after": str(retry_after_s)})
 
 
+def log_error(request_id: str, why: str, is_kept: bool, retry_after_s: int) -> ApiError:
+    """Return the error for a running request whose events cannot be written. `is_kept`: whether a later call
+    may get its answer.
+    """
+    kept = "continues once it can be written: repeat the call to get its answer"
+    fate = kept if is_kept else "is cancelled: send it again"
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(ErrorCode.NOT_READY, f"{why}; request {request_id} {fate}", headers=headers)
+
+
 def not_ready_error(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
     headers = {"retry-after": str(retry_after_s)}
     return ApiError(ErrorCode.NOT_READY, f"not ready: {'; '.join(reasons)}", headers=headers)

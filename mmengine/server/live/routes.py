@@ -77,7 +77,7 @@ class LiveRoutes:
             sent=self._metrics.count_events,
             to_api_error=api_error,
             ended=self._metrics.stream_ended,
-            shutting_down=lambda: None,
+            interrupted=lambda: None,
         )
 
     async def ask(self, request: Request) -> ASGIApp:

@@ -96,8 +96,9 @@ class EventStream:
     The source's listener writes all new frames in a single call; the stream's own task wakes up only for the
     end. A slow reader is disconnected if the line is full for `slow_reader_s` seconds, or if more than
     `max_backlog` outputs wait. `sent`: called with the number of written events. `to_api_error`: converts an
-    exception to the error that the client gets. `ended`: called with how the stream ended. `shutting_down`:
-    returns the error for a stream that the server's shutdown interrupts, or None; its request continues.
+    exception to the error that the client gets. `ended`: called with how the stream ended. `interrupted`:
+    returns how and with which error the server ends a stream whose task it cancels, or None. After "shutdown"
+    its request continues.
     """
 
     def __init__(
@@ -112,15 +113,15 @@ class EventStream:
         sent: Callable[[int], None],
         to_api_error: Callable[[Exception], ApiError],
         ended: Callable[[str], None],
-        shutting_down: Callable[[], ApiError | None],
+        interrupted: Callable[[], tuple[str, ApiError] | None],
     ):
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
-        self._sent, self._to_api_error, self._ended, self._shutting_down = (
+        self._sent, self._to_api_error, self._ended, self._interrupted = (
             sent,
             to_api_error,
             ended,
-            shutting_down,
+            interrupted,
         )
         self._last = b""  # The last frames, which are sent with the end of the body.
         self._how = ""  # How the stream ended.
@@ -147,11 +148,11 @@ class EventStream:
             await self._over
             await self._finish(send)
         except asyncio.CancelledError:
-            if (why := self._shutting_down()) is None:
+            if (found := self._interrupted()) is None:
                 self._how = self._how or "left"
                 raise
             if not self._how:
-                self._how, self._last = "shutdown", self._source.error_frames(why)
+                self._how, self._last = found[0], self._source.error_frames(found[1])
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._finish(send)
