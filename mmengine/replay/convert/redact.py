@@ -13,7 +13,6 @@ A token does not depend on media that begin at its own position. With a drafter 
 includes the next block's first token, but not the media that begin there.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,23 +30,13 @@ from mmengine.errors import InvalidRequest, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.convert.keyed_hashes import REDACTED, KeyedHashes
 from mmengine.replay.findings import Findings
 from mmengine.request import Adapter, GrammarRequest, MediaItem, ThinkingBudget
 
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
 _MODALITIES = frozenset({"image", "video", "audio"})
-# Texts that this engine writes itself. Any other text may be user content.
-_WORDS = frozenset(
-    {
-        *("", "eos", "token", "string", "grammar", "closed", "cut"),
-        *("cancelled", "deadline", "crash"),
-        *("stop", "length", "abort", "error", "rejected", "recompute", "swap"),
-        *("no free blocks", "the step failed", "the prefix cache was reset"),
-        *("incomplete", "pause", "encoder cache reset", "connector"),
-    }
-)
-_REDACTED = "redacted"
 
 
 @dataclass(slots=True)
@@ -89,57 +78,11 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
     return redactor.report
 
 
-class _Hashes:
-    """Keyed hashes for a log's values. Numbers, names and other kinds are hashed in separate domains."""
-
-    def __init__(self, key: bytes):
-        self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
-
-    def of(self, kind: bytes, value: bytes, size: int = 32) -> bytes:
-        return hashlib.blake2b(value, key=self._key, person=kind, digest_size=size).digest()
-
-    def name(self, name: str) -> str:
-        return "r" + self.of(b"id", name.encode("utf-8", "surrogatepass"), 8).hex() if name else ""
-
-    def salt(self, salt: str) -> str:
-        return self.of(b"salt", salt.encode("utf-8", "surrogatepass"), 16).hex() if salt else ""
-
-    def text(self, text: str) -> str:
-        return text if text in _WORDS else _REDACTED
-
-    def prints(self, fingerprints: dict[str, str]) -> dict[str, str]:
-        """Return the fingerprints under their names, with hashed values; equal values stay equal."""
-        return {
-            name: self.of(b"print", f"{name}={value}".encode("utf-8", "surrogatepass"), 16).hex()
-            for name, value in fingerprints.items()
-        }
-
-    def chain(
-        self, state: bytes, tokens: np.ndarray, keep: int, marks: dict[int, bytes] | None = None
-    ) -> tuple[np.ndarray, bytes]:
-        """Return the redacted tokens (int32) that follow `state`, and the state after the first `keep`
-        tokens.
-
-        `tokens`: int32. `marks`: maps a token's index to the media that begin there.
-        """
-        numbers, kept = np.empty(len(tokens), np.int32), state
-        key, blake2b, data = self._key, hashlib.blake2b, tokens.astype("<i4").tobytes()
-        for place in range(len(tokens)):
-            value = blake2b(state + data[4 * place : 4 * place + 4], key=key, digest_size=20).digest()
-            numbers[place] = int.from_bytes(value[16:], "little") & 0x7FFFFFFF
-            state = value[:16]
-            if marks and place in marks:
-                state = blake2b(state + marks[place], key=key, person=b"media", digest_size=16).digest()
-            if place + 1 == keep:
-                kept = state
-        return numbers, kept
-
-
 class _Redactor:
     """Produces the redacted log's events in order, and folds both logs."""
 
     def __init__(self, log: CheckedLog, key: bytes):
-        self._hashes = _Hashes(key)
+        self._hashes = KeyedHashes(key)
         self._log = log
         self._original, self._state = log.first_state(), log.first_state()
         self._chains: dict[str, bytes] = {}  # Hash states of live requests, keyed by their new names.
@@ -200,7 +143,7 @@ class _Redactor:
             case ev.Lost():
                 event = replace(event, reason=hashes.text(event.reason))
             case ev.AdapterLoaded():
-                return ev.AdapterLoaded(self._adapter(event.adapter), _REDACTED if event.source else "")
+                return ev.AdapterLoaded(self._adapter(event.adapter), REDACTED if event.source else "")
             case ev.AdapterUnloaded():
                 return ev.AdapterUnloaded(hashes.name(event.name))
             case ev.Cancelled():
@@ -214,7 +157,7 @@ class _Redactor:
             case ev.Recovered():
                 return self._recovered(event)
             case ev.Noted():
-                return ev.Noted(hashes.text(event.kind), _REDACTED if event.detail else "")
+                return ev.Noted(hashes.text(event.kind), REDACTED if event.detail else "")
         if hasattr(event, "request_id"):
             event = replace(event, request_id=hashes.name(event.request_id))
         return event
@@ -227,7 +170,7 @@ class _Redactor:
     def _started(self, event: ev.Started) -> ev.Started:
         config = {**event.config, "eos_token_ids": ()}
         if config.get("block_store_path"):
-            config["block_store_path"] = _REDACTED
+            config["block_store_path"] = REDACTED
         return msgspec.structs.replace(
             event, config=config, fingerprints=self._hashes.prints(event.fingerprints)
         )
@@ -295,7 +238,7 @@ class _Redactor:
         return self._hashes.of(b"adapter", digest)
 
     def _item(self, item: MediaItem) -> MediaItem:
-        modality = item.modality if item.modality in _MODALITIES else _REDACTED
+        modality = item.modality if item.modality in _MODALITIES else REDACTED
         return MediaItem(self._hashes.of(b"media", item.mm_hash), modality, item.runs, item.grid)
 
     def _key_of(self, key: bytes) -> bytes:
@@ -382,13 +325,13 @@ class _Redactor:
         for stall in find_stalls(View(self._state)):
             if (stall.kind, stall.request_id) == (event.kind, name):
                 return stall
-        return ev.Stalled(self._hashes.text(event.kind), name, _REDACTED)
+        return ev.Stalled(self._hashes.text(event.kind), name, REDACTED)
 
     def _recovered(self, event: ev.Recovered) -> ev.Recovered:
         hashes = self._hashes
         return msgspec.structs.replace(
             event,
-            mode=event.mode if event.mode in ("strict", "tail", "salvage") else _REDACTED,
+            mode=event.mode if event.mode in ("strict", "tail", "salvage") else REDACTED,
             cuts=tuple(("", offset, num_bytes) for _, offset, num_bytes in event.cuts),
             lost=tuple((hashes.name(name), hashes.text(why)) for name, why in event.lost),
             fingerprints=hashes.prints(event.fingerprints),
@@ -410,4 +353,4 @@ def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
     """Return a grammar request without the grammar. Decisions depend only on its presence and on
     `on_truncation`.
     """
-    return None if grammar is None else GrammarRequest("", _REDACTED, on_truncation=grammar.on_truncation)
+    return None if grammar is None else GrammarRequest("", REDACTED, on_truncation=grammar.on_truncation)

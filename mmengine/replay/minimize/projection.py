@@ -135,7 +135,9 @@ class Projection:
                 return msgspec.structs.replace(event, lost=lost)
             case ev.StatesKept() | ev.Drafted():
                 rows = self._rows(piece)
-                columns = {name: _joined(values, rows) for name, values in piece.columns.items()}
+                columns: dict[str, Any] = {
+                    name: _joined(values, rows) for name, values in piece.columns.items()
+                }
                 return msgspec.structs.replace(event, rows=_column(rows), **columns) if rows else None
             case ev.Evicted():
                 keys = self._cached(event.keys)
@@ -167,13 +169,13 @@ class Projection:
         encode = tuple(item for item in event.encode if item[1] in rows)
         if not rows:
             return None
-        columns = {name: _joined(values, rows) for name, values in piece.columns.items()}
+        columns: dict[str, Any] = {name: _joined(values, rows) for name, values in piece.columns.items()}
         evict = self._cached(event.evict)
-        return ev.Scheduled(_column(rows), encode=encode, evict=evict, **columns)  # type: ignore[arg-type]
+        return ev.Scheduled(_column(rows), encode=encode, evict=evict, **columns)
 
     def _executed(self, piece: Piece, event: ev.Executed) -> ev.Executed:
         rows = self._state.sampled_rows().tolist()
-        columns = {name: _joined(values, rows) for name, values in piece.columns.items()}
+        columns: dict[str, Any] = {name: _joined(values, rows) for name, values in piece.columns.items()}
         index = {
             int(values[0]): place for place, values in enumerate(piece.columns["index"][row] for row in rows)
         }
@@ -186,7 +188,7 @@ class Projection:
             device_ns=event.device_ns,
             draft_ns=event.draft_ns,
             host_ns=event.host_ns,
-            **columns,  # type: ignore[arg-type]
+            **columns,
         )
 
     def _returns(self, piece: Piece) -> bool:
