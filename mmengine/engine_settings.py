@@ -146,8 +146,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         True
     )
     compat: Annotated[
-        Literal["", "vllm"],
-        described("vllm: make the scheduling decisions that vLLM makes, for comparisons."),
+        Literal["", "vllm", "vllm-0.32"],
+        described(
+            "vllm: make the scheduling decisions of vLLM 0.33, for comparisons; vllm-0.32: those of "
+            "vLLM 0.32."
+        ),
     ] = ""
     preempt_mode: Annotated[
         Literal["auto", "recompute", "swap"],

@@ -1,5 +1,7 @@
 """Creates the events STARTED and QUEUED, with the values that a reader of the log will see."""
 
+from msgspec.structs import replace
+
 from mmengine.config import EngineConfig
 from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.scheduler import DECISION_VERSION
@@ -22,8 +24,9 @@ def queued_as_logged(request: Request) -> ev.Queued:
 
 
 def started_of(
-    config: EngineConfig, fingerprints: dict[str, str], is_host_driven: bool = False
+    config: EngineConfig, fingerprints: dict[str, str], is_host_driven: bool = False, host: str = ""
 ) -> ev.Started:
+    """Return STARTED for a log of this build. `host`: the engine whose scheduler decides; "": this one."""
     return ev.Started(
         schema=ev.SCHEMA_VERSION,
         engine_version=__version__,
@@ -31,6 +34,14 @@ def started_of(
         config=config.as_dict(),
         fingerprints=fingerprints,
         num_blocks=config.num_blocks,
-        constants=scheduler_of(config).constants(config.lookahead_tokens),
+        constants=constants_of(config, host),
         is_host_driven=is_host_driven,
+        host=host,
     )
+
+
+def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
+    """Return the constants that belong to the settings of a log. `host`: as in STARTED."""
+    constants = scheduler_of(config).constants(config.lookahead_tokens)
+    # vLLM's identifiers of media items already hold what their encoder output depends on.
+    return replace(constants, salts_media=False) if host else constants

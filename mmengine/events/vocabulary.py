@@ -49,7 +49,8 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     `keeps_broken_blocks`: blocks of a row with NaN logits stay in the prefix cache. `frees_at_once`: a
     request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
     equal blocks, later hits use the first row's block. `media_ahead`: media that begin up to this many
-    tokens after a block are included in the block's hash.
+    tokens after a block are included in the block's hash. `salts_media`: an item's key in the encoder cache
+    depends on the request's salt and adapter, and not only on the item's hash.
     """
 
     isolates_failures: bool = True
@@ -57,6 +58,7 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     frees_at_once: bool = False
     fills_in_row_order: bool = False
     media_ahead: int = 0
+    salts_media: bool = True
 
 
 class AdapterLoaded(EventBase, frozen=True):
@@ -80,7 +82,8 @@ class Started(EventBase, frozen=True):
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
     KV blocks, including block 0, which pads batches. `constants`: how a replay applies the decisions.
     `is_host_driven`: a host called the two halves of a step, so the log says when each step was collected.
-    `host`: the engine whose scheduler made the decisions, such as "vllm 0.32.0"; "": mmengine.
+    `host`: the engine whose scheduler made the decisions, such as "vllm 0.32.0"; "": mmengine. A recorder
+    then wrote the log, and the order of a step's events follows docs/reference/recorded-logs.md.
     """
 
     schema: int

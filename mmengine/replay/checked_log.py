@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.request_checks import check_content
 from mmengine.core.decide.scheduler import DECISION_VERSION
+from mmengine.core.first_events import constants_of
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.snapshot.snapshot import filled, newest_before, oldest_after
 from mmengine.core.state.policy import policy_named
@@ -30,6 +31,7 @@ from mmengine.events.log_end import log_end
 from mmengine.events.recovery import Cut
 from mmengine.events.segment import segment_paths
 from mmengine.replay.findings import FOLD, BrokenRule, Finding, Findings
+from mmengine.replay.host_rules import rules_for
 from mmengine.replay.rules.common import MalformedColumn
 from mmengine.replay.rules.decisions import broken_rules
 from mmengine.replay.rules.observations import check_observation
@@ -229,7 +231,7 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
             f"STARTED in {folder} has more rows or blocks than a replay can hold: max_num_seqs x "
             f"max_model_len and num_blocks x block_size may each be at most {MAX_CELLS}"
         )
-    constants = scheduler_of(config).constants(config.lookahead_tokens)
+    constants = constants_of(config, started.host)
     if started.decision_version == DECISION_VERSION and started.constants != constants:
         raise CorruptLog(
             f"STARTED in {folder} contradicts itself: its constants do not follow from its settings"
@@ -239,4 +241,6 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
             f"STARTED in {folder} contradicts itself: its num_blocks is {started.num_blocks}, but num_blocks "
             f"in its settings is {config.num_blocks}"
         )
+    if started.host and (rules := rules_for(started)).compat:
+        return msgspec.structs.replace(config, compat=rules.compat)
     return config

@@ -18,6 +18,7 @@ from mmengine.events.codec import Record
 from mmengine.events.lock import is_locked
 from mmengine.events.log_end import log_end
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.hosted.verify import verify_hosted
 from mmengine.replay.tape import Blamed, Crashed, Diverged, LogEnded, LogTape
 from mmengine.replay.verify_report import Divergence, VerifyReport
 from mmengine.replay.watcher import Watcher
@@ -40,6 +41,17 @@ def verify(
     """
     had_writer = is_locked(folder)
     log = CheckedLog(folder, after=after)
+    if log.started.host:
+        report = verify_hosted(log, progress)
+    else:
+        report = _verify_own(log, progress, invariants)
+    report.torn = log.torn
+    report.end = log_end(folder, had_writer)
+    return report
+
+
+def _verify_own(log: CheckedLog, progress: Callable[[Record], None] | None, invariants: bool) -> VerifyReport:
+    """Return the report on a log that this engine's loop wrote, without its end."""
     report = VerifyReport(
         begins_after=log.begins_after,
         logged_version=log.started.decision_version,
@@ -60,8 +72,6 @@ def verify(
         report.divergence = state
     else:
         report.unfinished = list(state.requests)
-    report.torn = log.torn
-    report.end = log_end(folder, had_writer)
     return report
 
 

@@ -20,7 +20,8 @@ class Divergence:
 
     For a digest, `columns` and `requests` (id, row; -1: waiting) tell where the states differ, as far as the
     log allows. `agreed`: record and step at the last equal digest. `broken`: the rule of the state that the
-    logged decision breaks, or None.
+    logged decision breaks, or None. `rule`: for a recorded log, the rule that the difference most likely
+    concerns.
     """
 
     sequence: int
@@ -34,6 +35,7 @@ class Divergence:
     requests: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     agreed: tuple[int, int] | None = None
     broken: BrokenRule | None = None
+    rule: str = ""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,10 @@ class VerifyReport:
     `version`); the log was then only folded, and its digests compared. `unfinished`: requests (ids) without
     an end in the log. `begins_after`: the record number at the starting snapshot, or -1. `end`: how the log
     ends.
+
+    For a recorded log: `host`, the engine that decided; `rules`, whose rules derived its decisions; `calls`,
+    the scheduling calls that agree; `caveat`, why the decisions were not derived, or by other rules than the
+    host's (then `rederived` is False), or "".
     """
 
     steps: int = 0
@@ -61,6 +67,10 @@ class VerifyReport:
     torn: Cut | None = None
     divergence: Divergence | None = None
     unfinished: list[str] = dataclasses.field(default_factory=list)
+    host: str = ""
+    rules: str = ""
+    caveat: str = ""
+    calls: int = 0
 
     @property
     def ok(self) -> bool:

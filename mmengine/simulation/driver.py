@@ -271,7 +271,7 @@ class Driver:
         """
         state = self._core.state
         names = {state.requests_by_row[row].request.request_id for row in state.running.tolist()}
-        return state.config.compat == "vllm" and bool(names - leaving)
+        return state.config.compat != "" and bool(names - leaving)
 
     def _give_up(self) -> None:
         self._unfinished = list(self._core.state.requests)

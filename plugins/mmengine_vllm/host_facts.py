@@ -3,10 +3,8 @@
 from collections.abc import Callable
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.deciders import scheduler_of
-from mmengine.core.decide.scheduler import DECISION_VERSION
+from mmengine.core import first_events
 from mmengine.events import vocabulary as ev
-from mmengine.version import __version__
 from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
@@ -118,13 +116,5 @@ def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
     """
     config = engine_config(scheduler)
     config.check_foldable()
-    return ev.Started(
-        schema=ev.SCHEMA_VERSION,
-        engine_version=__version__,
-        decision_version=DECISION_VERSION,
-        config=config.as_dict(),
-        fingerprints=fingerprints(scheduler, version, content),
-        num_blocks=config.num_blocks,
-        constants=scheduler_of(config).constants(config.lookahead_tokens),
-        host=f"vllm {version}",
-    )
+    facts = fingerprints(scheduler, version, content)
+    return first_events.started_of(config, facts, host=f"vllm {version}")

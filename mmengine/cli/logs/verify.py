@@ -22,6 +22,8 @@ HELP = (
     "last inputs before it. A folder of logs means all logs in it. With --invariants every reference to a "
     "block and an encoder output, every queue and every budget is counted again after each record, and the "
     "first wrong one is printed; this takes several times as long.\n\n"
+    "A log that was recorded in vLLM is derived by the rules of vLLM's version, one scheduling call at a "
+    "time. Code 5 then means that this build has no rules of that version, or does not model a feature.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 no divergence; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because this build "
     "has other rules than the log; 2 wrong arguments; 1 any other error. No divergence, but the log has no "
@@ -79,7 +81,7 @@ def _code(result: "VerifyReport | LogError") -> int:
     if isinstance(result, LogError):
         return OTHER
     if result.divergence is not None:
-        return DIVERGED
+        return FOLDED if result.caveat else DIVERGED
     if result.end.kind:
         return NO_END.get(result.end.kind, CORRUPT)
     return SAME if result.rederived else FOLDED
@@ -122,6 +124,8 @@ def _verdict(report: "VerifyReport | LogError") -> str:
     found = report.divergence
     if found is not None and found.field.startswith("invariant "):
         return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
+    if report.host:
+        return _hosted_verdict(report)
     if found is not None:
         return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
     if report.rederived and report.end.kind:
@@ -131,11 +135,26 @@ def _verdict(report: "VerifyReport | LogError") -> str:
     return f"folded; written under rules {report.logged_version}, this build has {report.version}"
 
 
+def _hosted_verdict(report: "VerifyReport") -> str:
+    """Return the verdict on a log whose decisions another engine made."""
+    found, host = report.divergence, report.host
+    if not report.rules:
+        return f"folded; the decisions of {host} were not derived: {report.caveat}"
+    agree = f"{report.calls} scheduling calls of {host} agree with the rules of {report.rules}"
+    if found is not None:
+        where = f"step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
+        verdict = f"differs at {where}; {report.caveat}" if report.caveat else f"DIVERGED at {where}"
+        return f"{verdict} ({agree} before it)"
+    if report.caveat:
+        return f"{agree}, but {report.caveat}"
+    return f"{agree}, but the log has no end" if report.end.kind else f"verified: {agree}"
+
+
 def _print_one(report: "VerifyReport") -> None:
     out = console()
     for line in report_lines(report):
         out.print(line, markup=False, soft_wrap=True)
-    if not report.rederived:
+    if not report.rederived and not report.host:
         out.print(
             "the state and its digests were compared; the decisions were not derived again, because this "
             "build has other rules",
@@ -173,6 +192,14 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
     from rich.table import Table
 
     table = Table("", "", show_header=False)
+    decided = (
+        ("decided by", report.host), ("derived by", f"the rules of {report.rules}, mmengine {report.engine}")
+    )  # fmt: skip
+    if not report.host:
+        decided = (
+            ("written by", f"mmengine {report.logged_engine}, decision rules {report.logged_version}"),
+            ("derived by", f"mmengine {report.engine}, decision rules {report.version}"),
+        )
     for name, value in (
         ("step", str(found.step)),
         ("record", f"{found.sequence} {found.event}"),
@@ -180,8 +207,8 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
         *_where(found),
         ("logged", short(found.logged)),
         ("derived", short(found.derived)),
-        ("written by", f"mmengine {report.logged_engine}, decision rules {report.logged_version}"),
-        ("derived by", f"mmengine {report.engine}, decision rules {report.version}"),
+        *((("likely rule", found.rule),) if found.rule else ()),
+        *decided,
     ):
         table.add_row(name, clean(value))
     yield table
@@ -230,6 +257,10 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
         "end": {"kind": report.end.kind, "text": report.end.text},
         "torn_bytes": report.torn.num_bytes if report.torn is not None else 0,
         "unfinished": report.unfinished,
+        "host": report.host,
+        "rules": report.rules,
+        "caveat": report.caveat,
+        "calls": report.calls,
         "written_by": {"engine": report.logged_engine, "decision_version": report.logged_version},
         "derived_by": {"engine": report.engine, "decision_version": report.version},
         "divergence": None
@@ -241,6 +272,7 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
             "field": found.field,
             "logged": short(found.logged),
             "derived": short(found.derived),
+            "rule": found.rule,
             "columns": found.columns,
             "requests": [{"request": printable(name), "row": row} for name, row in found.requests],
             "agreed": None

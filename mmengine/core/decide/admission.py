@@ -21,7 +21,12 @@ MayStart = Callable[[RequestView], bool]
 
 class Admission:
     """Admits waiting requests by this engine's rules. A subclass may override the methods below the comment
-    "Rules that a subclass may override"."""
+    "Rules that a subclass may override".
+
+    `stops_at_encoder`: a request that the encoder holds back also holds back the requests after it.
+    """
+
+    stops_at_encoder = False
 
     def admit_next(
         self, view: View, may_start: MayStart | None = None
@@ -61,6 +66,8 @@ class Admission:
             decision = admission or draft.left_behind(given_up=length > 0)
             if length or decision is not None:
                 return decision
+            if self.stops_at_encoder:
+                return None
             if places is not None:
                 places.pass_over(req_state)
         return None

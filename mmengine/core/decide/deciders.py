@@ -2,9 +2,11 @@
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.scheduler import SCHEDULER, Scheduler
-from mmengine.core.decide.vllm.scheduler import VLLM_SCHEDULER
+from mmengine.core.decide.vllm.scheduler import VLLM_032_SCHEDULER, VLLM_SCHEDULER
+
+_SCHEDULERS = {"": SCHEDULER, "vllm": VLLM_SCHEDULER, "vllm-0.32": VLLM_032_SCHEDULER}
 
 
 def scheduler_of(config: EngineConfig) -> Scheduler:
     """Return the scheduler for the setting `compat`."""
-    return VLLM_SCHEDULER if config.compat == "vllm" else SCHEDULER
+    return _SCHEDULERS[config.compat]

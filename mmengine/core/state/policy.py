@@ -75,5 +75,5 @@ _VLLM_FCFS = Policy(_preempted_first, _last_admitted)
 
 def policy_of(config: EngineConfig) -> Policy:
     """Return the settings' policy. Raises ConfigError like `policy_named`."""
-    vllm_fcfs = config.compat == "vllm" and config.policy == "fcfs"
+    vllm_fcfs = config.compat != "" and config.policy == "fcfs"
     return _VLLM_FCFS if vllm_fcfs else policy_named(config.policy)

@@ -151,10 +151,15 @@ class State(Columns[np.ndarray]):
         tokens = request.prompt_token_ids
         if len(request.outputs):
             tokens = np.concatenate((tokens, request.outputs))
-        state = RequestState(request, self.num_arrived, tokens, media_keys_of(request))
+        state = RequestState(request, self.num_arrived, tokens, self._media_keys(request))
         self.weigh_media(state)
         self.num_arrived += 1
         return state
+
+    def _media_keys(self, request: Request) -> tuple[bytes, ...]:
+        if self.constants.salts_media:
+            return media_keys_of(request)
+        return tuple(item.mm_hash for item in request.media)
 
     def weigh_media(self, req_state: RequestState) -> None:
         """Compute the encoder work for the request's items, if a step has a limit for this work."""

@@ -2,7 +2,8 @@
 
 If blocks run out, a step has SCHEDULED for the rows before the first row whose blocks are not free, PREEMPTED
 to free blocks for that row, and SCHEDULED for the rest. If a chunk cannot run after all, EVICTED records the
-encoder evictions that were made for it. The rules are those of vLLM 0.33.
+encoder evictions that were made for it. The rules are those of vLLM 0.33; the classes whose names end in 032
+have those of vLLM 0.32 where the two differ.
 """
 
 import numpy as np
@@ -125,8 +126,8 @@ class VllmScheduler(Scheduler):
 
     ends_leavers_first = True
 
-    def __init__(self) -> None:
-        super().__init__(VllmAdmission(), VllmRunningRows())
+    def __init__(self, admission: VllmAdmission | None = None) -> None:
+        super().__init__(admission or VllmAdmission(), VllmRunningRows())
         self.impatient = VllmRunningRows(is_patient=False)
 
     def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
@@ -158,4 +159,20 @@ class VllmScheduler(Scheduler):
         return self.admission.admit_next(view)
 
 
+class VllmAdmission032(VllmAdmission):
+    """Admits waiting requests by the rules of vLLM 0.32, which stops at a request that the encoder holds
+    back.
+    """
+
+    stops_at_encoder = True
+
+
+class VllmScheduler032(VllmScheduler):
+    """Decides by the rules of vLLM 0.32."""
+
+    def __init__(self) -> None:
+        super().__init__(VllmAdmission032())
+
+
 VLLM_SCHEDULER = VllmScheduler()
+VLLM_032_SCHEDULER = VllmScheduler032()

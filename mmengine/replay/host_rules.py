@@ -1,0 +1,42 @@
+"""Chooses the rules for a recorded log from the version of the engine that made the decisions."""
+
+import re
+from typing import NamedTuple
+
+from mmengine.events import vocabulary as ev
+
+# In STARTED's `fingerprints`: features of the host that the rules here do not model, as a text.
+UNMODELLED = "not_derived"
+_COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm"}
+_VERSION = re.compile(r"vllm (\d+)\.(\d+)")
+
+
+class HostRules(NamedTuple):
+    """The rules for a log. `compat`: the setting that selects them, or "" if no rules apply. `name`: their
+    name for people. `caveat`: why they may differ from the host's rules, or "".
+    """
+
+    compat: str
+    name: str
+    caveat: str = ""
+
+
+def rules_for(started: ev.Started) -> HostRules:
+    """Return the rules for the log that begins with `started`, whose `host` is not empty."""
+    if missing := started.fingerprints.get(UNMODELLED, ""):
+        return HostRules("", "", f"the rules here do not model {missing}")
+    found = _VERSION.match(started.host)
+    if found is None:
+        return HostRules("", "", f"this build has no rules of {started.host}; it has those of vllm")
+    version = int(found[1]), int(found[2])
+    nearest = min(_COMPAT, key=lambda known: (abs(_place(known) - _place(version)), known))
+    name = f"vllm {nearest[0]}.{nearest[1]}"
+    if nearest == version:
+        return HostRules(_COMPAT[nearest], name)
+    return HostRules(
+        _COMPAT[nearest], name, f"this build has no rules of {started.host}; those of {name} are the nearest"
+    )
+
+
+def _place(version: tuple[int, int]) -> int:
+    return 1000 * version[0] + version[1]

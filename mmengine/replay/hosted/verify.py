@@ -1,0 +1,213 @@
+"""Verifies a recorded log: derives the host's decisions, and compares each scheduling call as an outcome."""
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from mmengine.core.decide.scheduler import DECISION_VERSION
+from mmengine.errors import LogError, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.host_rules import HostRules, rules_for
+from mmengine.replay.hosted.derived_engine import DerivedEngine
+from mmengine.replay.hosted.likely_rules import likely_rule
+from mmengine.replay.hosted.outcome import CALL_EVENTS, RecordedRows, first_difference
+from mmengine.replay.rules.observations import check_observation
+from mmengine.replay.tape import RECENT, Diverged
+from mmengine.replay.verify_report import Divergence, VerifyReport
+
+_MAX_WAITING = 2**20  # the largest value of the setting; vLLM refuses no request
+_NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
+_CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
+
+
+def verify_hosted(
+    log: CheckedLog, progress: Callable[[Record], None] | None = None, rules: HostRules | None = None
+) -> VerifyReport:
+    """Return the report on a log whose decisions a host made. `rules`: replace those of the host's version.
+
+    Raises CorruptLog if records contradict each other.
+    """
+    rules = rules or rules_for(log.started)
+    report = VerifyReport(
+        begins_after=log.begins_after,
+        rederived=bool(rules.compat) and not rules.caveat,
+        logged_version=log.started.decision_version,
+        logged_engine=log.started.engine_version,
+        version=DECISION_VERSION,
+        host=log.started.host,
+        rules=rules.name,
+        caveat=rules.caveat,
+    )
+    verifier = _Verifier(log, rules.compat, report, progress)
+    try:
+        for record in log:
+            verifier.take(record)
+        verifier.finish()
+    except Diverged as diverged:
+        report.divergence = diverged.divergence
+    report.unfinished = list(verifier.live)
+    return report
+
+
+class _Verifier:
+    """Feeds a derived engine with a log's records, and compares its decisions with the log's."""
+
+    def __init__(
+        self,
+        log: CheckedLog,
+        compat: str,
+        report: VerifyReport,
+        progress: Callable[[Record], None] | None,
+    ):
+        self._log, self._report, self._progress = log, report, progress
+        self._engine: DerivedEngine | None = None
+        if compat:
+            config = msgspec.structs.replace(log.config, compat=compat, max_waiting=_MAX_WAITING)
+            with log.naming():
+                self._engine = DerivedEngine(config, log.started.host)
+        self._folded = log.first_state() if self._engine is None else None
+        self._rows = RecordedRows(log.config.block_size)
+        self._is_over = False  # the rest of the log is not derived
+        self._call: list[Record] = []  # the records of the call that is being read
+        self._recent: deque[Record] = deque(maxlen=RECENT)
+        self.live: dict[str, None] = {}
+
+    def take(self, record: Record) -> None:
+        """Read the next record. Raises Diverged at the first difference."""
+        self._count(record)
+        event = record.event
+        if self._is_over:
+            return
+        if self._folded is not None:
+            with self._log.naming():
+                self._log.apply(self._folded, event)
+            return
+        if isinstance(event, CALL_EVENTS) and not self._is_expected_end(event):
+            if self._call and not _continues(self._call[-1].event, event):
+                self._compare_call()
+            self._call.append(record)
+            return
+        self._compare_call()
+        if self._engine is None or isinstance(event, _NOT_COMPARED):
+            return
+        try:
+            self._apply(record, self._engine)
+        except (Diverged, LogError):
+            raise
+        except Exception as error:
+            raise self._log.contradiction(record, error) from error
+
+    def finish(self) -> None:
+        """Compare the last call. The ends of its result may be missing, because the host was killed."""
+        self._compare_call()
+
+    def _apply(self, record: Record, engine: DerivedEngine) -> None:
+        event = record.event
+        if isinstance(event, ev.Finished) and event.reason != "rejected" or isinstance(event, ev.Preempted):
+            self._compare_end(record, event, engine)
+            return
+        if engine.ends:
+            missing = engine.ends[0]
+            raise self._diverged(record, "event", type(event).__name__, _described(missing))
+        match event:
+            case ev.Executed() | ev.Failed():
+                check_observation(engine.state, event)
+                engine.collect(event)
+            case ev.Dispatched():
+                engine.dispatch()
+            case ev.Drafted(rows=rows):
+                observed = msgspec.structs.replace(event, rows=engine.rows_of(self._rows.names_of(rows)))
+                check_observation(engine.state, observed)
+                engine.observe(observed)
+            case ev.Noted(kind=kind, detail=detail):
+                what = f"{kind} ({detail})" if detail else kind
+                self._report.caveat = f"record {record.sequence} notes: {what}"
+                self._report.rederived, self._is_over = False, True
+            case ev.Finished():
+                pass  # the host refused the request before it was queued
+            case _:
+                engine.drop_empty_step()
+                engine.observe(event)
+
+    def _is_expected_end(self, event: ev.Event) -> bool:
+        """Return whether PREEMPTED follows from a cache reset and not from a scheduling call."""
+        if self._engine is None or not self._engine.ends or not isinstance(event, ev.Preempted):
+            return False
+        return isinstance(self._engine.ends[0], ev.Preempted)
+
+    def _compare_end(self, record: Record, event: ev.Finished | ev.Preempted, engine: DerivedEngine) -> None:
+        if not engine.ends:
+            raise self._diverged(record, "event", _described(event), "nothing")
+        derived = engine.ends.popleft()
+        names = ("request_id", "reason") if isinstance(event, ev.Finished) else ("request_id",)
+        if type(derived) is not type(event):
+            raise self._diverged(record, "event", _described(event), _described(derived))
+        for name in names:
+            if getattr(event, name) != getattr(derived, name):
+                raise self._diverged(record, name, _described(event), _described(derived))
+
+    def _compare_call(self) -> None:
+        call, self._call = self._call, []
+        engine = self._engine
+        if not call or engine is None:
+            return
+        if engine.ends:
+            raise self._diverged(call[0], "event", type(call[0].event).__name__, _described(engine.ends[0]))
+        engine.drop_empty_step()
+        try:
+            logged = self._rows.outcome(record.event for record in call)
+        except ValueError as error:
+            raise self._log.contradiction(call[0], error) from error
+        waiting = [req_state.request.request_id for req_state in engine.state.waiting]
+        try:
+            derived = engine.schedule()
+        except MMEngineError as error:
+            raise self._log.contradiction(call[0], error) from error
+        except Exception as error:
+            raise self._log.contradiction(call[0], error) from error
+        found = first_difference(logged, derived)
+        if found is not None:
+            rule = likely_rule(found, logged, derived, engine.view, waiting)
+            raise self._diverged(call[-1], *found, rule)
+        self._report.calls += 1
+
+    def _diverged(
+        self, record: Record, name: str, logged: object, derived: object, rule: str = ""
+    ) -> Diverged:
+        kind = type(record.event).__name__
+        recent = list(self._recent)
+        return Diverged(
+            Divergence(record.sequence, record.step, kind, name, logged, derived, recent, rule=rule)
+        )
+
+    def _count(self, record: Record) -> None:
+        report, event = self._report, record.event
+        report.events += 1
+        match event:
+            case ev.Executed():
+                report.steps += 1
+                report.tokens += len(event.token_ids) // 4
+            case ev.Queued():
+                report.requests += 1
+                self.live[event.request_id] = None
+            case ev.Finished():
+                self.live.pop(event.request_id, None)
+            case ev.Checkpoint():
+                report.checkpoints += 1
+        if isinstance(event, ev.OBSERVATIONS):
+            self._recent.append(record)
+        if self._progress is not None:
+            self._progress(record)
+
+
+def _continues(before: ev.Event, event: ev.Event) -> bool:
+    """Return whether `event` belongs to the call of `before`, which comes directly before it."""
+    first, second = _CALL_ORDER[type(before)], _CALL_ORDER.get(type(event), 3)
+    return second > first or (second == first and second in (0, 3))
+
+
+def _described(event: ev.Finished | ev.Preempted) -> str:
+    return f"{type(event).__name__} {event.request_id} ({event.reason})"

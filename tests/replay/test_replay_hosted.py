@@ -1,0 +1,130 @@
+"""Tests that verify derives vLLM's decisions from a recorded log, by the rules of vLLM's version.
+
+The recording is of vLLM 0.32 serving a small checkpoint: 20 requests, 12 with images, 10 preemptions.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from mmengine.cli.main import app
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
+from mmengine.replay import request_lines, verify
+from tests.events.logs import rewrite
+from tests.replay.vllm_recordings import write_log
+
+RECORDING = Path(__file__).parent / "recordings" / "vllm_0.32.jsonl.gz"
+replace = msgspec.structs.replace
+
+
+@pytest.fixture(scope="module")
+def lines():
+    with gzip.open(RECORDING) as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="module")
+def folder(lines, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded") / "log"
+    write_log(lines, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(folder):
+    return list(LogReader(folder))
+
+
+def changed(records, index, event):
+    copy = list(records)
+    record = records[index]
+    copy[index] = type(record)(record.sequence, record.step, record.mono_ns, event, record.offset)
+    return copy
+
+
+def find(records, kind, test=lambda event: True):
+    return next(n for n, each in enumerate(records) if isinstance(each.event, kind) and test(each.event))
+
+
+def of_host(records, host, **fingerprints):
+    return changed(records, 0, replace(records[0].event, host=host, fingerprints=fingerprints))
+
+
+def test_every_call_agrees_with_the_rules_of_the_recorded_version(folder):
+    report = verify(folder)
+    assert report.ok and report.rederived and report.rules == "vllm 0.32" and not report.caveat
+    assert (report.calls, report.steps, report.unfinished) == (197, 197, [])
+    assert {line.finish_reason for line in request_lines(folder)} == {"length", "stop", "abort"}
+
+
+def test_other_rules_differ_where_the_encoder_holds_back_a_request(records, tmp_path):
+    """vLLM 0.32 stops at a request without room in the encoder cache; 0.33 passes it over."""
+    report = verify(rewrite(of_host(records, "vllm 0.33.0"), tmp_path / "log"))
+    found = report.divergence
+    assert (report.calls, found.step, found.field) == (78, 78, "admitted")
+    assert (found.logged, found.derived) == ([], ["r16-b83d1eab"])
+    assert found.rule.startswith("r16-b83d1eab waits")
+
+
+@pytest.mark.parametrize(
+    ("host", "rules", "calls"), [("vllm 0.31.4", "vllm 0.32", 197), ("vllm 0.40.0rc1", "vllm 0.33", 78)]
+)
+def test_an_unknown_version_is_derived_by_the_nearest_rules_and_says_so(
+    records, tmp_path, host, rules, calls
+):
+    log = rewrite(of_host(records, host), tmp_path / "log")
+    report = verify(log)
+    assert (report.rules, report.calls, report.rederived) == (rules, calls, False)
+    assert f"no rules of {host}; those of {rules} are the nearest" in report.caveat
+    result = CliRunner().invoke(app, ["log", "verify", str(log)])
+    assert result.exit_code == 5 and "the nearest" in result.stdout.replace("\n", " ")
+
+
+def test_a_feature_without_rules_is_folded_and_named(records, tmp_path):
+    log = rewrite(of_host(records, "vllm 0.32.0", not_derived="pipeline parallel"), tmp_path / "log")
+    report = verify(log)
+    assert (report.ok, report.rederived, report.calls, report.steps) == (True, False, 0, 197)
+    result = CliRunner().invoke(app, ["log", "verify", str(log)])
+    assert result.exit_code == 5 and "pipeline parallel" in result.stdout
+
+
+def test_a_wrong_victim_is_named(records, tmp_path):
+    index = find(records, ev.Preempted)
+    event = records[index].event
+    other = next(
+        each.event for each in records[:index][::-1]
+        if isinstance(each.event, ev.Admitted) and each.event.request_id != event.request_id
+    )  # fmt: skip
+    wrong = replace(event, request_id=other.request_id, row=other.row)
+    found = verify(rewrite(changed(records, index, wrong), tmp_path / "log")).divergence
+    assert (found.step, found.field) == (records[index].step, "preempted")
+    assert (found.logged, found.derived) == ([other.request_id], [event.request_id])
+    assert "self.running[-1]" in found.rule
+
+
+def test_a_block_of_another_request_is_named(records, tmp_path):
+    index = find(records, ev.Scheduled, lambda event: len(event.new_blocks) == 4)
+    block = (np.frombuffer(records[index].event.new_blocks, np.int32) + 1).tobytes()
+    wrong = changed(records, index, replace(records[index].event, new_blocks=block))
+    found = verify(rewrite(wrong, tmp_path / "log")).divergence
+    assert (found.step, found.field) == (records[index].step, "blocks") and "free queue" in found.rule
+
+
+def test_a_missing_end_is_named(records, tmp_path):
+    index = find(records, ev.Finished, lambda event: event.reason == "length")
+    found = verify(rewrite(records[:index] + records[index + 1 :], tmp_path / "log")).divergence
+    assert found.derived == f"Finished {records[index].event.request_id} (length)"
+
+
+def test_the_difference_is_printed_with_its_rule(records, tmp_path):
+    log = rewrite(of_host(records, "vllm 0.33.0"), tmp_path / "log")
+    result = CliRunner().invoke(app, ["log", "verify", str(log)])
+    assert result.exit_code == 3 and "likely rule" in result.stdout and "vllm 0.33.0" in result.stdout
+    line = json.loads(CliRunner().invoke(app, ["log", "verify", str(log), "--json"]).stdout)
+    assert (line["host"], line["calls"], line["divergence"]["field"]) == ("vllm 0.33.0", 78, "admitted")
