@@ -1,5 +1,6 @@
 """The command `mmengine`. Commands import their dependencies when they run, so that help is fast."""
 
+import os
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -12,6 +13,7 @@ from mmengine.cli.chat import chat
 from mmengine.cli.commands import Command, Group
 from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
+from mmengine.cli.environment import unknown_variables
 from mmengine.cli.logs import log_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
@@ -20,6 +22,7 @@ from mmengine.cli.serve import HELP as SERVE_HELP
 from mmengine.cli.serve import serve
 from mmengine.cli.simulate import HELP as SIMULATE_HELP
 from mmengine.cli.simulate import simulate
+from mmengine.cli.supervisor import is_supervised
 from mmengine.errors import BUG, MMEngineError, code_of, in_one_line
 from mmengine.extras import engine_hint
 from mmengine.version import __version__
@@ -70,8 +73,9 @@ def main() -> None:
 
     docs/reference/cli.md lists the exit codes.
     """
-    warning = clash()
-    if warning:
+    # A supervisor has warned before it started this process.
+    warnings = [clash(), "" if is_supervised() else unknown_variables(os.environ)]
+    for warning in filter(None, warnings):
         print(f"mmengine: warning: {warning}", file=sys.stderr)
     try:
         app(prog_name="mmengine")
