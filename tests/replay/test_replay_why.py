@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -277,6 +278,18 @@ KEY = "0123456789abcdef:"
 def test_a_clients_id_finds_its_requests(given, found):
     names = ["r1", "r2/0", "r2/1", f"{KEY}r3", f"{KEY}batch_7-3", "r4-0", "r4-1/0", "r4-1/1", "msg_x", "r1"]
     assert matching_ids(names, given) == found
+
+
+def test_a_batch_line_is_found_by_its_custom_id(tmp_path):
+    """Several lines, of several batches, may have the same custom_id. An envelope may be damaged."""
+    envelopes = [b'{"api":"chat","custom_id":"row 1"}', b'{"api":"chat","custom_id":"row 1"}', b"{]"]
+    asked = [replace(request(f"{KEY}batch_a-{n}", 20), envelope=each) for n, each in enumerate(envelopes)]
+    asked.append(replace(request("bad", 20), envelope=b'"custom_id"'))
+    log = run(tmp_path / "log", asked)
+    assert find_requests(log, "row 1") == [f"{KEY}batch_a-0", f"{KEY}batch_a-1"]
+    assert find_requests(log, "batch_req_a-1") == [f"{KEY}batch_a-1"]
+    with pytest.raises(LogError, match="near ids: row 1; mmengine log show"):
+        find_requests(log, "row 2")
 
 
 def test_an_unknown_id_names_near_ids(tmp_path):

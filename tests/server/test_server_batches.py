@@ -12,6 +12,7 @@ from mmengine.cli.serve_checks import EMBEDDED_NAME
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.request_names import find_requests
 from tests.pictures import data_url, scene
 from tests.project.doc_blocks import blocks
 from tests.server.batching import CHAT, batching, begun, client_of, ended, line, lines_in
@@ -46,6 +47,7 @@ def test_a_batch_from_its_file_to_its_answers(tmp_path):
             client.files.content(stored.id).read()
         )
         assert [each.id for each in client.batches.list()] == [batch.id]
+    assert find_requests(tmp_path / "log", "row 0") == [f"{batch.id}-1"]
 
 
 def test_the_error_file_holds_failed_requests(tmp_path):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 HELP = (
     "Explain why a request waited, was preempted, missed the caches and ended.\n\n"
     "Each sentence has its step; inspect a step with mmengine log show DIR --step N. The id may be the log's "
-    "or the client's (chatcmpl-…, resp_…, msg_…, batch_req_…). For a call with n answers, each is "
-    "explained.\n\n"
+    "or the client's (chatcmpl-…, resp_…, msg_…, batch_req_…, a batch line's custom_id). For a call with n "
+    "answers, each is explained.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log why run.log r17"
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.queries.envelopes import custom_id_of
 
 MAX_NEAR = 5  # near ids that an error lists
 MAX_COMPARED = 100_000  # ids that are compared with an unknown id
@@ -34,20 +35,28 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
 
 
 def find_requests(folder: Path, given: str) -> list[str]:
-    """Return the ids in the log that belong to `given`, in the order of arrival. Raises LogError, with near
-    ids, if there are none, and `verify`'s errors.
+    """Return the ids in the log that belong to `given`, in the order of arrival. `given` may be the custom_id
+    of a batch's lines. Raises LogError, with near ids, if there are none, and `verify`'s errors.
     """
     log = CheckedLog(folder)
-    names = dict.fromkeys(log.first_state().requests)
+    requests = log.first_state().requests
+    names = dict.fromkeys(requests)
+    clients = {name: custom_id_of(each.request.envelope) for name, each in requests.items()}
     for record in log:
         match record.event:
-            case ev.Queued(request_id=name) | ev.Appended(request_id=name):
+            case ev.Queued(request_id=name, envelope=envelope):
+                names[name] = None
+                if custom_id := custom_id_of(envelope):
+                    clients[name] = custom_id
+            case ev.Appended(request_id=name):
                 names[name] = None
             case ev.Finished(request_id=name, reason="rejected"):
                 names[name] = None
     if found := matching_ids(names, given):
         return found
-    raise no_request(folder, list(names), given)
+    if lines := [name for name, custom_id in clients.items() if custom_id == given]:
+        return lines
+    raise no_request(folder, [*names, *filter(None, clients.values())], given)
 
 
 def no_request(folder: Path, names: list[str], given: str) -> LogError:

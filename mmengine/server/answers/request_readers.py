@@ -114,8 +114,12 @@ class RequestReaders:
         """Read a body with `reader`, and resolve its model name. Thread-safe. Raises ApiError."""
         return self.resolve_model(reader.read(data, request_id), owner)
 
-    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
-        """Read a batch line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
+    def read_line(
+        self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
+    ) -> ParsedRequest:
+        """Read a batch line's body. `name`: the request's id; `custom_id`: the client's id, which the log
+        keeps. Thread-safe. Raises ApiError.
+        """
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)
         if parsed_request.stream:
@@ -130,7 +134,8 @@ class RequestReaders:
                 f"{FIELD} is not supported in a batch; custom_id identifies a line",
                 FieldPath("request_id"),
             )
-        return parsed_request
+        envelope = msgspec.structs.replace(parsed_request.envelope, custom_id=custom_id)
+        return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest:
         """Return the request with its served model name, adapter, owner, tenant and cache salt.

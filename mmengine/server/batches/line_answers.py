@@ -31,7 +31,9 @@ class LineReader(Protocol):
 
     uploads: UploadedImages
 
-    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
+    def read_line(
+        self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
+    ) -> ParsedRequest:
         """Read a line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames: ...
@@ -72,14 +74,21 @@ class LineAnswers:
         self.leaves = False  # Whether a cancelled task leaves its requests in the log.
 
     async def answer(
-        self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
+        self,
+        endpoint: str,
+        body: bytes,
+        name: str,
+        owner: str,
+        accepted: Callable[[], None],
+        custom_id: str = "",
     ) -> LineOutcome:
-        """Answer a line and return the outcome. `accepted`: called when the request is in the log. Raises
-        ApiError with a status in AGAIN if the line must be tried again.
+        """Answer a line and return the outcome. `accepted`: called when the request is in the log.
+        `custom_id`: the client's id of the line. Raises ApiError with a status in AGAIN if the line must be
+        tried again.
         """
         try:
             parsed_request = await asyncio.get_running_loop().run_in_executor(
-                self._parser, self._reader.read_line, endpoint, body, name, owner
+                self._parser, self._reader.read_line, endpoint, body, name, owner, custom_id
             )
         except ApiError as error:
             return _refused(error)

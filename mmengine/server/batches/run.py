@@ -226,7 +226,7 @@ class BatchRun:
             while True:
                 try:
                     outcome = await self._resources.answers.answer(
-                        batch.endpoint, line.body, name, batch.owner, held.release
+                        batch.endpoint, line.body, name, batch.owner, held.release, line.custom_id
                     )
                     break
                 except ApiError as error:

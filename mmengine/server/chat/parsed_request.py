@@ -53,6 +53,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     traceparent: str = ""
     show_reasoning: bool = True
     responses: ResponseEcho | None = None  # Only for the Responses API.
+    custom_id: str = ""  # The client's id of a batch line.
 
 
 class AnswerFormat(NamedTuple):
