@@ -1,6 +1,7 @@
 """Tests of the calls that coding agents and chat pages send, with ten turns for each client.
 
-agent_turns.json has each client's fields, blocks and tools with texts of our own. `{n}` is the turn's number.
+agent_turns.json has each client's fields, blocks and tools. `{n}` is the turn's number. agent_sizes.py
+generates the texts {system} and {result} and further tools.
 """
 
 import json
@@ -13,10 +14,12 @@ from mmengine import AsyncEngine
 from tests.clients.agents import AGENTS
 from tests.project.doc_blocks import ROOT
 from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
+from tests.server.agent_sizes import build_long, enlarge
 from tests.server.responses_answers import check_events
 from tests.server.running import served
 
-CLIENTS = json.loads(Path(__file__).with_name("agent_turns.json").read_text())
+TURNS = json.loads(Path(__file__).with_name("agent_turns.json").read_text())
+CLIENTS = {name: enlarge(name, client) for name, client in TURNS.items()}
 LEFT_OUT = "x-mmengine-ignored-fields"
 NAMED = {"type": "tool", "name": "web_search"}
 ASKED = [{"role": "user", "content": "What is a triangle?"}]
@@ -29,6 +32,13 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli
 @pytest.fixture(scope="module")
 def server():
     with served(AsyncEngine(), names=("shapes",), chat_template=JSON_TEMPLATE) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def long():
+    """A server for the prompts of real agents, with the embedded checkpoint's tokenizer."""
+    with served(AsyncEngine(builder=build_long), names=("shapes",), chat_template=JSON_TEMPLATE) as one:
         yield one
 
 
@@ -49,15 +59,26 @@ def turns_of(client, number):
     return [*client["first"], *(each for turn in turns for each in json.loads(turn))]
 
 
+def usage_of(text):
+    """Return the numbers of prompt tokens and of cached tokens in a stream of any of the APIs."""
+    cached = int(re.findall(r'"(?:cached_tokens|cache_read_input_tokens)": ?(\d+)', text)[-1])
+    prompt = int(re.findall(r'"(?:prompt_tokens|input_tokens)": ?(\d+)', text)[-1])
+    return prompt + cached * ("cache_read_input_tokens" in text), cached
+
+
 @pytest.mark.parametrize("name", CLIENTS)
-def test_ten_turns_of_each_client_are_answered(server, name):
-    client = CLIENTS[name]
-    for number in (*range(3), 9):
+def test_ten_turns_of_each_client_are_answered(long, name):
+    client, last = CLIENTS[name], 0
+    for number in (*range(3), 8, 9):
         body = json.loads(json.dumps(client["body"]).replace("{n}", str(number)))
         body[client["key"]] = turns_of(client, number)
-        status, headers, text = server.call(client["path"], body, client.get("headers"))
+        status, headers, text = long.call(client["path"], body, client.get("headers"))
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
+        if name != "aider":  # It does not ask for the usage.
+            num_tokens, num_cached = usage_of(text)
+            assert num_cached >= 0.9 * last  # The prompt before is a prefix, except for its last tokens.
+            last = num_tokens
         if name == "claude-code":
             assert headers[LEFT_OUT] == "tools[2].type (web_search_20250305)"
         elif name == "codex":
@@ -69,6 +90,13 @@ def test_ten_turns_of_each_client_are_answered(server, name):
             assert all(each in headers[LEFT_OUT] for each in ("client_metadata", "access_programs", *hosted))
         else:
             assert LEFT_OUT not in headers
+
+
+def test_prompts_have_the_sizes_of_real_agents():
+    for name, client in CLIENTS.items():
+        size, tools = len(json.dumps(turns_of(client, 9))), client["body"].get("tools", [])
+        assert 30_000 < size < 150_000, name
+        assert not tools or (15 <= len(tools) <= 30 and len(json.dumps(tools)) > 20_000), name
 
 
 @pytest.mark.parametrize("keep", ["all", {"type": "all"}])
