@@ -113,6 +113,19 @@ class Outputs:
         """Add a request's end. `num_cached`: how many prompt tokens were cached."""
         self._ends[event.request_id] = (event, num_cached)
 
+    @property
+    def ends(self) -> dict[str, tuple[ev.Finished, int]]:
+        """Each ended request's FINISHED, and how many tokens of its prompt were cached."""
+        return self._ends
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return the requests that got tokens (an array of RequestState), their tokens (int32, one request
+        after the other), and how many tokens each request got (None: one each).
+
+        A host that makes its own output objects reads these columns instead of iterating over `Output`.
+        """
+        return self._requests, self._tokens, self._counts
+
     def __iter__(self) -> Iterator[Output]:
         ends = dict(self._ends)
         tokens = self._tokens.tolist()

@@ -1,5 +1,5 @@
-"""Records what vLLM's scheduler decides, in mmengine's event log. A distribution of its own for vLLM's
-environment.
+"""mmengine's event log for vLLM: records what vLLM's scheduler decides, or decides in its place. A
+distribution of its own for vLLM's environment.
 
     MMENGINE_LOG=run.log vllm serve MODEL --scheduler-cls mmengine_vllm.RecordingScheduler
 
@@ -27,11 +27,15 @@ hooks collect; `batches` turns collected entries into events; `log_files` writes
 hooks' bodies and the bookkeeping of rows; `hooks` overrides the public methods of a scheduler; only
 `scheduler` imports vLLM. A fault in the recorder never reaches vLLM: it warns once, writes NOTED with the
 kind "incomplete" as the log's last record, and steps aside.
+
+`mmengine_vllm.Scheduler` (package `driving`) replaces vLLM's scheduler: mmengine's core decides and writes
+the log, and vLLM's workers execute.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mmengine_vllm.driving.scheduler import Scheduler as Scheduler
     from mmengine_vllm.scheduler import RecordingScheduler as RecordingScheduler
 
 
@@ -40,4 +44,8 @@ def __getattr__(name: str) -> object:
         from mmengine_vllm.scheduler import RecordingScheduler  # lazy: imports vLLM
 
         return RecordingScheduler
+    if name == "Scheduler":
+        from mmengine_vllm.driving.scheduler import Scheduler  # lazy: imports vLLM
+
+        return Scheduler
     raise AttributeError(name)

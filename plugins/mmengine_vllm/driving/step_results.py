@@ -1,0 +1,99 @@
+"""Translates the workers' answer into a StepResult for the core, and the core's outputs into vLLM's."""
+
+from itertools import chain
+
+import numpy as np
+from vllm.v1.core.sched.utils import check_sequence_repetition
+
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine_vllm.driving.requests import NEVER_STOPS, eos_of
+from mmengine_vllm.vllm_object import VllmObject
+
+EOS, TOKEN, REPETITION = "eos", "token", "repetition"
+
+
+class StopRules:
+    """When each row's text ends, by vLLM's rules.
+
+    The token that ends the text is compared for all rows at once. Only rows with stop tokens, a grammar or
+    repetition detection are looked at one by one. `accepts`: vLLM's manager, which advances a request's
+    grammar by tokens and returns False if the grammar refuses them.
+    """
+
+    def __init__(self, num_rows: int, accepts: VllmObject):
+        self._eos = np.full(num_rows, NEVER_STOPS, np.int64)
+        self._is_watched = np.zeros(num_rows, bool)
+        self._accepts = accepts
+
+    def admit(self, row: int, request: VllmObject) -> None:
+        """Set the rules for the request that gets `row`."""
+        params = request.sampling_params
+        self._eos[row] = eos_of(request)
+        self._is_watched[row] = bool(
+            params.stop_token_ids
+            or request.use_structured_output
+            or getattr(params, "repetition_detection", None)
+        )
+
+    def result(
+        self, plan: StepPlan, requests: list[VllmObject], sampled: list[list[int]], has_drafts: bool
+    ) -> StepResult:
+        """Return the step's result. `requests`: for each row that samples, its request or None if the request
+        has left. `sampled`: the tokens of each such row; the list is shortened after a token that ends the
+        text.
+        """
+        rows = plan.rows[plan.sample]
+        counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
+        stops, errors = dict[int, str](), dict[int, str]()
+        for place in (counts == 0).nonzero()[0].tolist():
+            sampled[place] = [0]  # the core ends the row with the error and drops the token
+            errors[place] = "the workers returned no token"
+        tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
+        owners = rows if len(tokens) == len(rows) else np.repeat(rows, np.maximum(counts, 1))
+        if (hits := tokens == self._eos[owners]).any():
+            places = np.repeat(np.arange(len(rows)), np.maximum(counts, 1))
+            for place in np.unique(places[hits]).tolist():
+                end = sampled[place].index(int(self._eos[rows[place]])) + 1
+                del sampled[place][end:]
+                stops[place] = EOS
+        for place in self._is_watched[rows].nonzero()[0].tolist():
+            if requests[place] is not None and place not in errors:
+                self._watch(place, requests[place], sampled[place], stops, errors)
+        if not has_drafts:
+            return StepResult(tokens, tuple(sorted(stops.items())), tuple(sorted(errors.items())))
+        return StepResult(
+            np.fromiter(chain.from_iterable(sampled), np.int32),
+            tuple(sorted(stops.items())),
+            tuple(sorted(errors.items())),
+            counts=np.fromiter(map(len, sampled), np.int32, len(sampled)),
+        )
+
+    def _watch(
+        self,
+        place: int,
+        request: VllmObject,
+        tokens: list[int],
+        stops: dict[int, str],
+        errors: dict[int, str],
+    ) -> None:
+        """Apply the rules that need the request's tokens one by one."""
+        params = request.sampling_params
+        for number, token in enumerate(tokens, 1):
+            request.append_output_token_ids(token)
+            if number == len(tokens) and stops.get(place) == EOS:
+                break
+            detection = getattr(params, "repetition_detection", None)
+            if token in (params.stop_token_ids or ()):
+                stops[place], request.stop_reason = TOKEN, token
+            elif (
+                detection is not None
+                and request.num_output_tokens >= params.min_tokens
+                and check_sequence_repetition(request.output_token_ids, detection)
+            ):
+                stops[place], request.stop_reason = REPETITION, "repetition_detected"
+            if place in stops:
+                del tokens[number:]
+                break
+        if not self._accepts(request, tokens):
+            errors[place] = "the grammar refused a sampled token"
+            stops.pop(place, None)

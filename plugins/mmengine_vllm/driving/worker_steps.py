@@ -1,0 +1,187 @@
+"""Translates a step's plan into vLLM's SchedulerOutput: what the workers do not know yet."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+from mmengine.core.executor import Admission, StepPlan
+from mmengine.core.state.view import View
+from mmengine_vllm.vllm_object import VllmObject
+
+
+class WorkerSteps:
+    """What vLLM's workers know about the requests, and the steps for them.
+
+    `requests`: vLLM's requests by id, which the scheduler owns. `resends_resumed`: the workers want resumed
+    requests as new requests (vLLM's second model runner). `zeroes_blocks`: the workers zero new blocks.
+    """
+
+    def __init__(
+        self, view: View, requests: dict[str, VllmObject], *, resends_resumed: bool, zeroes_blocks: bool
+    ):
+        self._view, self._requests = view, requests
+        self._resends_resumed, self._zeroes_blocks = resends_resumed, zeroes_blocks
+        num_rows = view.config.max_num_seqs
+        self._names = [""] * num_rows  # the request in each row
+        self._num_prompt = np.zeros(num_rows, np.int32)
+        self._num_sent = np.zeros(num_rows, np.int32)  # blocks of each row that the workers know
+        self._has_grammar = np.zeros(num_rows, bool)
+        self._known: set[str] = set()  # requests whose data the workers have
+        self._rows, self.names = np.zeros(0, np.int32), list[str]()  # of the last step, in its order
+        self._identifiers: dict[bytes, str] = {}  # vLLM's identifier for each entry of the encoder cache
+        self._num_entries: Counter[str] = Counter()  # entries with each identifier
+        self.num_cached: dict[str, int] = {}  # prompt tokens that were cached at a request's first admission
+        self.finished: set[str] = set()  # requests that the workers may forget
+
+    def forget(self, request_id: str) -> None:
+        """Let the workers forget a request with the next step."""
+        self.num_cached.pop(request_id, None)
+        if request_id in self._known:
+            self._known.remove(request_id)
+            self.finished.add(request_id)
+
+    def empty(self) -> SchedulerOutput:
+        """Return a step without tokens, which tells the workers what to forget."""
+        output = SchedulerOutput.make_empty()
+        output.finished_req_ids, self.finished = self.finished, set()
+        output.num_spec_tokens_to_schedule = self._view.config.num_draft_tokens  # from 0.32 on
+        return output
+
+    def output(self, plan: StepPlan, preempted: Iterable[str]) -> SchedulerOutput:
+        """Return the plan for the workers. `preempted`: the requests that lost their rows in this step."""
+        output = self.empty()
+        output.preempted_req_ids = set(preempted)
+        before = set(self.names) if self._learn_rows(plan) else None
+        names = self.names
+        output.num_scheduled_tokens = dict(zip(names, plan.num_scheduled.tolist(), strict=True))
+        output.total_num_scheduled_tokens = len(plan.input_ids)
+        new_blocks = self._new_blocks(plan)
+        num_running = len(names) - len(plan.admitted)
+        self._add_running(output.scheduled_cached_reqs, plan, num_running, new_blocks, before)
+        for place, admission in enumerate(plan.admitted, num_running):
+            self._add_admitted(output, plan, place, admission)
+        if plan.num_drafts is not None and plan.num_drafts.any():
+            self._add_drafts(output, plan)
+        self._add_encoder_work(output, plan)
+        sampled = plan.rows[plan.sample]
+        forms = sampled[self._has_grammar[sampled]]
+        output.has_structured_output_requests = bool(len(forms))
+        output.pending_structured_output_tokens = bool((self._pending(forms) > 0).any())
+        if self._zeroes_blocks:
+            output.new_block_ids_to_zero = [block for added in new_blocks if added for block in added[0]]
+        return output
+
+    def _learn_rows(self, plan: StepPlan) -> bool:
+        """Update the names of the step's rows. Return whether the rows differ from the last step's."""
+        for admission in plan.admitted:
+            request = admission.request
+            self._names[admission.row] = request.request_id
+            self._num_prompt[admission.row] = len(request.prompt_token_ids)
+            self._has_grammar[admission.row] = request.grammar is not None
+        if not plan.admitted and np.array_equal(plan.rows, self._rows):
+            return False
+        self._rows, self.names = plan.rows, [self._names[row] for row in plan.rows.tolist()]
+        return True
+
+    def _pending(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many tokens earlier steps in flight will give each of the rows, which this step samples
+        too.
+        """
+        pending = self._view.num_pending[rows]
+        return pending - 1 if self._view.flights else pending
+
+    def _new_blocks(self, plan: StepPlan) -> list[tuple[list[int], ...] | None]:
+        """Return, for each row, the blocks that the workers do not know, or None. An admitted row's blocks
+        are all new to the workers.
+        """
+        rows, held = plan.rows, self._view.num_blocks[plan.rows]
+        for admission in plan.admitted:
+            self._num_sent[admission.row] = 0
+        sent = self._num_sent[rows]
+        found: list[tuple[list[int], ...] | None] = [None] * len(rows)
+        for place in (held > sent).nonzero()[0].tolist():
+            found[place] = (plan.block_table[place, sent[place] : held[place]].tolist(),)
+        self._num_sent[rows] = held
+        return found
+
+    def _add_running(
+        self,
+        cached: CachedRequestData,
+        plan: StepPlan,
+        number: int,
+        new_blocks: list[tuple[list[int], ...] | None],
+        before: set[str] | None,
+    ) -> None:
+        """Add the first `number` rows. `before`: the last step's requests; None: the same as this step's."""
+        rows, view = plan.rows[:number], self._view
+        cached.req_ids = self.names[:number]
+        cached.new_block_ids = new_blocks[:number]
+        cached.num_computed_tokens = plan.num_computed[:number].tolist()
+        num_outputs = view.num_tokens[rows] - self._num_prompt[rows]
+        if view.flights:
+            num_outputs += view.num_pending[rows]
+            num_outputs[plan.sample[plan.sample < number]] -= 1
+        cached.num_output_tokens = num_outputs.tolist()
+        if before is not None and not self._resends_resumed:
+            for place, name in enumerate(cached.req_ids):
+                if name not in before:
+                    row = rows[place]
+                    cached.all_token_ids[name] = view.token_ids[row, : view.num_tokens[row]].tolist()
+
+    def _add_admitted(
+        self, output: SchedulerOutput, plan: StepPlan, place: int, admission: Admission
+    ) -> None:
+        name, tokens = admission.request.request_id, admission.token_ids.tolist()
+        blocks = (plan.block_table[place, : self._num_sent[admission.row]].tolist(),)
+        computed = int(plan.num_computed[place])
+        if name in self._known and not self._resends_resumed:
+            cached = output.scheduled_cached_reqs
+            cached.req_ids.append(name)
+            cached.resumed_req_ids.add(name)
+            cached.new_block_ids.append(blocks)
+            cached.num_computed_tokens.append(computed)
+            cached.num_output_tokens.append(len(tokens) - len(admission.request.prompt_token_ids))
+            cached.all_token_ids[name] = tokens
+            return
+        self._known.add(name)
+        self.num_cached.setdefault(name, min(computed, len(admission.request.prompt_token_ids)))
+        request = self._requests[name]
+        output.scheduled_new_reqs.append(
+            NewRequestData(
+                req_id=name,
+                prompt_token_ids=request.prompt_token_ids,
+                mm_features=request.mm_features,
+                sampling_params=request.sampling_params,
+                pooling_params=None,
+                block_ids=blocks,
+                num_computed_tokens=computed,
+                lora_request=request.lora_request,
+                prefill_token_ids=tokens if self._resends_resumed else None,
+            )
+        )
+
+    def _add_drafts(self, output: SchedulerOutput, plan: StepPlan) -> None:
+        assert plan.num_drafts is not None
+        ends = np.cumsum(plan.num_scheduled)
+        for place in plan.num_drafts.nonzero()[0].tolist():
+            end = int(ends[place])
+            drafts = plan.input_ids[end - int(plan.num_drafts[place]) : end].tolist()
+            output.scheduled_spec_decode_tokens[self.names[place]] = drafts
+
+    def _add_encoder_work(self, output: SchedulerOutput, plan: StepPlan) -> None:
+        for key in plan.evict:
+            identifier = self._identifiers.pop(key, None)
+            if identifier is None:
+                continue
+            self._num_entries[identifier] -= 1
+            if not self._num_entries[identifier]:
+                del self._num_entries[identifier]
+                output.free_encoder_mm_hashes.append(identifier)
+        for item in plan.encode:
+            name = item.request.request_id
+            identifier = self._requests[name].mm_features[item.index].identifier
+            if self._identifiers.setdefault(item.key, identifier) == identifier:
+                self._num_entries[identifier] += 1
+            output.scheduled_encoder_inputs.setdefault(name, []).append(item.index)
