@@ -29,12 +29,12 @@ def _sums(entry: object, contents: PseudoIds) -> np.ndarray | None:
     """Update the rows' hashes with the entry, and return the sums for its token ids."""
     if type(entry) is Result:
         if entry.counts is None:
-            return contents.one_each(entry.rows, np.array(entry.tokens, np.int64))
+            return contents.one_each(entry.rows, entry.tokens)
         counts = np.array(entry.counts, np.intp)
-        return contents.runs(entry.rows, np.array(entry.tokens, np.int64), counts, keep=True)
+        return contents.runs(entry.rows, entry.tokens, counts, keep=True)
     if type(entry) is Drafts:
         counts = np.array(entry.counts, np.intp)
-        return contents.runs(entry.rows, np.array(entry.tokens, np.int64), counts, keep=False)
+        return contents.runs(entry.rows, entry.tokens, counts, keep=False)
     if type(entry) is Admission:
         contents.admit(entry.event.row, entry.tracked.chain)
     elif type(entry) is Preemption:

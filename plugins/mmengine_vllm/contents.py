@@ -11,6 +11,7 @@ import os
 
 import numpy as np
 
+ONE = np.uint64(1)
 _SEEDS = 8  # bytes at the front of the key stream that are not weights, in 8-byte words
 
 
@@ -25,7 +26,7 @@ class PseudoIds:
     def __init__(self, num_rows: int, max_tokens: int, key: bytes = b""):
         self._key = key or os.urandom(32)
         words = np.frombuffer(hashlib.shake_256(self._key).digest(8 * (max_tokens + _SEEDS)), np.uint64)
-        self._offset, self._first, self._second = words[0], words[1] | np.uint64(1), words[2] | np.uint64(1)
+        self._offset, self._first, self._second = words[0], words[1] | ONE, words[2] | ONE
         self._weights = words[_SEEDS:]
         self.sums = np.zeros(num_rows, np.uint64)
         self.lengths = np.zeros(num_rows, np.intp)
@@ -39,10 +40,12 @@ class PseudoIds:
         share no id.
         """
         start = int.from_bytes(self.digest(salt)[:8], "little") if salt else 0
-        tokens = np.array(prompt, np.int64).astype(np.uint64)
-        sums = np.cumsum(self._weights[: len(tokens)] * (tokens + np.uint64(1)))
+        sums = np.array(prompt, np.uint64)
+        sums += ONE
+        sums *= self._weights[: len(prompt)]
+        np.cumsum(sums, out=sums)
         sums += np.uint64(start)
-        return sums, (int(sums[-1]), len(tokens))
+        return sums, (int(sums[-1]), len(prompt))
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
         """Give a request's chain to a row."""
@@ -52,23 +55,29 @@ class PseudoIds:
         """Return the chain of a row that loses its request."""
         return int(self.sums[row]), int(self.lengths[row])
 
-    def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def one_each(self, rows: np.ndarray, tokens: list[int]) -> np.ndarray:
         """Append one token to each of `rows` (intp, distinct). Returns what `ids` takes, uint64 [n]."""
+        sums = np.array(tokens, np.uint64)
         places = self.lengths[rows]
-        sums = self.sums[rows] + self._weights[places] * (tokens.astype(np.uint64) + np.uint64(1))
+        sums += ONE
+        sums *= self._weights[places]
+        sums += self.sums[rows]
         self.sums[rows] = sums
-        self.lengths[rows] = places + 1
+        places += 1
+        self.lengths[rows] = places
         return sums
 
-    def runs(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray, *, keep: bool) -> np.ndarray:
+    def runs(self, rows: np.ndarray, tokens: list[int], counts: np.ndarray, *, keep: bool) -> np.ndarray:
         """Append `counts` tokens to each of `rows`, whose tokens follow each other in `tokens`. With `keep`
         False the rows' chains stay as they are, as for drafts. Returns what `ids` takes.
         """
         owners = np.repeat(rows, counts)
         ends = np.cumsum(counts)
         within = np.arange(len(tokens)) - np.repeat(ends - counts, counts)
-        parts = self._weights[self.lengths[owners] + within] * (tokens.astype(np.uint64) + np.uint64(1))
-        sums = np.cumsum(parts)
+        sums = np.array(tokens, np.uint64)
+        sums += ONE
+        sums *= self._weights[self.lengths[owners] + within]
+        np.cumsum(sums, out=sums)
         before = np.concatenate((np.zeros(1, np.uint64), sums))[ends - counts]
         sums += np.repeat(self.sums[rows] - before, counts)
         if keep:
@@ -96,7 +105,7 @@ class TokenIds(PseudoIds):
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
     def begin(self, prompt: list[int], salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        return np.array(prompt, np.int64), (0, 0)
+        return np.array(prompt, np.int32), (0, 0)
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
         """Do nothing: the ids do not depend on earlier tokens."""
@@ -104,11 +113,11 @@ class TokenIds(PseudoIds):
     def leave(self, row: int) -> tuple[int, int]:
         return 0, 0
 
-    def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        return tokens
+    def one_each(self, rows: np.ndarray, tokens: list[int]) -> np.ndarray:
+        return np.array(tokens, np.int32)
 
-    def runs(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray, *, keep: bool) -> np.ndarray:
-        return tokens
+    def runs(self, rows: np.ndarray, tokens: list[int], counts: np.ndarray, *, keep: bool) -> np.ndarray:
+        return np.array(tokens, np.int32)
 
     def ids(self, sums: np.ndarray) -> np.ndarray:
-        return sums.astype(np.int32)
+        return sums

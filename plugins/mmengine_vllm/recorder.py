@@ -58,6 +58,8 @@ class Recorder:
         self.step = 0  # the open step, or the next one
         self._last_ids: list[str] = []  # of the step before
         self._last_rows = NO_ROWS
+        # the same without the requests that ended in it
+        self._ids_left, self._rows_left = self._last_ids, NO_ROWS
         self._waiting_grammars: dict[str, Tracked] = {}
         self._encoded: set[bytes] = set()  # keys in the encoder cache
         self._last_update_ns = 0  # when the last update ended
@@ -125,14 +127,11 @@ class Recorder:
         num_running = len(ids) - len(output.scheduled_new_reqs) - len(cached.resumed_req_ids)
         if not ids and not (self.entries and isinstance(self.entries[-1][0], Preemption)):
             return  # a call without a decision
+        rows = NO_ROWS
         if num_running or not ids:
-            self._schedule_running(output, ids, num_running)
+            rows = self._schedule_running(output, ids, num_running)
         if num_running < len(ids):
-            self._admit(output, ids[num_running:])
-        if ids == self._last_ids:
-            rows = self._last_rows
-        else:
-            rows = self._rows.rows_of(ids)
+            rows = np.concatenate((rows, self._admit(output, ids[num_running:])))
         now = monotonic_ns()
         self._in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
         self._last_ids, self._last_rows = ids, rows
@@ -140,17 +139,19 @@ class Recorder:
             self._append(ev.Dispatched())
             self.step += 1
 
-    def _schedule_running(self, output: VllmObject, ids: list[str], num_running: int) -> None:
+    def _schedule_running(self, output: VllmObject, ids: list[str], num_running: int) -> np.ndarray:
+        """Record SCHEDULED for the first `num_running` requests, and return their rows."""
         cached, counts = output.scheduled_cached_reqs, output.num_scheduled_tokens
         running = ids if num_running == len(ids) else ids[:num_running]
-        rows = None
-        if running != self._last_ids:
-            rows = self._rows.rows_of(running)
+        same = running == self._last_ids
+        if same:
+            rows = self._last_rows
+        else:
+            rows = self._rows_left if running == self._ids_left else self._rows.rows_of(running)
         num_tokens = None
-        if len(running) == len(ids) and output.total_num_scheduled_tokens == num_running:
-            pass  # one token each
-        elif max(tokens := list(counts.values())[:num_running], default=1) > 1:
-            num_tokens = tokens
+        new = sum(map(counts.__getitem__, ids[num_running:]))
+        if output.total_num_scheduled_tokens - new != num_running:
+            num_tokens = list(map(counts.__getitem__, running))
         given = (
             cached.new_block_ids
             if len(cached.new_block_ids) == num_running
@@ -168,9 +169,11 @@ class Recorder:
         encode: tuple[tuple[bytes, int, int], ...] = ()
         if output.scheduled_encoder_inputs:
             encode = tuple(chain.from_iterable(self._encode_of(output, name) for name in running))
-        self._append(Decision(rows, num_tokens, blocks, encode, num_drafts, block_counts))
+        self._append(Decision(None if same else rows, num_tokens, blocks, encode, num_drafts, block_counts))
+        return rows
 
-    def _admit(self, output: VllmObject, names: list[str]) -> None:
+    def _admit(self, output: VllmObject, names: list[str]) -> list[int]:
+        """Record ADMITTED for the requests, and return their rows."""
         cached = output.scheduled_cached_reqs
         given = {new.req_id: (new.block_ids, new.num_computed_tokens) for new in output.scheduled_new_reqs}
         if cached.resumed_req_ids:
@@ -180,10 +183,12 @@ class Recorder:
                 for name, blocks, computed in columns
                 if name in cached.resumed_req_ids
             )
+        rows = []
         for name in names:
             blocks, computed = given[name]
             tracked = self.requests[name]
             row = tracked.row = self._rows.give(name)
+            rows.append(row)
             mine = blocks[self._group]
             hits = computed // self._size
             kind = ev.AdmittedWithAdapter if tracked.has_adapter and self._has_adapters else ev.Admitted
@@ -197,6 +202,7 @@ class Recorder:
                 num_computed=ev.AS_CACHED if computed == hits * self._size else computed,
             )
             self._append(Admission(event, tracked))
+        return rows
 
     def _encode_of(self, output: VllmObject, name: str) -> tuple[tuple[bytes, int, int], ...]:
         """Return the items of one request that the step encodes, as in SCHEDULED."""
@@ -249,13 +255,8 @@ class Recorder:
             return  # the call decided nothing
         step = self._in_flight.popleft()
         got = tokens_of(step, result, has_drafts=self._has_drafts)
-        ended: list[str] = []
-        live = scheduler.requests
-        # A KV connector keeps ended requests among them until their blocks are sent.
-        if len(live) < len(self.requests) or scheduler.connector is not None:
-            ended = [name for name in step.ids if name in self.requests and has_ended(live, name)]
-        ends = [(name, self.requests[name].request) for name in ended]
-        stops, errors, events = ends_of(step, ends, got.places)
+        ended = self._ended(step, scheduler)
+        stops, errors, events = ends_of(step, ended, got.places)
         now = monotonic_ns()
         device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
         self._last_update_ns = now
@@ -267,6 +268,32 @@ class Recorder:
         for event in events:
             self._append(event)
             self._forget(event.request_id, self.requests[event.request_id])
+
+    def _ended(self, step: Step, scheduler: VllmObject) -> list[VllmObject]:
+        """Return the requests that ended in an update, in the order of the step."""
+        live = scheduler.requests
+        if scheduler.connector is not None:  # it keeps ended requests there until their blocks are sent
+            return [
+                self.requests[name].request
+                for name in step.ids
+                if name in self.requests and has_ended(live, name)
+            ]
+        if len(live) == len(self.requests):
+            return []
+        gone = self.requests.keys() - live.keys()
+        places = sorted(step.ids.index(name) for name in gone if name in step.output.num_scheduled_tokens)
+        ended = [step.ids[place] for place in places]
+        self._expect_without(ended)
+        return [self.requests[name].request for name in ended]
+
+    def _expect_without(self, ended: list[str]) -> None:
+        """Prepare the rows of the next step, which are most likely those of the last one without `ended`."""
+        self._ids_left, places = self._last_ids.copy(), []
+        for name in ended:
+            if name in self._ids_left:
+                self._ids_left.remove(name)
+                places.append(self._last_ids.index(name))
+        self._rows_left = np.delete(self._last_rows, places)
 
     def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
         """Record the drafts for the next step as the scheduler kept them in its requests."""

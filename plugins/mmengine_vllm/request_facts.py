@@ -12,12 +12,12 @@ _PLAIN_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
 def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
-    """Return the sampling options that scheduling may depend on. With `hides` none contains token ids."""
+    """Return the sampling options that scheduling may depend on. Without `hides`, further ones too."""
     theirs = request.sampling_params
     if theirs is None:
         return PREFILL
     numbers: dict[str, VllmObject] = {}
-    for name in _PLAIN_NUMBERS:
+    for name in () if hides else _PLAIN_NUMBERS:
         if isinstance(value := getattr(theirs, name, None), (int, float)):
             numbers[name] = max(value, 0) if name == "top_k" else value
     return SamplingParams(

@@ -53,11 +53,12 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
 
 
 def ends_of(
-    step: Step, ended: list[tuple[str, VllmObject]], places: dict[str, int] | None
+    step: Step, ended: list[VllmObject], places: dict[str, int] | None
 ) -> tuple[Places, Places, list[ev.Finished]]:
-    """Return EXECUTED's stops and errors, and FINISHED for each request (id, vLLM's request) that ended."""
+    """Return EXECUTED's stops and errors, and FINISHED for each request that ended."""
     stops, errors, events = [], [], []
-    for name, request in ended:
+    for request in ended:
+        name = request.request_id
         reason = _REASONS.get(request.status.name, "error")
         place = step.ids.index(name) if places is None else places.get(name)
         detail, code = "", None

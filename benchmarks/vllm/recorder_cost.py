@@ -1,0 +1,122 @@
+"""Measures what recording costs vLLM's scheduler, without a model: the CPU time of `add_request`, `schedule`
+and `update_from_output`, of the plain class and of the recording class in turns.
+
+    build/vllm/bin/python -m benchmarks.vllm.recorder_cost [--steps 2000] [--rows 256 1024]
+
+Both schedulers get the same requests and the same tokens. All rows are always taken: a request that ends
+makes room for a new one. Existing objects are frozen for the garbage collector, as vLLM's engine does.
+"inside" is the CPU time within the recorder's own methods; it varies less than the difference of the two
+classes.
+"""
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import tempfile
+import time
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from mmengine_vllm import RecordingScheduler
+from mmengine_vllm.recording import Recording
+from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
+
+TURN = 50  # steps of one class before it is the other's turn
+
+
+class Side:
+    """One scheduler with its requests and its time."""
+
+    def __init__(self, cls: type, config: Any, rows: int, num_tokens: int):
+        self.scheduler = make_scheduler(cls, config)
+        self._runner, self._hasher = Runner(self.scheduler), block_hasher(config)
+        self._random, self._rows, self._num_tokens, self._count = random.Random(7), rows, num_tokens, 0
+
+    def fill(self) -> list[Any]:
+        """Return new requests for the rows that are free, and for 16 places in the queue."""
+        missing = self._rows + 16 - len(self.scheduler.requests)
+        new = []
+        for _ in range(max(0, missing)):
+            prompt = [self._random.randrange(32000) for _ in range(64)]
+            length = self._random.randint(self._num_tokens // 2, self._num_tokens * 3 // 2)
+            new.append(make_request(f"request-{self._count}", prompt, length, self._hasher))
+            self._count += 1
+        return new
+
+    def step(self) -> int:
+        """Run one step and return the scheduler's CPU time in ns."""
+        new = self.fill()
+        begin = time.process_time_ns()
+        for request in new:
+            self.scheduler.add_request(request)
+        output = self.scheduler.schedule()
+        spent = time.process_time_ns() - begin
+        result = self._runner.run(output)
+        begin = time.process_time_ns()
+        self.scheduler.update_from_output(output, result)
+        return spent + time.process_time_ns() - begin
+
+
+class Inside:
+    """Adds up the CPU time within `Recording.call`."""
+
+    def __init__(self) -> None:
+        self.ns, inner = 0, Recording.call
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            begin = time.process_time_ns()
+            inner(*args, **kwargs)
+            self.ns += time.process_time_ns() - begin
+
+        Recording.call = call  # type: ignore[method-assign]
+
+
+def measure(rows: int, steps: int, num_tokens: int, inside: Inside) -> None:
+    config = engine_config(
+        max_num_seqs=rows,
+        max_num_batched_tokens=rows + 4096,
+        num_blocks=rows * 16 + 1000,
+        max_model_len=1024,
+    )
+    sides = [Side(cls, config, rows, num_tokens) for cls in (Scheduler, RecordingScheduler)]
+    for side in sides:
+        for _ in range(100):
+            side.step()
+    gc.collect()
+    gc.freeze()
+    inside.ns = 0
+    turns: list[tuple[float, float]] = []
+    for turn in range(steps // TURN):
+        spent = [0.0, 0.0]
+        for which in (0, 1) if turn % 2 else (1, 0):
+            spent[which] = sum(sides[which].step() for _ in range(TURN)) / TURN / 1e3
+        turns.append((spent[0], spent[1]))
+    plain, recorded = (statistics.median(turn[side] for turn in turns) for side in (0, 1))
+    extra = statistics.median(turn[1] - turn[0] for turn in turns)
+    share = statistics.median((turn[1] - turn[0]) / turn[0] for turn in turns)
+    within = inside.ns / (len(turns) * TURN) / 1e3
+    print(f"{rows:5} rows, {len(turns)} turns of {TURN} steps")
+    print(f"    {plain:7.0f} us plain, {recorded:7.0f} us recorded")
+    print(f"    difference {extra:6.0f} us: {share:.1%}; inside {within:6.0f} us: {within / plain:.1%}")
+    for side in sides:
+        side.scheduler.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of an answer, on average")
+    args = parser.parse_args()
+    inside = Inside()
+    for rows in args.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["MMENGINE_LOG"] = f"{folder}/log"
+            measure(rows, args.steps, args.tokens, inside)
+
+
+if __name__ == "__main__":
+    main()
