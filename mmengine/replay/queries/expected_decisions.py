@@ -3,8 +3,8 @@
 `why` adds the differences to its sentences, so that no sentence names a reason that the state contradicts.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.queries.reasons import OTHER, Reasons
 
-Note = tuple[str, dict[str, Any]]  # a sentence with a space before it, or "", and its facts
+Note = tuple[str, Mapping[str, object]]  # a sentence with a space before it, or "", and its facts
 AGREED: Note = ("", {})
 _VICTIMS = {
     "fcfs": "the last admitted request",
