@@ -154,10 +154,10 @@ class LogTape:
         if type(event) is not type(logged):
             if isinstance(logged, ev.Failed):
                 self._raise_if_blamed(logged)
-            raise Diverged(self.divergence("event", type(logged).__name__, type(event).__name__))
+            raise Diverged(self.divergence("event", type(logged).__name__, type(event).__name__, event))
         if event != logged:
             name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
-            raise Diverged(self.divergence(name, getattr(logged, name), getattr(event, name)))
+            raise Diverged(self.divergence(name, getattr(logged, name), getattr(event, name), event))
         if step != record.step:
             raise Diverged(self.divergence("step", record.step, step))
         self._check_rules(logged)
@@ -227,18 +227,24 @@ class LogTape:
             raise LogEnded
         return self.next
 
-    def divergence(self, name: str, logged: Any, derived: Any) -> Divergence:
+    def divergence(self, name: str, logged: Any, derived: Any, event: ev.Event | None = None) -> Divergence:
+        """Return a divergence in the field `name` of the next record. `event`: the derived event, if any."""
         record = self._expect()
-        kind = type(record.event).__name__
-        recent = list(self._recent)
-        return Divergence(
-            record.sequence, record.step, kind, name, readable(logged), readable(derived), recent
-        )
+        where = (record.sequence, record.step, type(record.event).__name__, name)
+        found = Divergence(*where, readable(logged), readable(derived), list(self._recent))
+        found.events = record.event, event
+        return found
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Return the divergence, with the rule that the logged decision breaks. If it is a digest, add the
-        columns and requests in which the states differ.
+        """Return the divergence, with its requests and the rule that the logged decision breaks. If it is a
+        digest, add the columns and requests in which the states differ.
         """
+        found.rows = {
+            row: state.requests_by_row[row].request.request_id
+            for row in (*state.running.tolist(), *state.step_rows.tolist())
+            if state.requests_by_row[row] is not None
+        }
+        found.last_rows = state.last_rows.tolist()
         if found.broken is None and self.next is not None and not found.field.startswith(INVARIANT):
             found.broken = first_broken_rule(state, self.next.event)
         if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:

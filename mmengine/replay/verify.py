@@ -103,7 +103,8 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
                 if tape.next is None or not isinstance(tape.next.event, ev.Recovered):
                     raise
             if tape.next is not None and tape.next.sequence == here:
-                return tape.divergence("event", type(tape.next.event).__name__, "nothing")
+                found = tape.divergence("event", type(tape.next.event).__name__, "nothing")
+                return tape.located(found, core.state)
     except Diverged as diverged:
         return diverged.divergence if core is None else tape.located(diverged.divergence, core.state)
     except LogEnded:
@@ -112,7 +113,8 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
         raise
     except MMEngineError as error:
         if tape.next is not None:  # At the end of the log, the live engine stopped with the same error.
-            return tape.divergence("event", type(tape.next.event).__name__, str(error))
+            found = tape.divergence("event", type(tape.next.event).__name__, str(error))
+            return found if core is None else tape.located(found, core.state)
     except Exception as error:
         culprit = tape.last or log.record
         if culprit is None:

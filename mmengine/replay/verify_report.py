@@ -9,6 +9,7 @@ import numpy as np
 from mmengine.events.codec import Record
 from mmengine.events.log_end import WRITTEN, LogEnd
 from mmengine.events.recovery import Cut
+from mmengine.events.vocabulary import Event
 from mmengine.replay.findings import BrokenRule
 from mmengine.version import __version__
 
@@ -21,7 +22,8 @@ class Divergence:
     For a digest, `columns` and `requests` (id, row; -1: waiting) tell where the states differ, as far as the
     log allows. `agreed`: record and step at the last equal digest. `broken`: the rule of the state that the
     logged decision breaks, or None. `rule`: for a recorded log, the rule that the difference most likely
-    concerns.
+    concerns. `events`: the logged and the derived event, as far as they are known. `rows`: the request in
+    each running row, and `last_rows`: the rows of the step before.
     """
 
     sequence: int
@@ -36,6 +38,15 @@ class Divergence:
     agreed: tuple[int, int] | None = None
     broken: BrokenRule | None = None
     rule: str = ""
+    events: tuple[Event | None, Event | None] = (None, None)
+    rows: dict[int, str] = dataclasses.field(default_factory=dict)
+    last_rows: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        """The request that the logged event, or else the derived event, names, or ""."""
+        names = (getattr(event, "request_id", "") for event in self.events)
+        return next(filter(None, names), "")
 
 
 @dataclass(slots=True)

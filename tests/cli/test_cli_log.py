@@ -72,7 +72,7 @@ def test_a_forged_decision_is_found_and_named(log, tmp_path, monkeypatch, capsys
     shown = [line.split("│")[1:3] for line in printed.out.splitlines() if line.startswith("│")]
     cells = {name.strip(): value.strip() for name, value in shown}
     assert code == 3 and "DIVERGED" in printed.out and "the last inputs before it" in printed.out
-    assert (cells["field"], cells["logged"], cells["derived"]) == ("reason", "'length'", "'stop'")
+    assert (cells["field"], cells["logged"], cells["derived"]) == ("reason", "length", "stop")
     assert cells["written by"].startswith("mmengine ") and "decision rules" in cells["derived by"]
     code, printed = call(monkeypatch, capsys, "log", "verify", forged, "--json")
     found = json.loads(printed.out)

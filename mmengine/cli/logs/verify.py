@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmengine.cli.logs.decoding import TokenizerFile, decoder_of
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, printable, short
 from mmengine.errors import NO_END, CorruptLog, LogError, code_of
 
@@ -14,14 +15,16 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.table import Table
 
     from mmengine.events.codec import Record
+    from mmengine.replay.queries.divergence_text import Decode
     from mmengine.replay.verify import Divergence, VerifyReport
 
 HELP = (
     "Derive every decision in a log again, and compare it with the logged one.\n\n"
-    "The first divergence is printed with its step, its field, the logged and the derived value, and the "
-    "last inputs before it. A folder of logs means all logs in it. With --invariants every reference to a "
-    "block and an encoder output, every queue and every budget is counted again after each record, and the "
-    "first wrong one is printed; this takes several times as long.\n\n"
+    "The first divergence is printed with its step, its fields, the logged and the derived values, the rule "
+    "that probably differs, the last inputs before it, and the commands to run next. A folder of logs means "
+    "all logs in it. With --invariants every reference to a block and an encoder output, every queue and "
+    "every budget is counted again after each record, and the first wrong one is printed; this takes several "
+    "times as long.\n\n"
     "A log that was recorded in vLLM is derived by the rules of vLLM's version, one scheduling call at a "
     "time. Code 5 then means that this build has no rules of that version, or does not model a feature.\n\n"
     "[bold]Exit codes[/bold]\n\n"
@@ -51,9 +54,11 @@ def verify(
     invariants: Annotated[
         bool, typer.Option("--invariants", help="Also count every reference and budget after each record.")
     ] = False,
+    tokenizer: TokenizerFile = None,
 ) -> None:
     from mmengine.replay.verify import verify as verify_log  # Lazy, like all below: help needs none of them.
 
+    decode = None if tokenizer is None else decoder_of(tokenizer)
     logs = [log for folder in folders for log in _logs_in(existing(folder))]
     results: list[tuple[Path, VerifyReport | LogError]] = []
     with _progress(logs) as begin:
@@ -66,11 +71,11 @@ def verify(
                 results.append((log, error))
     if json_output:
         for log, result in results:
-            print_json({"log": str(log), **_as_json(result)})
+            print_json({"log": str(log), **_as_json(log, result)})
     elif len(results) == 1 and not isinstance(report := results[0][1], LogError):
-        _print_one(report)
+        _print_one(results[0][0], report, decode)
     else:
-        _print_many(results)
+        _print_many(results, decode)
     codes = {_code(result) for _, result in results}
     raise typer.Exit(next(code for code in _WORST_FIRST if code in codes))
 
@@ -150,7 +155,7 @@ def _hosted_verdict(report: "VerifyReport") -> str:
     return f"{agree}, but the log has no end" if report.end.kind else f"verified: {agree}"
 
 
-def _print_one(report: "VerifyReport") -> None:
+def _print_one(folder: Path, report: "VerifyReport", decode: "Decode | None") -> None:
     out = console()
     for line in report_lines(report):
         out.print(line, markup=False, soft_wrap=True)
@@ -162,11 +167,20 @@ def _print_one(report: "VerifyReport") -> None:
             soft_wrap=True,
         )
     if report.divergence is not None:
-        for table in _divergence_tables(report, report.divergence):
+        for table in _divergence_tables(report, report.divergence, decode):
             out.print(table)
+        for line in _advice(folder, report.divergence):
+            out.print(line, markup=False, soft_wrap=True)
 
 
-def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]") -> None:
+def _advice(folder: Path, found: "Divergence") -> list[str]:
+    """Return the lines with the commands to run next."""
+    from mmengine.replay.queries.divergence_text import next_commands
+
+    return ["next:", *(f"  {printable(command, 4096)}" for command in next_commands(folder, found))]
+
+
+def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]", decode: "Decode | None") -> None:
     from rich.table import Table
 
     table = Table("log", "steps", "events", "requests", "tokens", "unfinished", "result")
@@ -181,15 +195,21 @@ def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]") -> None:
     for log, result in results:
         if not isinstance(result, LogError) and result.divergence is not None:
             out.print(f"\n{log}", markup=False, soft_wrap=True)
-            for part in _divergence_tables(result, result.divergence):
+            for part in _divergence_tables(result, result.divergence, decode):
                 out.print(part)
+            for line in _advice(log, result.divergence):
+                out.print(line, markup=False, soft_wrap=True)
     good = sum(_code(result) == SAME for _, result in results)
     out.print(f"{good} of {len(results)} logs verified", markup=False)
 
 
-def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator[Table]":
+def _divergence_tables(
+    report: "VerifyReport", found: "Divergence", decode: "Decode | None" = None
+) -> "Iterator[Table]":
     """Yield a table that describes the difference, and a table with the last inputs before it."""
     from rich.table import Table
+
+    from mmengine.replay.queries.divergence_text import likely_rule, sides
 
     table = Table("", "", show_header=False)
     decided = (
@@ -204,10 +224,9 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
         ("step", str(found.step)),
         ("record", f"{found.sequence} {found.event}"),
         ("field", found.field),
+        ("likely rule", likely_rule(found)),
         *_where(found),
-        ("logged", short(found.logged)),
-        ("derived", short(found.derived)),
-        *((("likely rule", found.rule),) if found.rule else ()),
+        *_both(sides(found, decode)),
         *decided,
     ):
         table.add_row(name, clean(value))
@@ -215,8 +234,16 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
     if found.recent:
         inputs = Table("record", "step", "input", "", title="the last inputs before it", title_justify="left")
         for record in found.recent:
-            inputs.add_row(str(record.sequence), str(record.step), *_input(record))
+            inputs.add_row(str(record.sequence), str(record.step), *_input(record, found, decode))
         yield inputs
+
+
+def _both(differing: list[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield table rows with both values of each differing field. The first field is already named."""
+    for number, (field, logged, derived) in enumerate(differing):
+        of = f" {field}" if number else ""
+        yield f"logged{of}", logged
+        yield f"derived{of}", derived
 
 
 def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
@@ -236,12 +263,15 @@ def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
     yield "requests", ", ".join(rows[:MAX_REQUESTS]) + more or "none alone, or others are live"
 
 
-def _input(record: "Record") -> tuple[str, str]:
-    kind = type(record.event).__name__
-    return kind, clean(short(record.event, 120).removeprefix(kind))
+def _input(record: "Record", found: "Divergence", decode: "Decode | None") -> tuple[str, str]:
+    from mmengine.replay.queries.divergence_text import event_text
+
+    return type(record.event).__name__, clean(event_text(record.event, found, decode))
 
 
-def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
+def _as_json(log: Path, report: "VerifyReport | LogError") -> dict[str, Any]:
+    from mmengine.replay.queries.divergence_text import likely_rule, next_commands
+
     if isinstance(report, LogError):
         return {"ok": False, "exit_code": _code(report), "error": str(report)}
     found = report.divergence
@@ -273,6 +303,9 @@ def _as_json(report: "VerifyReport | LogError") -> dict[str, Any]:
             "logged": short(found.logged),
             "derived": short(found.derived),
             "rule": found.rule,
+            "request": printable(found.request_id),
+            "likely_rule": printable(likely_rule(found)),
+            "next": [printable(command, 4096) for command in next_commands(log, found)],
             "columns": found.columns,
             "requests": [{"request": printable(name), "row": row} for name, row in found.requests],
             "agreed": None

@@ -1,0 +1,35 @@
+"""Decodes token ids for the `mmengine log` commands, with a tokenizer that the user names."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmengine.errors import ModelError
+
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        help="Model folder or tokenizer.json; token ids are printed with their text.",
+        show_default=False,
+    ),
+]
+
+
+def decoder_of(path: Path) -> Callable[[Sequence[int]], str]:
+    """Return a function that returns the text of token ids. Raises ModelError if `path` has no tokenizer."""
+    from tokenizers import Tokenizer  # Lazy: only --tokenizer needs it.
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises a bare Exception
+        raise ModelError(f"{file} is not a readable tokenizer: {str(error)[:200]}") from None
+    size = tokenizer.get_vocab_size()
+
+    def decode(tokens: Sequence[int]) -> str:
+        return tokenizer.decode([token for token in tokens if 0 <= token < size], skip_special_tokens=False)
+
+    return decode
