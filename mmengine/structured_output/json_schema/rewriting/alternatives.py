@@ -37,11 +37,15 @@ def any_of(document: Document, place: int, together: bool) -> Choice:
     return [tuple(one for branch in some for one in branch) for some in sets]
 
 
-def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) -> Choice:
-    """Return each oneOf branch minus the other branches that may hold for the same value."""
-    branches = branches_of(document, place, "oneOf")
+def one_of(
+    document: Document, place: int, branches: Choice, rivals: Choice, parts: Parts, shapes_of: ShapesOf
+) -> Choice:
+    """Return each branch of a place's oneOf minus the other branches that may hold for the same value.
+
+    `rivals`: for each branch the schema that is compared and subtracted, which allows all its values.
+    """
     pointer = pointer_of(document, place, "oneOf")
-    shapes = [shapes_of(branch) for branch in branches]
+    shapes = [shapes_of(rival) for rival in rivals]
     if sum(map(len, shapes)) > MAX_PAIRS:
         refuse("oneOf", pointer, f"the branches expand to more than {MAX_PAIRS} alternatives")
     out = list(branches)
@@ -56,8 +60,8 @@ def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) ->
         trouble = f"branches {earlier} and {later} may both hold, and the difference between them"
         advice = "use anyOf, or a required property whose const differs"
         origin = Origin("oneOf", pointer, trouble, advice)
-        out[earlier] += parts.complement_of(branches[later], origin)
-        out[later] += parts.complement_of(branches[earlier], origin)
+        out[earlier] += parts.complement_of(rivals[later], origin)
+        out[later] += parts.complement_of(rivals[earlier], origin)
     return out
 
 

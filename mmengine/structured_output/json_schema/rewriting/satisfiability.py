@@ -120,6 +120,9 @@ class Satisfiable:
             why = (
                 "the schema false allows nothing" if schema is False else "its keywords contradict each other"
             )
+            if conj in self.shapes.narrowed:
+                found = self.shapes.document.narrowings.all()
+                why = f"no value can be enforced; {found[0].text if found else 'it is enforced narrowly'}"
             refuse("", pointer, why)
         for shape in shapes:
             for constraint in shape.values():

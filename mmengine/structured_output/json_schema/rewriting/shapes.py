@@ -21,11 +21,13 @@ from mmengine.structured_output.json_schema.reading.dynamic_references import dy
 from mmengine.structured_output.json_schema.rewriting.alternatives import (
     Choice,
     any_of,
+    branches_of,
     dependent,
     if_then_else,
     one_of,
     pointer_of,
 )
+from mmengine.structured_output.json_schema.rewriting.enforceability import Enforceability
 from mmengine.structured_output.json_schema.rewriting.expansion import (
     Expansion,
     OpenChoice,
@@ -50,7 +52,6 @@ from mmengine.structured_output.json_schema.rewriting.unevaluated import (
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import (
     SchemaRefused,
-    UnenforceablePart,
     refuse,
 )
 from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
@@ -83,6 +84,10 @@ class Shapes:
     # The keywords because of which values are missing.
     narrow_at: dict[Origin, None] = field(default_factory=dict)
     steps: int = 0
+    enforceable: Enforceability = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.enforceable = Enforceability(self.document, self._own)
 
     def of(self, conj: Conjunction) -> list[Shape]:
         found = self.known.get(conj)
@@ -304,28 +309,25 @@ class Shapes:
                 found.setdefault(place, ((*where, list(schema).index("properties")), names))
         return [names for _, names in sorted(found.values())]
 
-    def _enforceable(self, choice: Choice, work: Expansion, pointer: str) -> Choice:
-        """Return anyOf's branches without those whose own keywords cannot be enforced. Raises their refusal
-        if no branch is left.
-        """
-        kept: Choice = []
-        refusals: list[UnenforceablePart] = []
-        for branch in choice:
-            try:
-                for place in branch:
-                    if isinstance(self.document.nodes[place].schema, dict):
-                        self._own(place)
-            except UnenforceablePart as error:
-                refusals.append(error)
-            else:
-                kept.append(branch)
-        if refusals and not kept:
-            raise refusals[0]
-        work.lacks_branches |= bool(refusals)
-        for refusal in refusals:
-            text = f"the branch is left out: {refusal.keyword} at {refusal.pointer} cannot be enforced"
-            self.document.narrowings.add("anyOf", pointer, text)
+    def _enforceable(self, choice: Choice, work: Expansion, keyword: str, pointer: str) -> Choice:
+        kept = self.enforceable.branches(choice, keyword, pointer)
+        work.lacks_branches |= len(kept) < len(choice)
         return kept
+
+    def _one_of(self, place: int, work: Expansion, pointer: str) -> Choice:
+        """Return oneOf's branches that can be enforced, each without the values of all other branches."""
+        branches = branches_of(self.document, place, "oneOf")
+        kept = set(self._enforceable(branches, work, "oneOf", pointer))
+        rivals = [
+            self.enforceable.wider(branch) if branch not in kept or self._is_narrowed(branch) else branch
+            for branch in branches
+        ]
+        found = one_of(self.document, place, branches, rivals, self, self.proven_shapes)
+        return [without for branch, without in zip(branches, found, strict=True) if branch in kept]
+
+    def _is_narrowed(self, conj: Conjunction) -> bool:
+        self.of(conj)
+        return conj in self.narrowed
 
     def _add_unevaluated(self, work: Expansion) -> None:
         asking = {
@@ -381,9 +383,9 @@ class Shapes:
                         PendingSchema(document.subschema(place, keyword, at), path, (*where, at))
                     )
             case "anyOf":
-                choice = self._enforceable(any_of(document, place, together), work, pointer)
+                choice = self._enforceable(any_of(document, place, together), work, keyword, pointer)
             case "oneOf":
-                choice = one_of(document, place, self, self.proven_shapes)
+                choice = self._one_of(place, work, pointer)
             case "dependentRequired" | "dependentSchemas":
                 for name in value:
                     work.choices += (OpenChoice(path, where, dependent(document, place, keyword, name)),)
