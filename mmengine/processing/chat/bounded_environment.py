@@ -1,54 +1,98 @@
-"""A Jinja sandbox whose operations cannot make values without bound, for chat templates of strangers.
+"""A Jinja sandbox for chat templates of strangers: bounded in memory and in time.
 
-Jinja's sandbox protects Python's objects, and bounds only `range`. Here an operation whose result could be
-larger than MAX_CHARS raises TemplateError before it is computed. The number of operations is not bounded.
+Jinja's sandbox protects the objects of Python, and bounds only `range`. Here an operation whose result could
+be too large raises TemplateError before it is computed. A rendering with too many steps or texts, or that is
+too slow, raises TemplateError too (template_work.py). Templates render in this process: so the bounds also
+hold while a checkpoint is loaded and in programs without worker processes, and no rendering waits for a
+process.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NoReturn
 
-import jinja2
-from jinja2 import nodes
-from jinja2.runtime import Context
+from jinja2 import nodes, pass_context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_CHARS = 2**24  # Characters of a text, or entries of a list.
-MAX_WIDTH = 10_000  # Width of a field, and any other number that a method or filter takes.
-MAX_BITS = 4096  # Bits of an integer.
-_WIDTH = re.compile(r"\d{5}")  # A width of 10,000 or more, in a format.
-_CONCAT = "mmengine_concat"
+from mmengine.processing.chat.bounded_calls import bounded_filter, check_call, check_format, count_round
+from mmengine.processing.chat.template_work import MAX_BITS, MAX_CHARS, Work, check_size, refuse
+
+__all__ = ["MAX_CHARS", "BoundedEnvironment"]
+_CONCAT, _ROUND, _ITEMS, _VALUE = "mmengine_concat", "mmengine_round", "mmengine_items", "mmengine_value"
+_BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)  # Nodes whose bodies can run repeatedly.
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox. Its templates fail with TemplateError at the first operation that is too large."""
+    """The sandbox. Its templates fail with TemplateError at the first operation beyond a limit. Threads can
+    render at the same time.
+    """
 
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
     def __init__(self, *arguments: object, **options: object) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, finalize=_finalize, **options)
+        self._local = threading.local()
         del self.globals["lipsum"]
-        self.filters = {name: _bounded_filter(name, call) for name, call in self.filters.items()}
-        self.filters[_CONCAT] = _concat
+        self.filters = {name: self._bounded(name, call) for name, call in self.filters.items()}
+        self.filters |= {_CONCAT: self._concat, _ROUND: count_round, _ITEMS: self._items, _VALUE: self._value}
+
+    def add_filter(self, name: str, call: Callable[..., object]) -> None:
+        """Add a filter, or replace Jinja's."""
+        self.filters[name] = self._bounded(name, call)
+
+    def _bounded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
+        return bounded_filter(name, call, lambda: self.work)
+
+    @property
+    def work(self) -> Work:
+        """The work of the rendering on this thread."""
+        work: Work | None = getattr(self._local, "work", None)
+        if work is None:
+            work = self._local.work = Work()
+        return work
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the work of one rendering, or of compiling a template."""
+        self._local.work = Work()
+        try:
+            yield
+        finally:
+            self._local.work = None
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Concatenations().visit(super()._parse(source, name, filename))
+        tree = _Counted().visit(super()._parse(source, name, filename))
+        tree.set_environment(self)
+        return tree
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        match operator:
-            case "+":
-                if isinstance(left, str | list | tuple) and isinstance(right, Sized):
-                    _check_size(len(left) + len(right))
-            case "*":
-                _check_product(left, right)
-            case "**":
-                if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_BITS:
-                    _refuse()
-            case "%" if isinstance(left, str | bytes):
-                _check_format(left, right if isinstance(right, tuple) else (right,))
-        return super().call_binop(context, operator, left, right)
+        work = self.work
+        work.step()
+        if type(left) is str and type(right) is str and operator == "+":  # The most frequent operation.
+            check_size(len(left) + len(right))
+            work.make(len(left) + len(right))
+            return left + right
+        if isinstance(left, int) and isinstance(right, int):
+            _check_integers(operator, left, right)
+        elif operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int):
+                    check_size(work.measure(value) * times)
+        elif operator == "%" and isinstance(left, str | bytes):
+            values = right.values() if isinstance(right, Mapping) else right
+            check_format(
+                work,
+                left,
+                values if isinstance(values, Iterable) and not isinstance(values, str) else [right],
+            )
+        elif operator == "+":
+            check_size(work.measure(left) + work.measure(right))
+        made = super().call_binop(context, operator, left, right)
+        work.take(made)
+        return made
 
     def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         made = super().wrap_str_format(value)
@@ -60,110 +104,113 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         def checked(*args: object, **kwargs: object) -> str:
             values = [*args, *kwargs.values()]
             values += [each for value in args if isinstance(value, Mapping) for each in value.values()]
-            _check_format(owner, values)
+            check_format(self.work, owner, values)
             return wrapped(*args, **kwargs)
 
         return checked
 
     def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805
-        _check_call(__obj, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        work = __self.work
+        work.step()
+        if isinstance(__obj, LoopContext):  # A recursive loop reads its argument again.
+            work.step(sum(len(each) for each in args if isinstance(each, Sequence | Mapping)))
+        check_call(work, __obj, args, kwargs)
+        made = super().call(__context, __obj, *args, **kwargs)
+        work.take(made)
+        return made
+
+    # The filters that replace nodes
+
+    def _concat(self, values: list[object]) -> str:
+        check_size(sum(self.work.measure(value) for value in values))
+        made = "".join(map(str, values))
+        self.work.make(len(made))
+        return made
+
+    def _items(self, values: Iterable[object]) -> Iterator[object]:
+        """Yield the values, and count each as a step."""
+        work = self.work
+        for value in values:
+            work.step()
+            yield value
+
+    def _value(self, value: object) -> object:
+        self.work.take(value)
+        return value
 
 
-class _Concatenations(NodeTransformer):
-    """Replaces `a ~ b` by a filter, because Jinja lets no environment intercept it."""
+@pass_context  # Otherwise Jinja calls this function for constants when it compiles.
+def _finalize(context: Context, value: object) -> object:
+    """Count the characters that an output writes."""
+    work: Work = context.environment.work  # type: ignore[attr-defined]
+    work.make(len(value) if type(value) is str else work.measure(value))
+    return value
+
+
+def _check_integers(operator: str, left: int, right: int) -> None:
+    bits = left.bit_length(), right.bit_length()
+    if max(bits) > 4 * MAX_BITS:  # As many as a number in a template's source can have.
+        refuse()
+    if (operator == "*" and sum(bits) > MAX_BITS) or (operator == "**" and bits[0] * right > MAX_BITS):
+        refuse()
+
+
+class _Counted(NodeTransformer):
+    """Adds filters that count the work, where Jinja lets no environment intercept an operation."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return nodes.Filter(nodes.List(node.nodes), _CONCAT, [], [], None, None, lineno=node.lineno)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _filtered(node, _VALUE) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        return self._measured(node, node.items)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        return self._measured(node, node.items if node.ctx == "load" else [])
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        return self._measured(node, [each for pair in node.items for each in (pair.key, pair.value)])
+
+    def _measured(self, node: nodes.Expr, values: Sequence[nodes.Expr]) -> nodes.Node:
+        is_constant = all(isinstance(value, nodes.Const) for value in values)
+        self.generic_visit(node)
+        return node if is_constant else _filtered(node, _VALUE)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        if node.test is not None:  # The body is not reached for each item.
+            node.iter = _filtered(node.iter, _ITEMS)
+        return self._repeated(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
+        return self._repeated(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
+        return self._repeated(node)
+
+    def visit_Block(self, node: nodes.Block) -> nodes.Node:  # noqa: N802
+        return self._repeated(node)
+
+    def _repeated(self, node: nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block) -> nodes.Node:
+        self.generic_visit(node)
+        count = _filtered(nodes.Const(_num_chars(node.body), lineno=node.lineno), _ROUND)
+        node.body.insert(0, nodes.ExprStmt(count, lineno=node.lineno))
+        return node
 
 
-def _concat(values: list[object]) -> str:
-    texts = [str(value) for value in values]
-    _check_size(sum(map(len, texts)))
-    return "".join(texts)
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _bounded_filter(name: str, call: Callable[..., object]) -> Callable[..., object]:
-    """Return the filter with checks of its arguments. Jinja passes some filters its environment first."""
-
-    @wraps(call)  # Keeps the attribute that says whether the filter takes the environment.
-    def checked(*arguments: object, **options: object) -> object:
-        given = arguments[1:] if hasattr(call, "jinja_pass_arg") else arguments
-        value, rest = given[0], given[1:]
-        _check_numbers((*rest, *options.values()))
-        if name == "format":
-            _check_format(str(value), (*rest, *options.values()))
-        elif name == "replace":
-            _check_replacement(str(value), *map(str, rest[:2]))
-        elif name == "join":
-            separator = rest[0] if rest else options.get("d", "")
-            arguments = (*arguments[: -len(given)], _joinable(separator, value), *rest)
-        return call(*arguments, **options)
-
-    return checked
-
-
-def _check_call(method: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse a call to a method of a built-in value whose result could be too large."""
-    owner = getattr(method, "__self__", None)
-    if not isinstance(owner, str | bytes | int | float | list | tuple | dict):
-        return
-    _check_numbers((*args, *kwargs.values()))
-    if not isinstance(owner, str):
-        return
-    match getattr(method, "__name__", ""):
-        case "replace" if len(args) > 1:
-            _check_replacement(owner, *map(str, args[:2]))
-        case "join" if args:
-            _joinable(owner, args[0])
-
-
-def _check_numbers(values: Iterable[object]) -> None:
-    if any(isinstance(value, int) and abs(value) > MAX_WIDTH for value in values):
-        _refuse()
-
-
-def _check_product(left: object, right: object) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_BITS:
-            _refuse()
-        return
-    for value, times in ((left, right), (right, left)):
-        if isinstance(value, str | bytes | list | tuple) and isinstance(times, int):
-            _check_size(len(value) * times)
-
-
-def _check_format(text: str | bytes, values: Iterable[object]) -> None:
-    shown = text if isinstance(text, str) else text.decode("latin-1")
-    values = list(values)
-    if _WIDTH.search(shown):
-        _refuse()
-    _check_numbers(values if "*" in shown or "{" in shown else ())
-    fields = shown.count("%") + shown.count("{") + 1
-    longest = max((len(value) for value in values if isinstance(value, Sized)), default=0)
-    _check_size(len(shown) + fields * max(longest, MAX_WIDTH if fields < 1000 else 0))
-
-
-def _check_replacement(text: str, old: str, new: str) -> None:
-    _check_size(len(text) + text.count(old) * len(new))
-
-
-def _joinable(separator: object, values: Any) -> object:
-    """Return the values, read once if they are an iterator. Raises TemplateError if they are too long."""
-    found: Collection[object] = values if isinstance(values, Collection) else list(values)
-    texts = sum(len(value) for value in found if isinstance(value, str))
-    _check_size(len(found) * len(str(separator)) + texts)
-    return found
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_CHARS:
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise jinja2.TemplateError(
-        f"it makes a text or number that is too large (over {MAX_CHARS:,} characters, a width over "
-        f"{MAX_WIDTH:,}, or {MAX_BITS:,} bits)"
-    )
+def _num_chars(body: Iterable[nodes.Node]) -> int:
+    """Return how many characters of plain text a body writes at most, without the bodies in it."""
+    count = 0
+    for node in body:
+        if isinstance(node, nodes.TemplateData):
+            count += len(node.data)
+        elif not isinstance(node, _BODIES):
+            count += _num_chars(node.iter_child_nodes())
+    return count

@@ -7,7 +7,9 @@ from typing import Any
 import jinja2
 import jinja2.ext
 
+from mmengine.processing.chat.bounded_calls import MAX_SEPARATOR_CHARS
 from mmengine.processing.chat.bounded_environment import BoundedEnvironment
+from mmengine.processing.chat.template_work import check_size, refuse
 
 
 def chat_environment() -> BoundedEnvironment:
@@ -17,9 +19,9 @@ def chat_environment() -> BoundedEnvironment:
     environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.add_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -41,9 +43,22 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Serialise to JSON. Jinja's own filter escapes for HTML, which is wrong in prompts."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    if indent is None:
+        return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    parts, size = [], 0
+    for part in encoder.iterencode(value):  # The indentation may be longer than the value.
+        parts.append(part)
+        check_size(size := size + len(part))
+    return "".join(parts)
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > MAX_SEPARATOR_CHARS:
+        refuse()
+    return datetime.now().strftime(form)
 
 
 def _raise_exception(message: str) -> None:

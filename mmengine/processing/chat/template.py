@@ -69,12 +69,13 @@ class ChatTemplate:
         for token, mark in self._marks.items():
             marked = marked.replace(token, mark)
         self._variables = {name: self._marks.get(token, token) for name, token in names.items()}
-        environment = chat_environment()
+        self._environment = environment = chat_environment()
         try:
-            self._template = environment.from_string(marked)
-            self._template.globals = dict(self._template.globals)  # Each rendering copies the globals.
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(marked)))
-        except (jinja2.TemplateError, RecursionError) as error:
+            with environment.counted():
+                self._template = environment.from_string(marked)
+                self._template.globals = dict(self._template.globals)  # Each rendering copies the globals.
+                self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(marked)))
+        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise ModelError(f"the chat template {origin} does not compile: {str(error)[:300]}") from None
 
     @classmethod
@@ -196,13 +197,14 @@ class ChatTemplate:
     ) -> str:
         parts, length = [], 0
         try:
-            for part in self._stream(messages, add_generation_prompt, variables):
-                parts.append(part)
-                length += len(part)
-                if length > MAX_RENDERED_CHARS:
-                    raise InvalidRequest(
-                        f"the rendered prompt is longer than {MAX_RENDERED_CHARS} characters"
-                    )
+            with self._environment.counted():
+                for part in self._stream(messages, add_generation_prompt, variables):
+                    parts.append(part)
+                    length += len(part)
+                    if length > MAX_RENDERED_CHARS:
+                        raise InvalidRequest(
+                            f"the rendered prompt is longer than {MAX_RENDERED_CHARS} characters"
+                        )
         except jinja2.TemplateError as error:
             detail = self.readable(str(error)).replace(CUT, "")[:300]
             raise InvalidRequest(f"the model's chat template refuses these messages: {detail}") from None

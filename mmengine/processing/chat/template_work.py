@@ -1,0 +1,107 @@
+"""Counts the work of a chat template while it renders, and measures its values.
+
+A value is measured as if every list and object in it were copied, because that is what its text and its
+comparisons cost: a list that holds one list twice, thirty levels deep, is small in memory and has a text of a
+gigabyte. No value of a template may be larger than MAX_CHARS, so a single operation takes bounded time. The
+limits on steps, time and characters bound the number of operations.
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.utils import Namespace
+
+MAX_CHARS = 2**24  # Size of a value: characters, with 16 for each entry of a list or an object.
+MAX_MADE = 2**28  # Characters of all texts that a rendering makes.
+MAX_STEPS = 5_000_000  # Rounds of loops, calls, filters and operators.
+MAX_SECONDS = 10.0  # Processor time of a rendering.
+MAX_WIDTH = 10_000  # Width of a field, and any other number that a method or filter takes.
+MAX_BITS = 4096  # Bits of an integer.
+_LOOK_STEPS = 64  # Steps between two looks at the clock.
+_ENTRY_CHARS = 16
+_ENTRIES_IN_STEP = 4  # Entries that are measured in the time of a step.
+_DIGIT_BITS = 3
+
+
+class Work:
+    """The work of one rendering, on one thread. The methods raise TemplateError beyond the limits."""
+
+    def __init__(self) -> None:
+        self._num_steps, self._look_at, self._num_made = 0, _LOOK_STEPS, 0
+        self._until = time.thread_time() + MAX_SECONDS
+
+    def step(self, count: int = 1) -> None:
+        """Count steps."""
+        self._num_steps += count
+        if self._num_steps >= self._look_at:
+            self._look_at = self._num_steps + _LOOK_STEPS
+            if self._num_steps > MAX_STEPS or time.thread_time() > self._until:
+                raise jinja2.TemplateError(
+                    f"it takes too long (over {MAX_STEPS:,} steps or {MAX_SECONDS:g} s); shorten its loops"
+                )
+
+    def make(self, num_chars: int) -> None:
+        """Count characters of a text that was made."""
+        self._num_made += num_chars
+        if self._num_made > MAX_MADE:
+            raise jinja2.TemplateError(f"it makes texts of over {MAX_MADE:,} characters in all")
+
+    def take(self, value: object) -> int:
+        """Count a value that an operation made, and return its size."""
+        if type(value) is str:
+            self.make(len(value))
+            return len(value)
+        if isinstance(value, bytes):
+            self.make(len(value))
+        if isinstance(value, int) and value.bit_length() > 16 * MAX_BITS:
+            refuse()
+        return self.measure(value)
+
+    def measure(self, value: object) -> int:
+        """Return a value's size in characters."""
+        if type(value) is str:
+            return len(value)
+        waiting: list[Any] = [value]
+        size = num_entries = 0
+        while waiting:
+            one = waiting.pop()
+            kind = type(one)  # Exact types first: a value may have a million entries.
+            if kind is str:
+                size += len(one)
+                continue
+            if kind is int:
+                size += one.bit_length() // _DIGIT_BITS
+                continue
+            parts = one if kind is list or kind is tuple else _parts(one)
+            num_entries += len(parts)
+            size += _ENTRY_CHARS * len(parts) + (len(one) if isinstance(one, str | bytes) else 0)
+            if size > MAX_CHARS:
+                refuse()
+            waiting.extend(parts)
+        self.step(num_entries // _ENTRIES_IN_STEP)
+        check_size(size)
+        return size
+
+
+def _parts(value: Any) -> Collection[Any]:
+    """Return the values that the text of `value` contains."""
+    if isinstance(value, Namespace):
+        value = object.__getattribute__(value, "_Namespace__attrs")
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    is_text = isinstance(value, str | bytes | jinja2.Undefined)
+    return value if isinstance(value, Collection) and not is_text else ()
+
+
+def check_size(size: int) -> None:
+    if size > MAX_CHARS:
+        refuse()
+
+
+def refuse() -> NoReturn:
+    raise jinja2.TemplateError(
+        f"it makes a value that is too large (over {MAX_CHARS:,} characters, a width over {MAX_WIDTH:,}, or "
+        f"{MAX_BITS:,} bits)"
+    )
