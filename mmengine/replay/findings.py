@@ -4,6 +4,8 @@ A log whose frames, checksums and types are sound but whose decision is impossib
 build that wrote the log. Tools show the finding and continue, as far as the state can take the decision.
 """
 
+from pathlib import Path
+from traceback import walk_tb
 from typing import NamedTuple
 
 MAX_LISTED = 32  # Findings that are kept; further findings are only counted.
@@ -69,3 +71,11 @@ class Findings:
         self.count += 1
         if len(self.listed) < MAX_LISTED:
             self.listed.append(finding)
+
+
+def place_of(error: Exception) -> str:
+    """Return an exception's type and text, and the file and function that raised it."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    code = frame.f_code
+    text = (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__} in {Path(code.co_filename).name}, {code.co_name}: {text}"

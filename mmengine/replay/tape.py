@@ -14,7 +14,7 @@ from mmengine.core.step_result import prompt_logprobs
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.findings import BrokenRule, Finding
+from mmengine.replay.findings import BrokenRule, Finding, place_of
 from mmengine.replay.rules.decisions import first_broken_rule
 from mmengine.replay.verify_report import Divergence, VerifyReport, readable
 from mmengine.replay.watcher import Watcher
@@ -23,6 +23,7 @@ from mmengine.request import SamplingParams
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
 RECENT = 8  # Observations shown with a divergence.
 INVARIANT = "invariant "  # Prefix for the `field` of a broken invariant.
+CRASH = "crash"  # The `field` if this build raises an exception after the last record.
 
 
 # These exceptions end the loop from inside an executor or a sink. They do not derive from `Exception`,
@@ -187,6 +188,14 @@ class LogTape:
         divergence = Divergence(*where, "holds", found.text, list(self._recent))
         divergence.broken = BrokenRule(found.rule, found.text, found.value, found.limit, not found.is_last)
         return divergence
+
+    def crashed(self, error: Exception) -> Divergence:
+        """Return an unexpected exception of this build after the log's last record as a divergence. The
+        engine that wrote the log may have died of the same exception.
+        """
+        assert self.last is not None  # A record was applied before.
+        where = (self.last.sequence, self.last.step, type(self.last.event).__name__, CRASH)
+        return Divergence(*where, "the log ends", place_of(error), list(self._recent))
 
     def check_invariants(self) -> None:
         """Raise Diverged if the records so far broke an invariant."""

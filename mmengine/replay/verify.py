@@ -6,9 +6,11 @@ The log itself is the loop's executor, source and sink. No model, no device and 
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from traceback import walk_tb
 
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.engine import EngineCore
+from mmengine.core.fold.evolve import evolve
 from mmengine.core.outputs import Output
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.state import State
@@ -116,12 +118,20 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
             found = tape.divergence("event", type(tape.next.event).__name__, str(error))
             return found if core is None else tape.located(found, core.state)
     except Exception as error:
+        if tape.next is None and tape.last is not None and not _is_of_observation(error, tape.last):
+            return tape.crashed(error)
         culprit = tape.last or log.record
         if culprit is None:
             raise
         raise log.contradiction(culprit, error) from error
     assert core is not None  # The first record is STARTED, which creates the core.
     return core.state
+
+
+def _is_of_observation(error: Exception, last: Record) -> bool:
+    """Return whether the fold of an observation, the log's last record, raised the error."""
+    in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
+    return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 
 
 def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> Iterable[Output]:
@@ -149,16 +159,14 @@ def _fold(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergenc
     state = log.first_state()
     if invariants:
         tape.watcher = Watcher(state, has_outputs=False, begins=log.begins_after < 0)
-    while tape.next is not None:
-        event = tape.next.event
-        if isinstance(event, ev.Checkpoint):
-            event = checkpoint(state)
+    while (record := tape.next) is not None:
         try:
-            tape.append(event, state.step_of(event), 0)
+            with log.naming(record):
+                event = checkpoint(state) if isinstance(record.event, ev.Checkpoint) else record.event
+                tape.append(event, state.step_of(event), 0)
+                log.apply(state, event)
         except Diverged as diverged:
             return tape.located(diverged.divergence, state)
-        with log.naming(tape.last):
-            log.apply(state, event)
         if log.findings:
             return tape.broken(log.findings.listed[0])
     return state

@@ -13,6 +13,7 @@ from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
+from tests.log_copies import copied
 
 
 def over_budget(within: Callable) -> Callable:
@@ -67,7 +68,8 @@ def write_broken(folder: Path, name: str, num_requests: int = 24) -> Path:
     Every third request repeats an earlier prompt, so that there are prefix hits.
     """
     config = settings_of(token_budget=16, max_num_seqs=4, num_blocks=65, checkpoint_interval=16)
-    sink = LogWriter(folder, reserve_bytes=0)
+    alive = folder.with_name(f"{folder.name}-alive")
+    sink = LogWriter(alive, reserve_bytes=0)
     core = EngineCore(config, SimulatedExecutor(config), sink=sink)
     with planted(name):
         try:
@@ -82,6 +84,6 @@ def write_broken(folder: Path, name: str, num_requests: int = 24) -> Path:
             raise
         except Exception:
             sink.commit()
-            return folder
+            return copied(alive, folder)
     core.close()
-    return folder
+    return copied(alive, folder)

@@ -128,3 +128,14 @@ def test_minimize_shrinks_a_log_whose_engine_died(logs, tmp_path):
         assert replay_failure(tmp_path / "small" / "log", "crash").what == report["what"]
     done = call_cli(*words[:-2], tmp_path / "other")
     assert done.returncode == 1 and "this build does not have the bug" in done.stderr
+
+
+def test_verify_tells_that_this_build_crashes_where_the_log_ends(logs):
+    with planted("crashing"):
+        found = verify(logs["crashing"]).divergence
+    assert (found.field, found.sequence) == (
+        "crash",
+        14,
+    ) and "IndexError in broken_builds.py" in found.derived
+    report = verify(logs["crashing"])
+    assert report.ok and report.end.kind == "unclosed", "a build without the bug has no divergence"

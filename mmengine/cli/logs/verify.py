@@ -131,6 +131,8 @@ def _verdict(report: "VerifyReport | LogError") -> str:
         return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
     if report.host:
         return _hosted_verdict(report)
+    if found is not None and found.field == "crash":
+        return f"CRASHED after step {found.step}, record {found.sequence}: {found.derived}"
     if found is not None:
         return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
     if report.rederived and report.end.kind:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from traceback import walk_tb
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +23,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
 from mmengine.events.sink import Sink
+from mmengine.replay.findings import place_of
 from mmengine.replay.minimize.deadline import Deadline
 from mmengine.replay.rerun.playback import ClockedExecutor, Playback
 from mmengine.replay.rerun.script import Script, read_script
@@ -222,16 +222,8 @@ class _Run:
         except MMEngineError as error:
             return look() or self.failure("stalled", str(error))
         except Exception as error:
-            return look() or self.failure("crash", _place(error))
+            return look() or self.failure("crash", place_of(error))
         return None
-
-
-def _place(error: Exception) -> str:
-    """Return an exception's type and text, and the file and function that raised it."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    code = frame.f_code
-    text = (str(error).splitlines() or [""])[0][:200]
-    return f"{type(error).__name__} in {Path(code.co_filename).name}, {code.co_name}: {text}"
 
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
