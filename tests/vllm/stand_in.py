@@ -86,6 +86,7 @@ class EngineCoreOutput:
     finish_reason: Any = None
     stop_reason: Any = None
     prefill_stats: Any = None
+    trace_headers: Any = None
 
 
 @dataclass

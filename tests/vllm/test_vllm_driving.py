@@ -25,7 +25,11 @@ class FakeRequest:
     def __init__(self, name, prompt, max_tokens=9, *, media=(), grammar=None, priority=0, stop_token_ids=()):
         self.request_id, self.prompt_token_ids, self.max_tokens = name, list(prompt), max_tokens
         self.sampling_params = SimpleNamespace(
-            eos_token_id=EOS, stop_token_ids=list(stop_token_ids), min_tokens=0, num_logprobs=None
+            eos_token_id=EOS,
+            stop_token_ids=list(stop_token_ids),
+            min_tokens=0,
+            num_logprobs=None,
+            prompt_logprobs=None,
         )
         self.pooling_params = self.prompt_embeds = self.lora_request = self.trace_headers = None
         self.cache_salt = self.kv_transfer_params = self.stop_reason = None

@@ -1,9 +1,7 @@
 """Makes vLLM's outputs of a step from the core's columns."""
 
-from collections import defaultdict
-
 import numpy as np
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 
 from mmengine.core.outputs import Outputs
@@ -28,49 +26,81 @@ def reason_of(end: ev.Finished) -> FinishReason:
 class OutputMaker:
     """Makes EngineCoreOutputs. `requests`: vLLM's requests that have not ended, by id. `num_cached`: how many
     prompt tokens were cached, for requests that had no output yet.
+
+    Most outputs are an id and a token, so all of a step's outputs are made at once. Only outputs of special
+    requests get more: requests without an output so far, and requests with logprobs, trace headers or another
+    client than the first.
     """
 
     def __init__(self, requests: dict[str, VllmObject], num_cached: dict[str, int]):
         self._requests, self._num_cached = requests, num_cached
-        self._started: set[str] = set()  # requests that had an output
+        self._unstarted: set[str] = set()
+        self._special: set[str] = set()
+
+    def add(self, request: VllmObject) -> None:
+        """Prepare for the outputs of a new request."""
+        params, name = request.sampling_params, request.request_id
+        self._unstarted.add(name)
+        if (
+            request.client_index
+            or request.trace_headers is not None
+            or params.num_logprobs is not None
+            or params.prompt_logprobs is not None
+        ):
+            self._special.add(name)
 
     def forget(self, request_id: str) -> None:
-        self._started.discard(request_id)
+        self._unstarted.discard(request_id)
+        self._special.discard(request_id)
 
-    def outputs(self, outputs: Outputs, results: VllmObject = None) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs. `results`: the workers' ModelRunnerOutput, whose logprobs are passed
-        on.
+    def of_step(
+        self, outputs: Outputs, names: list[str], tokens: list[list[int]], results: VllmObject
+    ) -> dict[int, list[EngineCoreOutput]]:
+        """Return each client's outputs for a step.
+
+        `names`, `tokens`: the requests that sampled and their tokens, as the core got them. `results`: the
+        workers' ModelRunnerOutput, whose logprobs are passed on.
         """
-        made: dict[int, list[EngineCoreOutput]] = defaultdict(list)
-        states, tokens, counts = outputs.columns()
-        ends = dict(outputs.ends)
-        values = tokens.tolist()
-        stops = range(1, len(values) + 1) if counts is None else np.cumsum(counts).tolist()
-        start, requests = 0, self._requests
-        for state, stop in zip(states.tolist(), stops, strict=True):
-            name = state.request.request_id
-            request, new, start = requests.get(name), values[start:stop], stop
-            if request is None:  # the request was aborted while the step ran
+        states, values, counts = outputs.columns()
+        if counts is not None or len(states) != len(names):  # the core dropped tokens, or a row failed
+            names = [state.request.request_id for state in states.tolist()]
+            ends = range(1, len(values) + 1) if counts is None else np.cumsum(counts).tolist()
+            all_tokens, starts = values.tolist(), [0, *ends]
+            tokens = [all_tokens[start:end] for start, end in zip(starts, ends, strict=False)]
+        made = list(map(EngineCoreOutput, names, tokens))
+        if outputs.ends or self._unstarted or self._special or not self._requests.keys() >= set(names):
+            return self._completed(made, outputs, results)
+        return {0: made} if made else {}
+
+    def of_ends(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
+        """Return each client's outputs for requests that ended outside a step."""
+        return self._completed([], outputs, None)
+
+    def _completed(
+        self, made: list[EngineCoreOutput], outputs: Outputs, results: VllmObject
+    ) -> dict[int, list[EngineCoreOutput]]:
+        """Add what some outputs have beside tokens, and return the outputs by client. Outputs of requests
+        that were aborted while the step ran are left out.
+        """
+        ends, by_client = dict(outputs.ends), dict[int, list[EngineCoreOutput]]()
+        for output in made:
+            name = output.request_id
+            if (request := self._requests.get(name)) is None:
                 continue
-            output = EngineCoreOutput(name, new)
-            if name not in self._started:
-                self._started.add(name)
+            if name in self._unstarted:
+                self._unstarted.remove(name)
                 output.prefill_stats = self._prefill_stats(request)
             if name in ends:
-                self._end(output, request, ends.pop(name)[0])
-            if results is not None and (results.logprobs or results.prompt_logprobs_dict):
+                _end(output, request, ends.pop(name)[0])
+            if name in self._special:
                 _add_logprobs(output, request, results)
-            if request.trace_headers is not None:
                 output.trace_headers = request.trace_headers
-            made[request.client_index].append(output)
+            by_client.setdefault(request.client_index, []).append(output)
         for name, (end, _) in ends.items():
-            if (request := requests.get(name)) is not None:
-                made[request.client_index].append(self._end(EngineCoreOutput(name, []), request, end))
-        return made
-
-    def _end(self, output: EngineCoreOutput, request: VllmObject, end: ev.Finished) -> EngineCoreOutput:
-        output.finish_reason, output.stop_reason = reason_of(end), request.stop_reason
-        return output
+            if (request := self._requests.get(name)) is not None:
+                ended = _end(EngineCoreOutput(name, []), request, end)
+                by_client.setdefault(request.client_index, []).append(ended)
+        return by_client
 
     def _prefill_stats(self, request: VllmObject) -> PrefillStats:
         stats = PrefillStats()
@@ -82,15 +112,15 @@ class OutputMaker:
         return stats
 
 
+def _end(output: EngineCoreOutput, request: VllmObject, end: ev.Finished) -> EngineCoreOutput:
+    output.finish_reason, output.stop_reason = reason_of(end), request.stop_reason
+    return output
+
+
 def _add_logprobs(output: EngineCoreOutput, request: VllmObject, results: VllmObject) -> None:
     index = results.req_id_to_index.get(request.request_id)
     if index is None:
         return
-    if results.logprobs and request.sampling_params.num_logprobs is not None:
+    if results.logprobs is not None and request.sampling_params.num_logprobs is not None:
         output.new_logprobs = results.logprobs.slice_request(index, len(output.new_token_ids))
     output.new_prompt_logprobs_tensors = results.prompt_logprobs_dict.get(request.request_id)
-
-
-def by_client(made: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
-    """Return vLLM's answer to an update: each client's outputs."""
-    return {client: EngineCoreOutputs(outputs=of_client) for client, of_client in made.items()}

@@ -27,7 +27,7 @@ from mmengine.core.outputs import Outputs
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
 from mmengine.events.sink import Sink
-from mmengine_vllm.driving.outputs import OutputMaker, by_client
+from mmengine_vllm.driving.outputs import OutputMaker
 from mmengine_vllm.driving.requests import engine_request
 from mmengine_vllm.driving.settings import engine_config
 from mmengine_vllm.driving.step_results import StopRules
@@ -124,6 +124,7 @@ class Scheduler(SchedulerInterface):
             self._refused.append((request.client_index, _refusal(request, str(error))))
             return
         self.requests[request.request_id] = request
+        self._outputs.add(request)
         if request.use_structured_output:
             self._compiling.add(request.request_id)
 
@@ -163,9 +164,11 @@ class Scheduler(SchedulerInterface):
         if self._pause != PauseState.PAUSED_ALL:
             self._late.append(self.core.begin_step())
         plan, self._executor.plan = self._executor.plan, None
-        if plan is None or not len(plan.rows):
-            if plan is not None:  # a step without tokens: nothing for the workers
-                self._plans.append((plan, []))
+        if plan is not None and not len(plan.rows):  # all rows were preempted: nothing for the workers
+            self._executor.result = StepResult(np.zeros(0, np.int32))
+            self._late.append(self.core.finish_step())
+            plan = None
+        if plan is None:
             return self._steps.empty()
         for admission in plan.admitted:
             self._stops.admit(admission.row, self.requests[admission.request.request_id])
@@ -186,7 +189,7 @@ class Scheduler(SchedulerInterface):
 
     def _preempted(self) -> list[str]:
         """Return the requests that lost their rows in this step."""
-        number = self.core.stats().num_preemptions
+        number = self.core.state.num_preempted
         if number == self._num_preemptions:
             return []
         self._num_preemptions = number
@@ -212,23 +215,16 @@ class Scheduler(SchedulerInterface):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: VllmObject
     ) -> dict[int, EngineCoreOutputs]:
-        made = dict[int, list[EngineCoreOutput]]()
+        made = self._finish(model_runner_output) if scheduler_output.total_num_scheduled_tokens else {}
         for outputs in self._late:
-            self._add(made, outputs, None)
+            for client, of_client in self._outputs.of_ends(outputs).items():
+                made.setdefault(client, []).extend(of_client)
+            self._forget_ended(outputs)
         self._late.clear()
-        if scheduler_output.total_num_scheduled_tokens:
-            plan, names = self._plans.popleft()
-            sampled_names = [names[place] for place in plan.sample.tolist()]
-            index, lists = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
-            sampled = [lists[index[name]] for name in sampled_names]
-            requests = [self.requests.get(name) for name in sampled_names]
-            has_drafts = bool(self.core.config.num_draft_tokens)
-            self._executor.result = self._stops.result(plan, requests, sampled, has_drafts)
-            self._add(made, self.core.finish_step(), model_runner_output)
         for client, output in self._refused:
             made.setdefault(client, []).append(output)
         self._refused.clear()
-        answer = by_client(made)
+        answer = {client: EngineCoreOutputs(outputs=of_client) for client, of_client in made.items()}
         if self._log_stats:
             first = answer.setdefault(0, EngineCoreOutputs()) if not answer else next(iter(answer.values()))
             first.scheduler_stats = self.make_stats()
@@ -238,9 +234,22 @@ class Scheduler(SchedulerInterface):
             self._finished_by_client = {}
         return answer
 
-    def _add(self, made: dict[int, list[EngineCoreOutput]], outputs: Outputs, results: VllmObject) -> None:
-        for client, of_client in self._outputs.outputs(outputs, results).items():
-            made.setdefault(client, []).extend(of_client)
+    def _finish(self, results: VllmObject) -> dict[int, list[EngineCoreOutput]]:
+        """Give the workers' results of the oldest step to the core, and return each client's outputs."""
+        plan, names = self._plans.popleft()
+        if len(plan.sample) < len(names):
+            names = [names[place] for place in plan.sample.tolist()]
+        sampled = list(
+            map(results.sampled_token_ids.__getitem__, map(results.req_id_to_index.__getitem__, names))
+        )
+        has_drafts = bool(self.core.config.num_draft_tokens)
+        self._executor.result = self._stops.result(plan, self.requests, names, sampled, has_drafts)
+        outputs = self.core.finish_step()
+        made = self._outputs.of_step(outputs, names, sampled, results)
+        self._forget_ended(outputs)
+        return made
+
+    def _forget_ended(self, outputs: Outputs) -> None:
         for name in outputs.ends:
             if (request := self.requests.get(name)) is not None:
                 self._forget(request)
@@ -298,8 +307,8 @@ class Scheduler(SchedulerInterface):
         return len(self.core.state.running), len(self.core.state.waiting)
 
     def get_kv_cache_usage(self) -> float:
-        stats = self.core.stats()
-        return stats.kv_blocks_used / stats.kv_blocks_total
+        usable = self.core.config.num_blocks - 1
+        return 1 - self.core.state.blocks.num_free / usable
 
     def make_stats(self, *args: VllmObject, **kwargs: VllmObject) -> SchedulerStats | None:
         running, waiting = self.get_request_counts()

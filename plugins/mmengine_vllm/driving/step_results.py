@@ -36,11 +36,15 @@ class StopRules:
         )
 
     def result(
-        self, plan: StepPlan, requests: list[VllmObject], sampled: list[list[int]], has_drafts: bool
+        self,
+        plan: StepPlan,
+        requests: dict[str, VllmObject],
+        names: list[str],
+        sampled: list[list[int]],
+        has_drafts: bool,
     ) -> StepResult:
-        """Return the step's result. `requests`: for each row that samples, its request or None if the request
-        has left. `sampled`: the tokens of each such row; the list is shortened after a token that ends the
-        text.
+        """Return the step's result. `requests`: vLLM's requests that have not left, by id. `names`: the
+        requests that sample. `sampled`: their tokens; a list is shortened after a token that ends the text.
         """
         rows = plan.rows[plan.sample]
         counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
@@ -57,8 +61,9 @@ class StopRules:
                 del sampled[place][end:]
                 stops[place] = EOS
         for place in self._is_watched[rows].nonzero()[0].tolist():
-            if requests[place] is not None and place not in errors:
-                self._watch(place, requests[place], sampled[place], stops, errors)
+            request = requests.get(names[place])
+            if request is not None and place not in errors:
+                self._watch(place, request, sampled[place], stops, errors)
         if not has_drafts:
             return StepResult(tokens, tuple(sorted(stops.items())), tuple(sorted(errors.items())))
         return StepResult(

@@ -1,0 +1,108 @@
+"""Measures the host's cost of a step without a model: vLLM's scheduler and mmengine_vllm.Scheduler in turns.
+
+    build/vllm/bin/python -m benchmarks.vllm.scheduler_cost [--steps 400] [--rows 16 256 1024] [--log FOLDER]
+
+The time is the CPU time of `schedule` and `update_from_output` in steps in which every row decodes one token.
+With mmengine it includes the translation into SchedulerOutput and vLLM's outputs, and with --log the event
+log. The floor is the time to make vLLM's output objects alone, which any scheduler in Python pays.
+"""
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler as TheirScheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+from mmengine_vllm import Scheduler as OurScheduler
+from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
+
+TURN = 20  # steps of one class before it is the other's turn
+PROMPT = 64
+
+
+class Side:
+    """A scheduler whose rows all decode."""
+
+    def __init__(self, cls: type, config: Any, rows: int, num_tokens: int):
+        self.scheduler = make_scheduler(cls, config)
+        self._runner, hasher = Runner(self.scheduler), block_hasher(config)
+        draw = random.Random(7)
+        for number in range(rows):
+            prompt = [draw.randrange(32000) for _ in range(PROMPT)]
+            self.scheduler.add_request(make_request(f"request-{number}", prompt, num_tokens, hasher))
+        while True:
+            output = self.scheduler.schedule()
+            self.scheduler.update_from_output(output, self._runner.run(output))
+            if output.total_num_scheduled_tokens == rows:
+                break
+
+    def step(self) -> int:
+        """Run one step and return the scheduler's CPU time in ns."""
+        begin = time.process_time_ns()
+        output = self.scheduler.schedule()
+        spent = time.process_time_ns() - begin
+        result = self._runner.run(output)
+        begin = time.process_time_ns()
+        self.scheduler.update_from_output(output, result)
+        return spent + time.process_time_ns() - begin
+
+
+def floor(rows: int) -> int:
+    """Return the CPU time in ns to make vLLM's output objects of a step."""
+    names = [f"request-{number}" for number in range(rows)]
+    begin = time.process_time_ns()
+    output = SchedulerOutput.make_empty()
+    output.num_scheduled_tokens = dict.fromkeys(names, 1)
+    cached = output.scheduled_cached_reqs
+    cached.req_ids, cached.new_block_ids = list(names), [None] * rows
+    cached.num_computed_tokens, cached.num_output_tokens = list(range(rows)), list(range(rows))
+    EngineCoreOutputs(outputs=[EngineCoreOutput(name, [7]) for name in names])
+    return time.process_time_ns() - begin
+
+
+def measure(rows: int, steps: int) -> None:
+    config = engine_config(
+        max_num_seqs=rows,
+        max_num_batched_tokens=max(rows + 4096, 8192),
+        num_blocks=rows * 40 + 100,
+        max_model_len=max(1024, PROMPT + steps + 300),
+        async_scheduling=False,
+    )
+    num_tokens = steps + 200
+    sides = [Side(cls, config, rows, num_tokens) for cls in (TheirScheduler, OurScheduler)]
+    gc.collect()
+    turns: list[tuple[float, float, float]] = []
+    for turn in range(steps // TURN):
+        spent = [0.0, 0.0]
+        for which in (0, 1) if turn % 2 else (1, 0):
+            spent[which] = sum(sides[which].step() for _ in range(TURN)) / TURN / 1e3
+        turns.append((spent[0], spent[1], sum(floor(rows) for _ in range(TURN)) / TURN / 1e3))
+    theirs, ours, least = (statistics.median(turn[side] for turn in turns) for side in range(3))
+    ratio = statistics.median(turn[0] / turn[1] for turn in turns)
+    times = f"vLLM {theirs:8.0f} us, mmengine {ours:7.0f} us, floor {least:6.0f} us"
+    print(f"{rows:5} rows: {times}: {ratio:.1f} times")
+    for side in sides:
+        side.scheduler.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 256, 1024])
+    parser.add_argument("--log", type=Path, help="folder for mmengine's logs")
+    args = parser.parse_args()
+    for rows in args.rows:
+        if args.log is not None:
+            os.environ["MMENGINE_LOG"] = str(args.log / str(rows))
+        measure(rows, args.steps)
+
+
+if __name__ == "__main__":
+    main()
