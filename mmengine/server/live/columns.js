@@ -111,23 +111,45 @@ class LiveColumns {
     return Object.assign(data, spansOf(data));
   }
 
-  /** Returns the segments sorted by lane, and within a lane by time. @param {number} numLanes @param {(step:
-  number) => number} within */ byLane(numLanes, within) { const segments =
-  Object.fromEntries(SEGMENTS.map((name) => [name, this.columns[`segment_${name}`].ints()])); const starts =
-  new Int32Array(numLanes + 1); for (const lane of segments.lane) starts[lane + 1]++; for (let lane = 0; lane
-  < numLanes; lane++) starts[lane + 1] += starts[lane]; const next = starts.slice(), count =
-  segments.lane.length; const sorted = Object.fromEntries(SEGMENTS.slice(1).map((name) => [`segment_${name}`,
-  new Int32Array(count)])); for (let place = 0; place < count; place++) { const to =
-  next[segments.lane[place]]++; sorted.segment_step[to] = within(segments.step[place]);
-  sorted.segment_state[to] = segments.state[place]; sorted.segment_reason[to] = segments.reason[place];
-  sorted.segment_needed[to] = segments.needed[place]; } return { ...sorted, lane_segments: starts }; } }
+  /**
+   * Returns the segments sorted by lane, and within a lane by time.
+   * @param {number} numLanes
+   * @param {(step: number) => number} within
+   */
+  byLane(numLanes, within) {
+    const segments = Object.fromEntries(SEGMENTS.map((name) => [name, this.columns[`segment_${name}`].ints()]));
+    const starts = new Int32Array(numLanes + 1);
+    for (const lane of segments.lane) starts[lane + 1]++;
+    for (let lane = 0; lane < numLanes; lane++) starts[lane + 1] += starts[lane];
+    const next = starts.slice(), count = segments.lane.length;
+    const sorted = Object.fromEntries(SEGMENTS.slice(1).map((name) => [`segment_${name}`, new Int32Array(count)]));
+    for (let place = 0; place < count; place++) {
+      const to = next[segments.lane[place]]++;
+      sorted.segment_step[to] = within(segments.step[place]);
+      sorted.segment_state[to] = segments.state[place];
+      sorted.segment_reason[to] = segments.reason[place];
+      sorted.segment_needed[to] = segments.needed[place];
+    }
+    return { ...sorted, lane_segments: starts };
+  }
+}
 
-/** Returns for each lane the lowest slot (line of the chart) that is free from its start to its end. @param
-{Int32Array} start @param {Int32Array} end */ function slotsOf(start, end) { const slots = new
-Int32Array(start.length), free = new Heap(), busy = new Heap(); let count = 0; for (let lane = 0; lane <
-start.length; lane++) { while (busy.size && busy.least[0] <= start[lane]) free.push([busy.pop()[1], 0]); const
-slot = free.size ? free.pop()[0] : count++; slots[lane] = slot; busy.push([Math.max(end[lane], start[lane] +
-1), slot]); } return slots; }
+/**
+ * Returns for each lane the lowest slot (line of the chart) that is free from its start to its end.
+ * @param {Int32Array} start
+ * @param {Int32Array} end
+ */
+function slotsOf(start, end) {
+  const slots = new Int32Array(start.length), free = new Heap(), busy = new Heap();
+  let count = 0;
+  for (let lane = 0; lane < start.length; lane++) {
+    while (busy.size && busy.least[0] <= start[lane]) free.push([busy.pop()[1], 0]);
+    const slot = free.size ? free.pop()[0] : count++;
+    slots[lane] = slot;
+    busy.push([Math.max(end[lane], start[lane] + 1), slot]);
+  }
+  return slots;
+}
 
 /** A binary heap of pairs, with the least pair first. */
 class Heap {
