@@ -217,7 +217,8 @@ def _answer(
 
         def listening() -> None:
             guard = "" if keys.any else ", without an API key"
-            say(f"serving {', '.join(names)} at {where}/v1{guard}")
+            live = f", live page {where}/live" if settings.live else ""
+            say(f"serving {', '.join(names)} at {where}/v1{guard}{live}")
 
         open_storage = (
             None

@@ -236,3 +236,21 @@ def test_a_wheel_contains_the_page():
     packed = {path.name for pattern in patterns for path in folder.glob(pattern)}
     assert packed == {path.name for path in folder.iterdir() if path.suffix not in (".py", "")}
     assert {*SCRIPTS, "page.html", "page.css"} == packed
+
+
+@needs_chromium
+def test_a_tap_on_a_telephone_shows_the_panel(tmp_path):
+    busy_run(tmp_path / "log", 4)
+    write_report(tmp_path / "log", tmp_path / "page.html")
+    browser = Browser(width=390, height=844)
+    display = "getComputedStyle(document.getElementById('panel')).display"
+    try:
+        browser.open(tmp_path / "page.html")
+        assert browser.run("document.documentElement.scrollWidth") == 390 and browser.run(display) == "none"
+        box = browser.run("Object.values(document.getElementById('lanes').getBoundingClientRect().toJSON())")
+        browser.click(box[0] + box[2] / 2, box[1] + 15)
+        browser.wait(f"{display} === 'block'")
+        browser.run("document.querySelector('.close').click()")
+        assert browser.run(display) == "none" and not browser.errors
+    finally:
+        browser.close()

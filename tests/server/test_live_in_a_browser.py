@@ -18,7 +18,7 @@ from tests.core.small_engine import request, settings_of
 from tests.pictures import data_url, looking
 from tests.replay.browser import Browser, chromium
 from tests.serve.serve_fakes import builder
-from tests.server.running import SlowEcho, served
+from tests.server.running import Lasting, SlowEcho, served
 
 pytestmark = [
     pytest.mark.soak,
@@ -97,11 +97,106 @@ def test_live_page_shows_the_log_and_works_by_keyboard(browser, tmp_path):
         browser.run("document.getElementById('form').value = 'free text'")
         browser.run("document.getElementById('ask').requestSubmit()")
         browser.wait("document.getElementById('note').textContent.includes('tokens')")
-        answer = browser.run("document.getElementById('answer').textContent")
+        answer = browser.run("document.querySelector('.answer').textContent")
         spans = browser.run("document.querySelectorAll('.token').length")
         assert spans > 3 and answer.strip() and "%" in browser.run("document.querySelector('.token').title")
         save(browser, "playground")
         assert not browser.errors
+
+
+@pytest.fixture
+def narrow():
+    one = Browser(width=390, height=844)
+    one.is_dark = False
+    yield one
+    one.close()
+
+
+SIDE = "getComputedStyle(document.querySelector('.side')).display"
+WIDTH = "document.documentElement.scrollWidth"
+CENTRE = """(() => {
+  const box = document.getElementById("lanes").getBoundingClientRect();
+  return [box.x + box.width / 2, box.y + 15, box.width];
+})()"""
+
+
+def give_key(browser, key):
+    browser.run(f"document.getElementById('key').value = '{key}'")
+    browser.run("document.getElementById('key-form').requestSubmit()")
+
+
+def ask(browser, text):
+    browser.run(f"document.getElementById('question').value = '{text}'")
+    browser.run("document.getElementById('ask').requestSubmit()")
+
+
+def turns(browser):
+    return browser.run("Array.from(document.querySelectorAll('#turns > *')).map((each) => each.textContent)")
+
+
+def test_a_telephone_shows_the_page(narrow, tmp_path):
+    """The page is as wide as the screen. It asks for a key, names a wrong one, and counts no finished request
+    as running. A tap on a lane opens the panel.
+    """
+    (tmp_path / "keys").write_text("secret\n")
+    log = tmp_path / "log"
+    with served(live=log, engine_options={"log": log}, key_file=tmp_path / "keys") as one:
+        key = {"authorization": "Bearer secret"}
+        messages = [{"role": "user", "content": "hello"}]
+        one.call("/v1/chat/completions", {"messages": messages}, key)
+        problem = "document.getElementById('problem').textContent"
+        narrow.call("Page.navigate", url=f"http://127.0.0.1:{one.port}/live")
+        narrow.wait(f"Boolean({PAGE}) && {problem} === 'The server needs an API key.'")
+        give_key(narrow, "wrong")
+        narrow.wait(f"{problem} === 'The server does not accept this API key.'")
+        save(narrow, "telephone-key")
+        give_key(narrow, "secret")
+        narrow.wait(f"{DATA}.numSteps > 0 && {DATA}.ends.every(Boolean)")
+        assert narrow.run("document.getElementById('problem').hidden") and narrow.run(WIDTH) == 390
+        narrow.wait("document.getElementById('summary').textContent.startsWith('0 running, 0 waiting')")
+        save(narrow, "telephone")
+        x, y, width = narrow.run(CENTRE)
+        assert (
+            width > 300 and narrow.run("getComputedStyle(document.querySelector('.side')).display") == "none"
+        )
+        narrow.click(x, y)
+        narrow.wait("document.querySelector('#panel h2')?.getBoundingClientRect().width > 50")
+        save(narrow, "telephone-panel")
+        narrow.run("document.querySelector('.close').click()")
+        assert narrow.run(SIDE) == "none"
+
+
+def test_the_playground_has_turns_a_system_prompt_and_a_stop(narrow, tmp_path):
+    log = tmp_path / "log"
+    config = {"num_blocks": 2000, "max_model_len": 30_000}
+    with served(live=log, executor_class=Lasting, engine_options={"log": log}, config=config) as one:
+        narrow.call("Page.navigate", url=f"http://127.0.0.1:{one.port}/live")
+        narrow.wait(f"Boolean({PAGE})")
+        narrow.run(f"{PAGE}.show('playground')")
+        assert narrow.run(WIDTH) == 390
+        narrow.run("document.getElementById('system').value = 'Be brief.'")
+        narrow.run("window.sent = []; window.fetched = window.fetch")
+        narrow.run(
+            "window.fetch = (path, given) => (given?.body && window.sent.push(JSON.parse(given.body)),"
+            " window.fetched(path, given))"
+        )
+        ask(narrow, "one")
+        narrow.wait("document.getElementById('note').textContent.includes('tokens')")
+        narrow.run("document.getElementById('most').value = 4096")
+        ask(narrow, "t" + "w" * 100)
+        narrow.wait("document.querySelectorAll('.answer')[1]?.textContent.length > 3")
+        narrow.run("document.getElementById('ask').requestSubmit()")  # The button says Stop.
+        narrow.wait("document.getElementById('note').textContent === 'stopped'")
+        narrow.run("document.getElementById('most').value = 8")
+        ask(narrow, "three")
+        narrow.wait("document.getElementById('note').textContent.includes('tokens')")
+        sent = narrow.run("window.sent.at(-1).messages")
+        assert [each["role"] for each in sent] == ["system", *["user", "assistant"] * 2, "user"]
+        assert sent[0]["content"] == "Be brief." and sent[2]["content"] == "ONE"
+        assert sent[4]["content"].startswith("TWW") and turns(narrow)[4] == "three"
+        save(narrow, "telephone-playground")
+        narrow.run("document.getElementById('new-chat').click()")
+        assert turns(narrow) == [] and not narrow.errors
 
 
 # Script that drops an image file on the page.

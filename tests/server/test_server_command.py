@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 def process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     (folder / "serve.yaml").write_text(
-        "port: 0\nserved-model-name: [shapes, other]\nmax_body_bytes: 100000\n"
+        "port: 0\nserved-model-name: [shapes, other]\nmax_body_bytes: 100000\nlive: true\n"
     )
     (folder / "keys").write_text("# the first\nsecret-1\n")
     env = {**os.environ, "MMENGINE_API_KEY_FILE": str(folder / "keys"), "MMENGINE_PING_S": "5"}
@@ -155,11 +155,13 @@ def test_the_examples_run(process, tmp_path):
 
 def test_the_first_steps_run_before_the_server_listens(process):
     """The warm-up generates from a text, and from an image with structured output."""
-    _, folder, _ = process
+    _, folder, address = process
     said = [line for line in (folder / "err").read_text().splitlines() if line.startswith("mmengine: ")]
     assert [line.split()[1] for line in said[:4]] == ["loading", "loaded", "running", "serving"]
+    assert said[3].endswith(f" at {address}/v1, live page {address}/live")
     queued = [each.event for each in CheckedLog(folder / "run.log") if isinstance(each.event, ev.Queued)]
     first, second = queued[:2]
+    assert first.request_id.startswith("warm-up-") and second.request_id.startswith("warm-up-")
     assert not first.media and first.grammar is None and not first.envelope
     assert second.media and second.grammar is not None and not second.envelope
 

@@ -45,6 +45,7 @@ function listenTo(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ v
       const step = Math.floor(view.stepAt(event.offsetX));
       const lane = canvas.id === "lanes" ? laneAt(view.data, view.slotAt(event.offsetY), step) : view.lane;
       choose(step, lane);
+      openPanel(true);
     }
     from = null;
   });
@@ -93,6 +94,7 @@ function listenToSearch(/** @type {View} */ view, /** @type {(id: string) => any
     event.preventDefault();
     const lane = query.value ? matching(query.value) : -1;
     if (lane >= 0) find(lane);
+    if (lane >= 0) openPanel(true);
     if (lane >= 0) query.blur();
   });
 }

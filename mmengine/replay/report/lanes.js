@@ -132,6 +132,7 @@ class LaneChart {
 }
 
 function drawCursor(/** @type {CanvasRenderingContext2D} */ context, /** @type {View} */ view, /** @type {string} */ colour, /** @type {number} */ height) {
+  if (!view.data.numSteps) return;
   const x = view.x(view.step), width = Math.max(view.stepWidth, 1);
   context.globalAlpha = width > 3 ? 0.18 : 0.75;
   context.fillStyle = colour;

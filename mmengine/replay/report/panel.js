@@ -19,9 +19,15 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/** Shows or hides the panel on a narrow screen; on a wide one it always shows. @param {boolean} isOpen */
+function openPanel(isOpen) {
+  document.body.classList.toggle("panel-open", isOpen);
+}
+
 function drawPanel(/** @type {HTMLElement} */ panel, /** @type {View} */ view, /** @type {(lane: number, step?: number) => void} */ choose) {
   const { data, step } = view;
   const parts = [
+    element("button", { type: "button", className: "close", title: "Close", click: () => openPanel(false) }, "✕"),
     element("h2", {}, `Step ${formatCount(step + data.first_step)}`),
     element("p", { className: "when" }, whenOf(data, step)),
     ...notesAt(data, step).map((/** @type {string} */ note) => element("p", { className: "note" }, note)),

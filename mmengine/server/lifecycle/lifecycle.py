@@ -5,6 +5,7 @@ import base64
 import gc
 import io
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -184,9 +185,11 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     image.
 
     The steps compile kernels and create the processes and tables that first requests need. A model without a
-    chat template gets only the text.
+    chat template gets only the text. The requests' ids in the log begin with `warm-up-`.
     """
-    await engine.generate(Prompt(text="Hello"), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
+    name = f"warm-up-{secrets.token_hex(4)}"
+    text = Prompt(text="Hello")
+    await engine.generate(text, max_tokens=WARM_UP_TOKENS, ignore_eos=True, request_id=f"{name}-text")
     content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]
     if engine.processor.max_image_pixels:
         content.insert(0, {"type": "image_url", "image_url": {"url": _picture()}})
@@ -195,7 +198,9 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
     form: dict[str, object] = {"type": "json_object"}
     try:
-        await engine.generate(prompt, max_tokens=WARM_UP_TOKENS, response_format=form)
+        await engine.generate(
+            prompt, max_tokens=WARM_UP_TOKENS, response_format=form, request_id=f"{name}-chat"
+        )
     except (InvalidRequest, InvalidMedia) as error:
         operator_log.warning("warm-up without structured output", reason=str(error))
 

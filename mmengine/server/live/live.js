@@ -2,6 +2,7 @@
 
 const NOTHING = { type: /** @type {"begin"} */ ("begin"), name: "", version: "", states: [], first_step: 0, config: { num_blocks: 1, token_budget: 1, encoder_cache_size: 1, encoder_budget: 1, max_num_seqs: 1 } };
 const KEY = "mmengine key";
+const WARM_UP = "warm-up-"; // The ids of the requests with which a server warms up.
 
 class LivePage {
   constructor() {
@@ -154,11 +155,14 @@ class LivePage {
     this.redraw();
   }
 
-  /** @param {string} text @param {unknown} [error] */
+  /** Shows the connection's state, and below the head why the server refused a call. @param {string} text @param {unknown} [error] */
   status(text, error) {
-    const status = this.byId("status");
-    status.textContent = status.className = text;
-    status.title = error instanceof Error ? error.message : "";
+    const status = this.byId("status"), problem = this.byId("problem");
+    status.textContent = text;
+    status.className = text.split(" ")[0];
+    if (text === "connecting") return;
+    problem.hidden = !(error instanceof Refused);
+    problem.textContent = error instanceof Error ? error.message : "";
   }
 
   /** Resolves when the user has entered another key. @returns {Promise<void>} */
@@ -182,27 +186,64 @@ class LivePage {
 function writeSummary(summary, data) {
   const last = data.numSteps - 1;
   if (last < 0) return;
+  const { running, waiting } = openOf(data);
+  const requests = data.ids.filter((/** @type {string} */ id) => !id.startsWith(WARM_UP)).length;
   const parts = [
-    `${formatCount(data.step_running[last])} run, ${formatCount(data.step_waiting[last])} wait`,
-    `${formatCount(data.numLanes)} requests`,
+    `${formatCount(running)} running, ${formatCount(waiting)} waiting`,
+    `${formatCount(requests)} requests`,
     `step ${formatCount(last + data.first_step)}`,
     ...data.notes.slice(-1).map((/** @type {[number, string]} */ [step, text]) => `step ${formatCount(step)}: ${text}`),
   ];
   summary.textContent = parts.join(" · ");
 }
 
-/** Returns the buttons for a request: its story and the trace. @param {string} name @param {() => string} key
-@param {HTMLElement} story */ function actionsOf(name, key, story) { const tell = async () => {
-story.replaceChildren(element("p", { className: "more" }, "reading the log …")); try { const claims = await
-(await ask(`/live/ask/why?request=${encodeURIComponent(name)}`, key())).json(); story.replaceChildren(
-element("h3", {}, `Why ${name} went as it did`), element("ol", {}, ...claims.map((/** @type {{ step: number,
-text: string }} */ claim) => element("li", {}, `step ${formatCount(claim.step)}: ${claim.text}`))), ); } catch
-(error) { story.replaceChildren(element("p", { className: "note" }, error instanceof Error ? error.message :
-String(error))); } }; const save = async () => { const trace = await (await ask("/live/ask/trace",
-key())).blob(); const link = element("a", { href: URL.createObjectURL(trace), download: "mmengine-trace.json"
-}); link.click(); URL.revokeObjectURL(link.href); }; return [ element("p", { className: "actions" },
-element("button", { type: "button", className: "why", click: () => void tell() }, "Why? (w)"),
-element("button", { type: "button", className: "trace", click: () => void save() }, "Perfetto trace"), ), ]; }
+/** Returns the numbers of requests that run and wait after the last step. @param {any} data */
+function openOf(data) {
+  const open = { running: 0, waiting: 0 };
+  for (let lane = 0; lane < data.numLanes; lane++) {
+    if (data.ends[lane]) continue;
+    const last = data.lane_segments[lane + 1] - 1;
+    const state = last < data.lane_segments[lane] ? QUEUED : data.segment_state[last];
+    if (state === PREFILL || state === DECODE || state === PASSED_OVER) open.running++;
+    else open.waiting++;
+  }
+  return open;
+}
+
+/**
+ * Returns the buttons for a request: its story and the trace.
+ * @param {string} name
+ * @param {() => string} key
+ * @param {HTMLElement} story
+ */
+function actionsOf(name, key, story) {
+  const tell = async () => {
+    story.replaceChildren(element("p", { className: "more" }, "reading the log …"));
+    try {
+      const claims = await (await ask(`/live/ask/why?request=${encodeURIComponent(name)}`, key())).json();
+      const items = claims.map((/** @type {{ step: number, text: string }} */ claim) =>
+        element("li", {}, `step ${formatCount(claim.step)}: ${claim.text}`),
+      );
+      story.replaceChildren(element("h3", {}, `Why ${name} went as it did`), element("ol", {}, ...items));
+    } catch (error) {
+      story.replaceChildren(element("p", { className: "note" }, error instanceof Error ? error.message : String(error)));
+    }
+  };
+  const save = async () => {
+    const trace = await (await ask("/live/ask/trace", key())).blob();
+    const link = element("a", { href: URL.createObjectURL(trace), download: "mmengine-trace.json" });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  };
+  return [
+    element(
+      "p",
+      { className: "actions" },
+      element("button", { type: "button", className: "why", click: () => void tell() }, "Why? (w)"),
+      element("button", { type: "button", className: "trace", click: () => void save() }, "Perfetto trace"),
+    ),
+  ];
+}
 
 const shown = new LivePage();
 Object.assign(window, { mmengineReport: shown });

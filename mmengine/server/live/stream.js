@@ -64,11 +64,13 @@ async function follow(key, told, keyGiven) {
       }
       told.status("reconnecting");
     } catch (error) {
-      told.status("reconnecting", error);
       if (error instanceof Refused && error.status === 401) {
+        const text = key() ? "The server does not accept this API key." : "The server needs an API key.";
+        told.status("key needed", new Refused(401, text));
         await keyGiven();
         continue;
       }
+      told.status("reconnecting", error);
     }
     await new Promise((done) => setTimeout(done, wait));
   }
