@@ -59,6 +59,16 @@ def short(value: Any, most: int = MAX_SHOWN_CHARS) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def wall(unix_ns: int) -> str:
+    """Convert a Unix time in ns to the local time with milliseconds. 0, which means unknown, gives ""."""
+    if unix_ns <= 0 or unix_ns >= 2**62:
+        return ""
+    from datetime import UTC, datetime
+
+    at = datetime.fromtimestamp(unix_ns // 10**9, UTC).astimezone()
+    return f"{at:%Y-%m-%d %H:%M:%S}.{unix_ns // 10**6 % 1000:03}{at:%z}"
+
+
 def ms(nanoseconds: int) -> str:
     """Convert nanoseconds to text in milliseconds. Negative values, which mean unknown, give ""."""
     return "" if nanoseconds < 0 else f"{nanoseconds / 1e6:.1f}"

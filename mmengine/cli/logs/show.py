@@ -3,6 +3,8 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,6 +18,7 @@ from mmengine.errors import NO_END, InvalidRequest
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.checked_log import CheckedLog
     from mmengine.replay.findings import Findings
+    from mmengine.replay.queries.selection import Selection
 
 _Line = TypeVar("_Line")
 POLL_S = 0.2  # With --follow, seconds between two checks for new records.
@@ -24,6 +27,8 @@ HELP = (
     "[bold]Examples[/bold]\n\n"
     "  mmengine log show run.log                 all requests with their costs and ends\n\n"
     "  mmengine log show run.log --request r17   every event of a request\n\n"
+    "  mmengine log show run.log --sort queued --limit 9   the requests that waited longest\n\n"
+    "  mmengine log show run.log --preempted --slower-than 2s\n\n"
     "  mmengine log show run.log --steps         a line per step\n\n"
     "  mmengine log show run.log --step 120      a step's batch, budgets, and waiting requests\n\n"
     "  mmengine log show run.log --at 120        the whole state just before step 120; -1: at the end\n\n"
@@ -34,6 +39,37 @@ HELP = (
     "decision cannot be applied, so the log was read up to there; 4 corrupt; 2 wrong arguments; 1 any other "
     "error. The readable part is shown in any case."
 )
+
+
+class Sort(StrEnum):
+    """A value by which requests are sorted."""
+
+    total = "total"
+    queued = "queued"
+    preempted = "preempted"
+
+
+SortBy = Annotated[
+    Sort | None,
+    typer.Option(
+        help="Sort requests, the largest first: by total time, time in the queue, or preemptions.",
+        show_default=False,
+    ),
+]
+Finish = Annotated[
+    str,
+    typer.Option(
+        metavar="REASON", help="Show only requests with this end, or unfinished ones.", show_default=False
+    ),
+]
+SlowerThan = Annotated[
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Show only requests that took longer than 2s or 500ms, or have no end.",
+        show_default=False,
+    ),
+]
 
 
 def show(
@@ -51,13 +87,29 @@ def show(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with a log that is being written.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines; the last ones are shown.")] = 40,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Maximum number of lines: the last ones, or the first with --sort.")
+    ] = 40,
+    sort: SortBy = None,
+    preempted: Annotated[bool, typer.Option("--preempted", help="Show only preempted requests.")] = False,
+    finish: Finish = "",
+    slower_than: SlowerThan = "",
+    wall: Annotated[bool, typer.Option("--wall", help="Show wall-clock times too.")] = False,
     json_output: Json = False,
 ) -> None:
     from mmengine.events.lock import is_locked  # Lazy, like all below: help needs none of them.
     from mmengine.events.log_end import log_end
+    from mmengine.replay.queries.selection import Selection, duration_ns
 
     existing(folder)
+    slower_ns = duration_ns(slower_than) if slower_than else -1
+    selection = Selection(preempted, finish, slower_ns, None if sort is None else sort.value)
+    is_list = request is None and not steps and step is None and at is None
+    if selection.selects and (not is_list or fleet.is_fleet(folder) or follow and sort is not None):
+        raise InvalidRequest(
+            "--sort, --preempted, --finish and --slower-than select from the list of one log's requests; "
+            "--sort does not go with --follow"
+        )
     if fleet.is_fleet(folder):
         fleet.refuse_step_views(folder, steps or follow or step is not None or at is not None)
         if request is None:
@@ -74,33 +126,55 @@ def show(
         )
     with reported(folder) as findings:
         if follow:
-            _follow(folder, request, steps, json_output, findings)
+            _follow(folder, request, steps, selection, json_output, findings)
+        elif is_list:
+            _show_requests(folder, selection, limit, wall, json_output, findings)
         else:
-            _show(folder, request, steps, step, at, limit, json_output, findings)
+            _show(folder, request, step, at, limit, wall, json_output, findings)
     if not follow and (end := log_end(folder, had_writer)).kind:
         sys.stdout.flush()
         print(f"mmengine: {printable(end.text)}", file=sys.stderr)
         raise typer.Exit(NO_END.get(end.kind, 4))
 
 
-def _show(
+def _show_requests(
     folder: Path,
-    request: str | None,
-    steps: bool,
-    step: int | None,
-    at: int | None,
+    selection: "Selection",
     limit: int,
+    with_wall: bool,
     json_output: bool,
     findings: "Findings",
 ) -> None:
-    """Print the view that the arguments choose."""
+    """Print the list of requests."""
     from mmengine.cli.logs import show_tables as tables  # Lazy, like all below: help needs none of them.
-    from mmengine.replay.queries.summaries import request_lines, step_lines
+    from mmengine.replay.queries.summaries import request_lines
+
+    lines, total = selection.of(request_lines(folder, findings), limit)
+    with_queued = selection.sort == Sort.queued.value
+    shown = total if selection.selects else 0
+    _list(
+        tables.request_table(lines, shown, with_wall=with_wall, with_queued=with_queued), lines, json_output
+    )
+
+
+def _show(
+    folder: Path,
+    request: str | None,
+    step: int | None,
+    at: int | None,
+    limit: int,
+    with_wall: bool,
+    json_output: bool,
+    findings: "Findings",
+) -> None:
+    """Print the view that the arguments choose: a step, a state, a request's events, or the steps."""
+    from mmengine.cli.logs import show_tables as tables  # Lazy, like all below: help needs none of them.
 
     if step is not None:
         from mmengine.replay.queries.step_report import step_report
 
-        _one(step_report(folder, step, findings), tables.step_tables, limit, json_output)
+        step_tables = partial(tables.step_tables, with_wall=with_wall)
+        _one(step_report(folder, step, findings), step_tables, limit, json_output)
     elif at is not None:
         from mmengine.replay.queries.state_report import state_report
 
@@ -109,19 +183,19 @@ def _show(
         from mmengine.replay.checked_log import CheckedLog
         from mmengine.replay.queries.request_events import request_events
         from mmengine.replay.queries.request_names import find_requests
+        from mmengine.replay.queries.wall_clock import WallClock
 
-        names = find_requests(folder, request)
+        names, clock = find_requests(folder, request), WallClock(folder)
         for name in names:
             if len(names) > 1 and not json_output:
                 print(f"\n{printable(name)}")
-            life = list(request_events(CheckedLog(folder, findings=findings), name))
-            _list(tables.life_table(life), life, json_output)
-    elif steps:
+            life = list(request_events(CheckedLog(folder, findings=findings), name, clock))
+            _list(tables.life_table(life, with_wall=with_wall), life, json_output)
+    else:
+        from mmengine.replay.queries.summaries import step_lines
+
         last_steps = deque(step_lines(folder, findings), maxlen=limit)
         _list(tables.step_table(last_steps), last_steps, json_output)
-    else:
-        last_requests = deque(request_lines(folder, findings), maxlen=limit)
-        _list(tables.request_table(last_requests), last_requests, json_output)
 
 
 def _print_events(log: Path, request: str, json_output: bool) -> None:
@@ -162,7 +236,14 @@ def _builtins(value: Any) -> dict[str, Any]:
     return msgspec.to_builtins(value)
 
 
-def _follow(folder: Path, request: str | None, steps: bool, json_output: bool, findings: "Findings") -> None:
+def _follow(
+    folder: Path,
+    request: str | None,
+    steps: bool,
+    selection: "Selection",
+    json_output: bool,
+    findings: "Findings",
+) -> None:
     """Print lines as they arrive, until Ctrl-C."""
     import time
 
@@ -173,12 +254,15 @@ def _follow(folder: Path, request: str | None, steps: bool, json_output: bool, f
         return True
 
     try:
-        _print_lines(CheckedLog(folder, wait, findings=findings), request, steps, json_output)
+        log = CheckedLog(folder, wait, findings=findings)
+        _print_lines(log, request, steps, selection, json_output)
     except KeyboardInterrupt:
         return
 
 
-def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_output: bool) -> None:
+def _print_lines(
+    log: "CheckedLog", request: str | None, steps: bool, selection: "Selection", json_output: bool
+) -> None:
     from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.queries.request_events import request_events
     from mmengine.replay.queries.summaries import ended_requests, step_lines
@@ -188,7 +272,8 @@ def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_outpu
     elif steps:
         _print_each(step_lines(log), tables.step_text, json_output)
     else:
-        _print_each(ended_requests(log), tables.request_text, json_output)
+        ended = filter(selection.has, ended_requests(log))
+        _print_each(ended, tables.request_text, json_output)
 
 
 def _print_each(lines: Iterable[_Line], text: Callable[[_Line], str], json_output: bool) -> None:

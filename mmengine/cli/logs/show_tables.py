@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from mmengine.cli.logs.printing import clean, ms, printable
+from mmengine.cli.logs.printing import clean, ms, printable, wall
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.queries.request_events import RequestEvent
@@ -14,21 +14,31 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.queries.summaries import RequestLine, StepLine
 
 
-def request_table(lines: Iterable["RequestLine"]) -> Table:
+def request_table(
+    lines: Iterable["RequestLine"], total: int = 0, *, with_wall: bool = False, with_queued: bool = False
+) -> Table:
+    """Return a table of requests. `total`: how many were selected, for the caption."""
     lines = list(lines)
+    clients = ["client's id"] if any(line.client_ids for line in lines) else []
+    arrived = ["arrived"] if with_wall else []
+    queued = ["queued ms"] if with_queued else []
     drafts = ["drafts kept"] if any(line.num_drafts for line in lines) else []
     through = ["through"] if any(line.api for line in lines) else []
     table = Table(
-        *("request", *through, "prompt", "media", "cached", "tokens", *drafts, "preempted"),
-        *("first ms", "total ms", "end"),
+        *("request", *clients, *through, *arrived, "prompt", "media", "cached", "tokens", *drafts),
+        *("preempted", *queued, "first ms", "total ms", "end"),
     )
+    if total > len(lines):
+        table.caption = f"{len(lines)} of {total} requests: --limit {total}"
     for line in lines:
         counts = [line.num_prompt_tokens, line.num_media, line.num_cached_tokens, line.num_output_tokens]
         kept = [f"{line.num_accepted} of {line.num_drafts}" for _ in drafts]
-        times = ms(line.first_token_ns), ms(line.end_ns)
+        times = *(ms(line.admitted_ns) for _ in queued), ms(line.first_token_ns), ms(line.end_ns)
         figures = *map(str, counts), *kept, str(line.num_preemptions), *times
-        names = [clean(name) for name in (line.request_id, line.api)[: 1 + len(through)]]
-        table.add_row(*names, *figures, clean(_end(line)))
+        known = ", ".join(line.client_ids)
+        shown = (line.request_id, *(known for _ in clients), *(line.api for _ in through))
+        when = (wall(line.wall_ns) for _ in arrived)
+        table.add_row(*map(clean, shown), *when, *figures, clean(_end(line)))
     return table
 
 
@@ -74,20 +84,21 @@ def step_text(line: "StepLine") -> str:
     return printable(f"{text}, failed: {line.failed}" if line.failed else text)
 
 
-def life_table(lines: list["RequestEvent"]) -> Table:
+def life_table(lines: list["RequestEvent"], *, with_wall: bool = False) -> Table:
     """Return a request's events as a table, in which consecutive steps that only decode one token share a
     row.
     """
-    table = Table("step", "ms", "event", "what")
+    table = Table("step", *(["time"] if with_wall else []), "ms", "event", "what")
     for group in _decode_runs(lines):
         first, last = group[0], group[-1]
+        when = [wall(first.wall_ns)] if with_wall else []
         if len(group) == 1:
-            table.add_row(str(first.step), ms(first.since_ns), first.event, clean(first.text))
+            table.add_row(str(first.step), *when, ms(first.since_ns), first.event, clean(first.text))
             continue
         tokens = [token for line in group for token in line.changed.get("token_ids", ())]
         what = f"decodes {len(tokens)} tokens, one per step, up to token {group[-1].changed['num_tokens']}"
         times = f"{ms(first.since_ns)} to {ms(last.since_ns)}"
-        table.add_row(f"{first.step} to {last.step}", times, "Executed", what)
+        table.add_row(f"{first.step} to {last.step}", *when, times, "Executed", what)
     return table
 
 
@@ -132,8 +143,10 @@ def _is_plain(line: "RequestEvent") -> bool:
     return False
 
 
-def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
+def step_tables(report: "StepReport", limit: int, *, with_wall: bool = False) -> Iterator[Table | str]:
     when = f"{report.mono_ns / 1e6:.1f} ms after the log's start"
+    if with_wall and (time := wall(report.wall_ns)):
+        when += f" ({time})"
     took = f", {report.device_ns / 1e6:.2f} ms on the device" if report.device_ns else ""
     outcome = {"": "; the log has no result", "executed": f"; executed{took}"}.get(
         report.outcome, f"; FAILED: {report.error}"

@@ -106,6 +106,8 @@ def _csv_line(cells: list[Any]) -> str:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, tuple):
+        value = " ".join(value)
     if isinstance(value, str):
         value = "".join(c if c.isprintable() else "\ufffd" for c in value)
         return f"'{value}" if value.startswith(("=", "+", "-", "@")) else value

@@ -1,4 +1,6 @@
-"""Reads the API name and a batch line's id from the envelope that a server stores with a request."""
+"""Reads an API's name and a client's ids from the envelope that a server stores with a request."""
+
+import re
 
 import msgspec
 
@@ -10,8 +12,16 @@ class _Head(msgspec.Struct):
     api: str
 
 
-class _Line(msgspec.Struct):
+class _Ids(msgspec.Struct):
+    api: str = ""
     custom_id: str = ""
+    key: str = ""
+    traceparent: str = ""
+
+
+# The prefixes of the APIs' answer ids (server/chat/answer_ids.py).
+_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "responses": "resp_", "messages": "msg_"}
+OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server writes an API key's hash before its requests' ids.
 
 
 def api_name(envelope: bytes) -> str:
@@ -27,11 +37,18 @@ def api_name(envelope: bytes) -> str:
         return UNKNOWN
 
 
-def custom_id_of(envelope: bytes) -> str:
-    """Return the client's id of a batch line; "" for another request, and for an unreadable envelope."""
-    if b'"custom_id"' not in envelope:
-        return ""
+def client_ids(request_id: str, envelope: bytes) -> tuple[str, ...]:
+    """Return the ids by which a client knows a request: the answer's id, a batch line's custom_id, the
+    Idempotency-Key, and the trace's id. () without an envelope, and for an unreadable one.
+    """
+    if not envelope:
+        return ()
     try:
-        return msgspec.json.decode(envelope, type=_Line).custom_id
+        ids = msgspec.json.decode(envelope, type=_Ids)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
+        return ()
+    owner = OWNER.match(request_id)
+    own = request_id[owner.end() :] if owner else request_id
+    answer = _PREFIXES[ids.api] + own if ids.api in _PREFIXES else ""
+    trace = ids.traceparent.split("-")[1] if ids.traceparent.count("-") == 3 else ""
+    return tuple(filter(None, (answer, ids.custom_id, ids.key, trace)))

@@ -11,6 +11,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.queries.envelopes import api_name
+from mmengine.replay.queries.wall_clock import WallClock
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.request import GrammarRequest
 
@@ -19,7 +20,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
     """An event that concerns a request.
 
     `since_ns` counts from the request's arrival. `changed` has the changed values, keyed by name; `text` says
-    the same in English.
+    the same in English. `wall_ns`: the Unix time, 0 if unknown.
     """
 
     sequence: int
@@ -28,10 +29,13 @@ class RequestEvent(msgspec.Struct, frozen=True):
     event: str
     text: str
     changed: dict[str, Any]
+    wall_ns: int = 0
 
 
-def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
-    """Yield the events for each request with this id; nothing for an unknown id.
+def request_events(
+    log: CheckedLog, request_id: str, clock: WallClock | None = None
+) -> Iterator[RequestEvent]:
+    """Yield the events for each request with this id; nothing for an unknown id. `clock`: for `wall_ns`.
 
     If a request's arrival was deleted with the log's beginning, its times count from the log's first record.
     """
@@ -49,7 +53,8 @@ def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
                 text, changed = found
                 kind = type(record.event).__name__
                 since = record.mono_ns - queued_ns
-                yield RequestEvent(record.sequence, record.step, since, kind, text, changed)
+                wall_ns = 0 if clock is None else clock.at(record)
+                yield RequestEvent(record.sequence, record.step, since, kind, text, changed, wall_ns)
 
 
 def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, object]] | None:

@@ -3,16 +3,16 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
-from mmengine.replay.queries.envelopes import custom_id_of
+from mmengine.replay.queries.envelopes import OWNER, client_ids
 
 MAX_NEAR = 5  # near ids that an error lists
 MAX_COMPARED = 100_000  # ids that are compared with an unknown id
-_OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server writes an API key's hash before its requests' ids.
 _PART = re.compile(r"(-\d+)?(/\d+)?")  # the number of a call's prompt, and of a choice among `n`
 _PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_", "rs_", "fc_")
 _ITEM = re.compile(r"_\d+$")  # the number of a response's item
@@ -35,28 +35,29 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
 
 
 def find_requests(folder: Path, given: str) -> list[str]:
-    """Return the ids in the log that belong to `given`, in the order of arrival. `given` may be the custom_id
-    of a batch's lines. Raises LogError, with near ids, if there are none, and `verify`'s errors.
+    """Return the ids in the log that belong to `given`, in the order of arrival. `given` may be any id that
+    a client knows (see `client_ids`). Raises LogError, with near ids, if there are none, and `verify`'s
+    errors.
     """
     log = CheckedLog(folder)
     requests = log.first_state().requests
     names = dict.fromkeys(requests)
-    clients = {name: custom_id_of(each.request.envelope) for name, each in requests.items()}
+    clients = {name: client_ids(name, each.request.envelope) for name, each in requests.items()}
     for record in log:
         match record.event:
             case ev.Queued(request_id=name, envelope=envelope):
                 names[name] = None
-                if custom_id := custom_id_of(envelope):
-                    clients[name] = custom_id
+                if ids := client_ids(name, envelope):
+                    clients[name] = ids
             case ev.Appended(request_id=name):
                 names[name] = None
             case ev.Finished(request_id=name, reason="rejected"):
                 names[name] = None
     if found := matching_ids(names, given):
         return found
-    if lines := [name for name, custom_id in clients.items() if custom_id == given]:
-        return lines
-    raise no_request(folder, [*names, *filter(None, clients.values())], given)
+    if found := [name for name, ids in clients.items() if given in ids]:
+        return found
+    raise no_request(folder, [*names, *chain.from_iterable(clients.values())], given)
 
 
 def no_request(folder: Path, names: list[str], given: str) -> LogError:
@@ -82,7 +83,7 @@ def _meant(given: str) -> list[str]:
 
 def _belongs(name: str, wanted: str) -> bool:
     """Return whether `name` is `wanted`, after a key's hash, or one of its prompts or choices."""
-    owner = _OWNER.match(name)
+    owner = OWNER.match(name)
     for own in (name, name[owner.end() :] if owner else name):
         if own.startswith(wanted) and _PART.fullmatch(own[len(wanted) :]):
             return True

@@ -10,6 +10,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
 from mmengine.replay.queries.reasons import Reason, Reasons
+from mmengine.replay.queries.wall_clock import WallClock
 from mmengine.replay.timeline import Step, open_log
 
 
@@ -46,7 +47,7 @@ class StepReport(msgspec.Struct, frozen=True):
     the log does not say. `mono_ns` counts from the log's first record. `is_whole`: False if the log may
     lack the step's last decisions; then `waits` is empty. `part`: if the step encodes a part of an item:
     (request, the item's index, the part's start and end, and the whole item's work), in units of encoder
-    work.
+    work. `wall_ns`: the Unix time of the first decision, 0 if unknown.
     """
 
     step: int
@@ -62,6 +63,7 @@ class StepReport(msgspec.Struct, frozen=True):
     device_ns: int = 0
     error: str = ""
     part: tuple[str, int, int, int, int] | None = None
+    wall_ns: int = 0
 
 
 def step_report(folder: Path, number: int, findings: Findings | None = None) -> StepReport:
@@ -92,6 +94,7 @@ def step_report(folder: Path, number: int, findings: Findings | None = None) -> 
         num_evicted=num_evicted,
         is_whole=step.is_whole,
         part=_part(step.state),
+        wall_ns=WallClock(folder).at(step.record),
         **outcome,
     )
 

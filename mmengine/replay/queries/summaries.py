@@ -15,14 +15,16 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
-from mmengine.replay.queries.envelopes import api_name
+from mmengine.replay.queries.envelopes import api_name, client_ids
+from mmengine.replay.queries.wall_clock import WallClock
 from mmengine.replay.timeline import fold, taken_tokens
 
 
 @dataclass(slots=True)
 class RequestLine:
     """A request's summary. Times are in ns since its arrival, or -1 if the event did not happen. (`queued_ns`
-    is a time on the log's clock.)
+    is a time on the log's clock, and `wall_ns` the Unix time at the arrival, 0 if unknown.) `admitted_ns` is
+    the time of the first admission.
     """
 
     request_id: str
@@ -42,6 +44,9 @@ class RequestLine:
     detail: str = ""
     api: str = ""  # The called API's name, from its envelope.
     num_given_tokens: int = 0  # Answer tokens that came with the request from another engine.
+    admitted_ns: int = -1
+    wall_ns: int = 0
+    client_ids: tuple[str, ...] = ()  # The ids by which a client knows the request, from its envelope.
 
 
 @dataclass(slots=True)
@@ -65,8 +70,9 @@ class StepLine:
 class _Requests:
     """The live requests' lines. Each record updates them; `state` is the state before the record."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: WallClock | None = None) -> None:
         self._live: dict[str, RequestLine] = {}  # An id may be reused once its request has ended.
+        self._clock = clock
 
     def carried_over(self, log: CheckedLog) -> list[RequestLine]:
         """Return lines for the requests that arrived before the log's first record. Their times count from
@@ -81,6 +87,7 @@ class _Requests:
             line = RequestLine(name, req_state.num_prompt, len(queued.media), first.mono_ns, first.step)
             line.num_output_tokens = tokens - req_state.num_prompt
             line.num_cached_tokens, line.api = max(0, req_state.num_cached), api_name(queued.envelope)
+            line.client_ids = client_ids(name, queued.envelope)
             self._live[name] = line
         return list(self._live.values())
 
@@ -95,7 +102,8 @@ class _Requests:
                     prompt, media = whole.prompt, whole.media
                 line = RequestLine(name, len(prompt) // 4, len(media), record.mono_ns, record.step)
                 line.num_output_tokens = line.num_given_tokens = len(outputs) // 4
-                line.api = api_name(envelope)
+                line.api, line.client_ids = api_name(envelope), client_ids(name, envelope)
+                line.wall_ns = 0 if self._clock is None else self._clock.at(record)
                 self._live[name] = line
                 return line
         return None
@@ -105,7 +113,9 @@ class _Requests:
         event = record.event
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
-                self._live[name].num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
+                line = self._live[name]
+                line.num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
+                line.admitted_ns = record.mono_ns - line.queued_ns
             case ev.Preempted(request_id=name):
                 self._live[name].num_preemptions += 1
             case ev.Executed():
@@ -140,7 +150,7 @@ def request_lines(folder: Path, findings: Findings | None = None) -> list[Reques
     `verify`'s errors.
     """
     log = CheckedLog(folder, findings=findings)
-    requests = _Requests()
+    requests = _Requests(WallClock(folder))
     lines = requests.carried_over(log)
     with log.naming():
         for state, record in fold(log):
