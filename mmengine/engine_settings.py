@@ -146,10 +146,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         True
     )
     compat: Annotated[
-        Literal["", "vllm", "vllm-0.32"],
+        Literal["", "vllm", "vllm-0.32", "vllm-0.33"],
         described(
-            "vllm: make the scheduling decisions of vLLM 0.33, for comparisons; vllm-0.32: those of "
-            "vLLM 0.32."
+            "vllm: make the scheduling decisions of vLLM 0.33, for comparisons, but without its known "
+            "hangs; vllm-0.32, vllm-0.33: those of this version exactly."
         ),
     ] = ""
     preempt_mode: Annotated[

@@ -30,8 +30,8 @@ def simulate(
         Path | None, typer.Option(help="File with a JSON object of settings, added to a scenario's own.")
     ] = None,
     compat: Annotated[
-        Literal["vllm", "vllm-0.32"] | None,
-        typer.Option(help="Use the decisions of vLLM 0.33 (vllm) or 0.32 where our defaults differ."),
+        Literal["vllm", "vllm-0.32", "vllm-0.33"] | None,
+        typer.Option(help="Use vLLM's decisions where our defaults differ (vllm: 0.33 without hangs)."),
     ] = None,
     decisions: Annotated[
         Path | None, typer.Option(help="Output file for a record per step (.jsonl).")

@@ -43,5 +43,7 @@ def started_of(
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
     """Return the constants that belong to the settings of a log. `host`: as in STARTED."""
     constants = scheduler_of(config).constants(config.lookahead_tokens)
+    if not host:
+        return constants
     # vLLM's identifiers of media items already hold what their encoder output depends on.
-    return replace(constants, salts_media=False) if host else constants
+    return replace(constants, salts_media=False)

@@ -50,7 +50,9 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
     equal blocks, later hits use the first row's block. `media_ahead`: media that begin up to this many
     tokens after a block are included in the block's hash. `salts_media`: an item's key in the encoder cache
-    depends on the request's salt and adapter, and not only on the item's hash.
+    depends on the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: so many
+    tokens after an item are computed before its encoder output is released. `fills_with_results`: a block
+    whose last token a step returns becomes a prefix hit with this result, and not with the row's next step.
     """
 
     isolates_failures: bool = True
@@ -59,6 +61,8 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     fills_in_row_order: bool = False
     media_ahead: int = 0
     salts_media: bool = True
+    media_held_ahead: int = 0
+    fills_with_results: bool = False
 
 
 class AdapterLoaded(EventBase, frozen=True):

@@ -7,7 +7,7 @@ from mmengine.events import vocabulary as ev
 
 # In STARTED's `fingerprints`: features of the host that the rules here do not model, as a text.
 UNMODELLED = "not_derived"
-_COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm"}
+_COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm-0.33"}
 _VERSION = re.compile(r"vllm (\d+)\.(\d+)")
 
 

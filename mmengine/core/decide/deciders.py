@@ -2,9 +2,15 @@
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.scheduler import SCHEDULER, Scheduler
-from mmengine.core.decide.vllm.scheduler import VLLM_032_SCHEDULER, VLLM_SCHEDULER
+from mmengine.core.decide.vllm.scheduler import VLLM_SCHEDULER
+from mmengine.core.decide.vllm.versions import VLLM_032_SCHEDULER, VLLM_033_SCHEDULER
 
-_SCHEDULERS = {"": SCHEDULER, "vllm": VLLM_SCHEDULER, "vllm-0.32": VLLM_032_SCHEDULER}
+_SCHEDULERS = {
+    "": SCHEDULER,
+    "vllm": VLLM_SCHEDULER,
+    "vllm-0.32": VLLM_032_SCHEDULER,
+    "vllm-0.33": VLLM_033_SCHEDULER,
+}
 
 
 def scheduler_of(config: EngineConfig) -> Scheduler:

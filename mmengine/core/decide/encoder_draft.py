@@ -5,7 +5,7 @@ from typing import NamedTuple
 from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
-from mmengine.request import num_before
+from mmengine.request import MediaItem, num_before
 
 
 class Shortage(NamedTuple):
@@ -49,8 +49,8 @@ class EncoderDraft:
             item = media[index]
             if item.start >= end:
                 break
-            if not self._split_media and start + self._ahead < item.start and end < item.end:
-                return item.start - start - self._ahead
+            if not self._split_media and self.would_split(item, start, end):
+                return max(0, item.start - start - self._ahead)
             first = next((at for at, size in item.runs if at + size > start and at < end), None)
             if first is None:
                 continue  # the chunk has only text between the item's runs
@@ -59,6 +59,11 @@ class EncoderDraft:
         return length
 
     # Rules that a subclass may override
+
+    def would_split(self, item: MediaItem, start: int, end: int) -> bool:
+        """Return whether a chunk without `split_media` must end before `item`. `end`: the chunk's end and the
+        tokens that a drafter reads ahead."""
+        return start + self._ahead < item.start and end < item.end
 
     def cut_before(self, distance: int) -> int:
         """Return the length of a chunk that is cut before an item. The item begins `distance` tokens after

@@ -126,4 +126,6 @@ def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
         return np.zeros(0, np.int32)
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
     extras = block_extras(req_state.request, 0, count, size, view.constants.media_ahead)
-    return view.blocks.find_first(tokens, extras)
+    found = view.blocks.find_first(tokens, extras)
+    recomputes = view.config.compat == "vllm-0.32" and view.config.lookahead_tokens
+    return found[:-1] if recomputes else found

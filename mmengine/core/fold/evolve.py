@@ -248,10 +248,12 @@ def _apply_finished(state: State, event: ev.Finished) -> None:
 
 def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:
     sessions.end_leases(state)
+    state.resetting = event.preempt_running and len(state.running) > 0
+    if state.resetting and state.constants.frees_at_once:
+        return  # vLLM forgets the prefixes when the last row has left
     state.blocks.reset_cache()
     state.states.clear()
     state.content[state.running] = NO_CONTENT
-    state.resetting = event.preempt_running and len(state.running) > 0
 
 
 def _apply_recovered(state: State, event: ev.Recovered) -> None:

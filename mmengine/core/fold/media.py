@@ -93,7 +93,10 @@ def reference_media(state: State, row: int) -> None:
                 req_state.held_media.add(index)
                 state.encoder.reference(req_state.media_keys[index])
     state.next_media[row] = next_media(media, computed)
-    state.release_at[row] = min((media[index].end for index in req_state.held_media), default=int(NEVER))
+    held = state.constants.media_held_ahead
+    state.release_at[row] = min(
+        (media[index].end + held for index in req_state.held_media), default=int(NEVER)
+    )
 
 
 def release_media(state: State, row: int, computed: int) -> None:
@@ -101,7 +104,7 @@ def release_media(state: State, row: int, computed: int) -> None:
     req_state = state.requests_by_row[row]
     release_at = int(NEVER)
     for index in sorted(req_state.held_media):
-        end = req_state.request.media[index].end
+        end = req_state.request.media[index].end + state.constants.media_held_ahead
         if end <= computed:
             req_state.held_media.discard(index)
             state.encoder.release(req_state.media_keys[index])

@@ -104,6 +104,18 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
             reference_media(state, row)
 
 
+def fill_with_result(state: State, rows: np.ndarray) -> None:
+    """Record the contents of the blocks that the rows' new tokens complete. `rows`: intp, the rows that got
+    tokens."""
+    if not state.config.enable_prefix_caching:
+        return
+    rows = rows[state.ended[rows] < BROKEN]
+    full = (state.num_tokens[rows] - 1) // state.block_size
+    ripe = full > state.num_filled[rows]
+    if ripe.any():
+        _fill_blocks(state, rows[ripe], full[ripe])
+
+
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks, except blocks whose content is already recorded.
     Rows that fill a single block without an extra digest are processed together, and other rows one by one.
@@ -218,17 +230,19 @@ def leave_row(state: State, req_state: RequestState) -> None:
     state.num_with_media -= bool(req_state.request.media)
     state.num_prefills -= req_state.request.is_prefill
     state.running = frozen(state.running[state.running != row])
-    state.resetting = state.resetting and len(state.running) > 0
+    was_resetting, state.resetting = state.resetting, state.resetting and len(state.running) > 0
     state.requests_by_row[row] = None
     req_state.row = NO_ROW
     if not (state.in_flight[row] or state.is_open and (state.step_rows == row).any()):
         _free_row(state, row, keys)
-        return
-    state.ended[row] = LEFT
-    if state.constants.frees_at_once:
-        _let_go(state, row, keys)
-        keys = []
-    state.leaving[row] = keys
+    else:
+        state.ended[row] = LEFT
+        if state.constants.frees_at_once:
+            _let_go(state, row, keys)
+            keys = []
+        state.leaving[row] = keys
+    if was_resetting and not state.resetting and state.constants.frees_at_once:
+        state.blocks.reset_cache()
 
 
 def free_rows_left(state: State) -> None:

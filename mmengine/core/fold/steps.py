@@ -5,6 +5,7 @@ import numpy as np
 from mmengine.core.fold.media import drop_part, release_media
 from mmengine.core.fold.rows import (
     drop_host_blocks,
+    fill_with_result,
     free_rows_left,
     put_drafts,
     take_drafts,
@@ -90,6 +91,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         if (state.verifies or event.errors) and not state.flights:
             state.num_computed[sampled] = state.num_tokens[sampled] - 1
         take_drafts(state, rows, sampled, event)
+    if state.constants.fills_with_results:
+        fill_with_result(state, sampled)
     if state.num_with_media:
         computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed
         done = state.release_at[rows] <= computed

@@ -61,8 +61,10 @@ class State(Columns[np.ndarray]):
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # The KV of a drafter at a position also depends on the next token.
-        self.content_width = config.block_size + bool(config.lookahead_tokens)
+        # The KV of a drafter at a position also depends on the next token. vLLM 0.32 computes the last cached
+        # block again instead (core/decide/start.py).
+        reads_ahead = bool(config.lookahead_tokens) and config.compat != "vllm-0.32"
+        self.content_width = config.block_size + reads_ahead
         num_blocks = -(-config.max_model_len // config.block_size)
         self.__dict__.update(make_columns(rows, max(longest, self.content_width), num_blocks))
         self.max_total[:] = NEVER

@@ -5,6 +5,7 @@ observations.
 from collections import deque
 
 import numpy as np
+from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.completion import complete
@@ -29,7 +30,8 @@ class DerivedEngine:
 
     def __init__(self, config: EngineConfig, host: str):
         self.state = State(config)
-        self.state.constants = constants_of(config, host)
+        fills = config.max_in_flight > 1 or (config.num_draft_tokens > 0 and config.compat != "vllm-0.32")
+        self.state.constants = replace(constants_of(config, host), fills_with_results=fills)
         self.view = View(self.state)
         self.ends: deque[Ended] = deque()
         self._scheduler = scheduler_of(config)

@@ -18,10 +18,12 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 class Outcome:
     """The outcome of one call. Lists are in the order of the decisions; requests are named by id.
 
-    `rows`: (request, tokens), running requests before admitted ones. `drafts`: how many of a request's tokens
-    are drafts. `encoded`: (request, index of the item). `blocks`: the blocks that the running requests get,
-    one request after the other. `tables`: the block table of each admitted request. `computed`: the tokens
-    that an admitted request finds in the prefix cache. `evicted`: keys of encoder outputs.
+    `rows`: (request, tokens), running requests before admitted ones. `drafts`: how many of a running
+    request's tokens are drafts. `encoded`: (request, index of the item). `blocks`: the blocks that the
+    running requests get, one request after the other. `tables`: the block table of each admitted request.
+    `computed`: the tokens that an admitted request finds in the prefix cache. `evicted`: keys of encoder
+    outputs, sorted, because vLLM does not tell the order of an output that is evicted and encoded again in
+    one call.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -47,10 +49,15 @@ class Difference(NamedTuple):
 _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "tables", "blocks", "evicted")
 
 
-def first_difference(logged: Outcome, derived: Outcome) -> Difference | None:
-    """Return the first field that differs, or None. Of a long value only the differing part is kept."""
+def first_difference(logged: Outcome, derived: Outcome, *, is_fcfs: bool) -> Difference | None:
+    """Return the first field that differs, or None. Of a long value only the differing part is kept.
+
+    `is_fcfs`: whether the order of preemptions is known, as it follows from the waiting queue under fcfs.
+    """
     for name in _FIELDS:
         theirs, ours = getattr(logged, name), getattr(derived, name)
+        if name == "preempted" and not is_fcfs:
+            theirs, ours = sorted(theirs), sorted(ours)
         if theirs != ours:
             return Difference(name, *_trimmed(theirs, ours))
     return None
@@ -91,6 +98,7 @@ class RecordedRows:
                     rows.append(row)
                     self._admitted(event, found)
         self._last = rows
+        found.evicted.sort()
         return found
 
     def names_of(self, rows: bytes) -> list[str]:
@@ -152,9 +160,10 @@ class DerivedOutcome:
             req_state = state.requests_by_row[row]
             name, blocks = req_state.request.request_id, state.block_table[row, : state.num_blocks[row]]
             found.rows.append((name, int(state.scheduled[row])))
-            if state.scheduled_drafts[row]:
+            is_admitted = req_state.admitted_step == state.step
+            if state.scheduled_drafts[row] and not is_admitted:
                 found.drafts[name] = int(state.scheduled_drafts[row])
-            if req_state.admitted_step == state.step:
+            if is_admitted:
                 found.admitted.append(name)
                 found.computed[name] = int(state.num_computed[row] - state.scheduled[row])
                 found.tables[name] = blocks.tolist()
@@ -166,7 +175,7 @@ class DerivedOutcome:
             for _, request, index in state.step_encoded
             if request.request_id in names
         ]
-        found.evicted = list(state.step_evicted)
+        found.evicted = sorted(state.step_evicted)
         return found
 
 

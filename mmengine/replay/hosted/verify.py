@@ -168,7 +168,7 @@ class _Verifier:
             raise self._log.contradiction(call[0], error) from error
         except Exception as error:
             raise self._log.contradiction(call[0], error) from error
-        found = first_difference(logged, derived)
+        found = first_difference(logged, derived, is_fcfs=engine.state.config.policy == "fcfs")
         if found is not None:
             rule = likely_rule(found, logged, derived, engine.view, waiting)
             raise self._diverged(call[-1], *found, rule)
@@ -205,7 +205,7 @@ class _Verifier:
 
 def _continues(before: ev.Event, event: ev.Event) -> bool:
     """Return whether `event` belongs to the call of `before`, which comes directly before it."""
-    first, second = _CALL_ORDER[type(before)], _CALL_ORDER.get(type(event), 3)
+    first, second = (_CALL_ORDER.get(type(each), _CALL_ORDER[ev.Admitted]) for each in (before, event))
     return second > first or (second == first and second in (0, 3))
 
 

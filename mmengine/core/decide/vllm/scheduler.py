@@ -2,8 +2,8 @@
 
 If blocks run out, a step has SCHEDULED for the rows before the first row whose blocks are not free, PREEMPTED
 to free blocks for that row, and SCHEDULED for the rest. If a chunk cannot run after all, EVICTED records the
-encoder evictions that were made for it. The rules are those of vLLM 0.33; the classes whose names end in 032
-have those of vLLM 0.32 where the two differ.
+encoder evictions that were made for it. The rules are those of vLLM 0.33 without its known hangs; versions.py
+has the rules of single versions.
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ class UnreservedPlaces(AdapterPlaces):
 class VllmAdmission(Admission):
     """Admits waiting requests by vLLM's rules."""
 
-    def draft(self, view: View) -> VllmEncoderDraft:
+    def draft(self, view: View) -> EncoderDraft:
         return VllmEncoderDraft(view)
 
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
@@ -86,7 +86,7 @@ class VllmRunningRows(RunningRows):
     def __init__(self, *, is_patient: bool = True):
         self._is_patient = is_patient
 
-    def draft(self, view: View) -> VllmEncoderDraft:
+    def draft(self, view: View) -> EncoderDraft:
         return VllmEncoderDraft(view, is_patient=self._is_patient)
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
@@ -126,9 +126,11 @@ class VllmScheduler(Scheduler):
 
     ends_leavers_first = True
 
-    def __init__(self, admission: VllmAdmission | None = None) -> None:
-        super().__init__(admission or VllmAdmission(), VllmRunningRows())
-        self.impatient = VllmRunningRows(is_patient=False)
+    def __init__(
+        self, admission: VllmAdmission | None = None, running: VllmRunningRows | None = None
+    ) -> None:
+        super().__init__(admission or VllmAdmission(), running or VllmRunningRows())
+        self.impatient: RunningRows = VllmRunningRows(is_patient=False)
 
     def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
         return ev.FoldConstants(
@@ -159,20 +161,4 @@ class VllmScheduler(Scheduler):
         return self.admission.admit_next(view)
 
 
-class VllmAdmission032(VllmAdmission):
-    """Admits waiting requests by the rules of vLLM 0.32, which stops at a request that the encoder holds
-    back.
-    """
-
-    stops_at_encoder = True
-
-
-class VllmScheduler032(VllmScheduler):
-    """Decides by the rules of vLLM 0.32."""
-
-    def __init__(self) -> None:
-        super().__init__(VllmAdmission032())
-
-
 VLLM_SCHEDULER = VllmScheduler()
-VLLM_032_SCHEDULER = VllmScheduler032()

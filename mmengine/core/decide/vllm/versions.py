@@ -1,0 +1,112 @@
+"""The rules of single versions of vLLM, for logs that were recorded in them. Unlike scheduler.py, these rules
+have the situations in which vLLM makes no progress.
+
+    0.32   the scan of the waiting queue stops at a request that the encoder holds back
+           a request that is preempted for its own chunk ends the scan of the running requests
+           with EAGLE, a prefix hit leaves out the last block, and encoder outputs are held longer
+           only the adapters of scheduled requests count as running
+    0.33   a chunk that starts at an item may not split it either (disable_chunked_mm_input)
+"""
+
+from msgspec.structs import replace
+
+from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.decide.vllm.scheduler import (
+    VllmAdmission,
+    VllmEncoderDraft,
+    VllmRunningRows,
+    VllmScheduler,
+)
+from mmengine.core.state.request_state import NO_ROW
+from mmengine.core.state.view import View
+from mmengine.events import vocabulary as ev
+from mmengine.request import MediaItem
+
+
+class VllmEncoderDraft033(VllmEncoderDraft):
+    """Encoder work of one decision by the rules of vLLM 0.33."""
+
+    def would_split(self, item: MediaItem, start: int, end: int) -> bool:
+        return start <= item.start and end - self._ahead < item.end
+
+    def cut_before(self, distance: int) -> int:
+        return max(0, distance)
+
+
+class VllmAdmission033(VllmAdmission):
+    """Admits waiting requests by the rules of vLLM 0.33."""
+
+    def draft(self, view: View) -> EncoderDraft:
+        return VllmEncoderDraft033(view)
+
+
+class VllmRunningRows033(VllmRunningRows):
+    """Schedules running rows by the rules of vLLM 0.33."""
+
+    def draft(self, view: View) -> EncoderDraft:
+        return VllmEncoderDraft033(view)
+
+
+class VllmScheduler033(VllmScheduler):
+    """Decides by the rules of vLLM 0.33."""
+
+    def __init__(self) -> None:
+        super().__init__(VllmAdmission033(), VllmRunningRows033())
+        self.impatient = self.running
+
+
+class VllmEncoderDraft032(VllmEncoderDraft):
+    """Encoder work of one decision by the rules of vLLM 0.32: a chunk ends one token earlier
+    before an item that its drafter would read.
+    """
+
+    def would_split(self, item: MediaItem, start: int, end: int) -> bool:
+        return start < item.start and end - self._ahead < item.end
+
+    def cut_before(self, distance: int) -> int:
+        return max(0, distance - self._ahead)
+
+
+class VllmAdmission032(VllmAdmission):
+    """Admits waiting requests by the rules of vLLM 0.32, which stops at a request that the encoder holds
+    back.
+    """
+
+    stops_at_encoder = True
+
+    def draft(self, view: View) -> EncoderDraft:
+        return VllmEncoderDraft032(view)
+
+
+class VllmRunningRows032(VllmRunningRows):
+    """Schedules running rows by the rules of vLLM 0.32."""
+
+    def draft(self, view: View) -> EncoderDraft:
+        return VllmEncoderDraft032(view)
+
+
+class VllmScheduler032(VllmScheduler):
+    """Decides by the rules of vLLM 0.32."""
+
+    def __init__(self) -> None:
+        super().__init__(VllmAdmission032(), VllmRunningRows032())
+        self.impatient = self.running
+
+    def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
+        held = int(lookahead_tokens > 0)
+        return replace(super().constants(lookahead_tokens), media_ahead=0, media_held_ahead=held)
+
+    def next_event(self, view: View) -> ev.StepDecision | None:
+        if self._gave_up(view):
+            return None if view.is_open else ev.Scheduled(b"", b"")
+        return super().next_event(view)
+
+    @staticmethod
+    def _gave_up(view: View) -> bool:
+        """Return whether a request was preempted for its own chunk: 0.32 then schedules no further row."""
+        row = view.made_room_for[0]
+        return row != NO_ROW and row not in view.running
+
+
+VLLM_032_SCHEDULER = VllmScheduler032()
+VLLM_033_SCHEDULER = VllmScheduler033()
