@@ -44,6 +44,22 @@ def test_verify_needs_no_torch(log):
     assert "7 requests" in result.stdout and "torch" not in loaded(result)
 
 
+def test_pending_lists_the_requests_that_a_kill_cut_short(log, tmp_path, monkeypatch, capsys):
+    code, printed = call(monkeypatch, capsys, "log", "pending", log)
+    assert code == 0 and printed.out == "all requests have ended\n"
+    records = list(LogReader(log))
+    first = next(place for place, record in enumerate(records) if isinstance(record.event, Finished))
+    writer = LogWriter(tmp_path / "cut")
+    for record in records[:first]:
+        writer.append(record.event, record.step, record.mono_ns)
+    writer.close()
+    code, printed = call(monkeypatch, capsys, "log", "pending", tmp_path / "cut", "--json")
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    assert code == 0 and len(found) == 7 and any(each["output_tokens"] for each in found)
+    code, printed = call(monkeypatch, capsys, "log", "pending", tmp_path / "cut")
+    assert "running" in printed.out and "7 requests have not ended" in printed.out
+
+
 def forge(log, folder, change):
     """Write a valid log with the events that `change` returns in place of the original events."""
     writer = LogWriter(folder)

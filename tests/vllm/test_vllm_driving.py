@@ -10,6 +10,7 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
+from mmengine.replay.queries.pending import pending_requests
 from tests.vllm.stand_in import FinishReason, PauseState, RequestStatus, install
 
 EOS = 2
@@ -430,4 +431,6 @@ def test_a_second_start_keeps_the_log_of_the_first(start, tmp_path):
     second = start()
     second.shutdown()
     assert (tmp_path / "log.2").is_dir()
-    assert verify(tmp_path / "log").unfinished == ["r"]
+    (pending,) = pending_requests(tmp_path / "log")
+    assert pending.request_id == "r" and pending.state == "running"
+    assert pending.output_tokens == answer(FakeRequest("r", [5] * 4, 9), 64)[:3]

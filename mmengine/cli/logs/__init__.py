@@ -9,6 +9,7 @@ from mmengine.cli.logs import (
     fsck,
     kv_events,
     minimize,
+    pending,
     redact,
     report,
     rerun,
@@ -27,6 +28,7 @@ log_app = typer.Typer(
 log_app.command(cls=Command, help=verify.HELP)(verify.verify)
 log_app.command(cls=Command, help=show.HELP)(show.show)
 log_app.command(cls=Command, help=why.HELP)(why.why)
+log_app.command(cls=Command, help=pending.HELP)(pending.pending)
 log_app.command(cls=Command, help=diff.HELP)(diff.diff)
 log_app.command(cls=Command, help=export.HELP)(export.export)
 log_app.command(cls=Command, help=redact.HELP)(redact.redact)
