@@ -6,9 +6,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 
-from jinja2 import pass_context
-from jinja2.runtime import Context
-
 from mmengine.processing.chat.template_work import MAX_WIDTH, Work, check_size, refuse
 
 MAX_SLOW_CHARS = 2**16  # Text of a filter that searches it again for each match.
@@ -149,12 +146,3 @@ def joinable(work: Work, separator: object, values: object) -> object:
     count = len(found) if isinstance(found, Collection) else 0
     check_size(work.measure(found) + count * work.measure(separator))
     return found
-
-
-@pass_context
-def count_round(context: Context, num_chars: int) -> bool:
-    """Count a round of a loop or a call of a macro, whose body has this many characters of plain text."""
-    work: Work = context.environment.work  # type: ignore[attr-defined]
-    work.step()
-    work.make(num_chars)
-    return True

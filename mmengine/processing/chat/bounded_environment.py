@@ -17,7 +17,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from mmengine.processing.chat.bounded_calls import bounded_filter, check_call, check_format, count_round
+from mmengine.processing.chat.bounded_calls import bounded_filter, check_call, check_format
 from mmengine.processing.chat.template_work import MAX_BITS, MAX_CHARS, Work, check_size, refuse
 
 __all__ = ["MAX_CHARS", "BoundedEnvironment"]
@@ -37,7 +37,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._local = threading.local()
         del self.globals["lipsum"]
         self.filters = {name: self._bounded(name, call) for name, call in self.filters.items()}
-        self.filters |= {_CONCAT: self._concat, _ROUND: count_round, _ITEMS: self._items, _VALUE: self._value}
+        self.filters |= {
+            _CONCAT: self._concat,
+            _ROUND: _count_round,
+            _ITEMS: self._items,
+            _VALUE: self._value,
+        }
 
     def add_filter(self, name: str, call: Callable[..., object]) -> None:
         """Add a filter, or replace Jinja's."""
@@ -142,9 +147,24 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 @pass_context  # Otherwise Jinja calls this function for constants when it compiles.
 def _finalize(context: Context, value: object) -> object:
     """Count the characters that an output writes."""
-    work: Work = context.environment.work  # type: ignore[attr-defined]
+    work = _work_of(context)
     work.make(len(value) if type(value) is str else work.measure(value))
     return value
+
+
+@pass_context
+def _count_round(context: Context, num_chars: int) -> bool:
+    """Count a round of a loop or a call of a macro, whose body has this many characters of plain text."""
+    work = _work_of(context)
+    work.step()
+    work.make(num_chars)
+    return True
+
+
+def _work_of(context: Context) -> Work:
+    environment = context.environment
+    assert isinstance(environment, BoundedEnvironment)
+    return environment.work
 
 
 def _check_integers(operator: str, left: int, right: int) -> None:

@@ -8,7 +8,7 @@ limits on steps, time and characters bound the number of operations.
 
 import time
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 from jinja2.utils import Namespace
@@ -63,18 +63,17 @@ class Work:
         """Return a value's size in characters."""
         if type(value) is str:
             return len(value)
-        waiting: list[Any] = [value]
+        waiting = [value]
         size = num_entries = 0
         while waiting:
             one = waiting.pop()
-            kind = type(one)  # Exact types first: a value may have a million entries.
-            if kind is str:
+            if type(one) is str:  # Exact types first: a value may have a million entries.
                 size += len(one)
                 continue
-            if kind is int:
+            if type(one) is int:
                 size += one.bit_length() // _DIGIT_BITS
                 continue
-            parts = one if kind is list or kind is tuple else _parts(one)
+            parts = one if type(one) is list else _parts(one)
             num_entries += len(parts)
             size += _ENTRY_CHARS * len(parts) + (len(one) if isinstance(one, str | bytes) else 0)
             if size > MAX_CHARS:
@@ -85,7 +84,7 @@ class Work:
         return size
 
 
-def _parts(value: Any) -> Collection[Any]:
+def _parts(value: object) -> Collection[object]:
     """Return the values that the text of `value` contains."""
     if isinstance(value, Namespace):
         value = object.__getattribute__(value, "_Namespace__attrs")
