@@ -44,6 +44,11 @@ class LedgerEntry(msgspec.Struct, frozen=True):
         found = self.request.options.get("envelope", b"")
         return found if isinstance(found, bytes) else b""
 
+    @property
+    def tenant(self) -> str:
+        """The tenant that the request belongs to, "" without tenants."""
+        return str(self.request.options.get("tenant") or "")
+
 
 _encode = msgspec.msgpack.Encoder(enc_hook=as_plain).encode
 _decode = msgspec.msgpack.Decoder(LedgerEntry).decode

@@ -36,6 +36,9 @@ class UnclaimedRequest(Protocol):
     @property
     def envelope(self) -> bytes: ...
 
+    @property
+    def tenant(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
@@ -56,6 +59,11 @@ class RecoveredRequest:
     def envelope(self) -> bytes:
         """The bytes that the caller stored with the request."""
         return self.queued.envelope
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that the request belongs to, "" without tenants."""
+        return self.queued.tenant
 
 
 def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:

@@ -87,6 +87,8 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
+        # Before the parts below take their recovered requests.
+        self.admission.keep_tenants((one.request_id, one.tenant) for one in engine.recovered_requests())
         fetches, texts = FetchMetrics(media_fetcher), TokenTexts(engine.processor.tokenizer)
         recovered_rows = RecoveredRows(engine, storage.batches) if storage is not None else None
         served, root = ModelNames(names, engine), settings.lora_root
@@ -253,6 +255,7 @@ class App:
         """Measure the event loop, watch the log, run batches and remove expired data, until cancelled."""
         tasks = [asyncio.create_task(self.watch_lag()), asyncio.create_task(self.admission.watch())]
         if self._sessions is not None:
+            tasks.append(asyncio.create_task(self._sessions.keep_tenants()))
             tasks.append(asyncio.create_task(self._sessions.watch()))
         if self._storage is not None and self._runner is not None:
             tasks += [asyncio.create_task(self._storage.watch()), asyncio.create_task(self._runner.run())]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 
 from mmengine.errors import ErrorCode
@@ -42,6 +43,13 @@ class Admission:
     def tenant_of(self, owner: str) -> str:
         """Return the tenant of the owner's requests, "" without keys."""
         return self._keys.tenant_of(owner)
+
+    def keep_tenants(self, recovered: Iterable[tuple[str, str]]) -> None:
+        """Keep the tenants of the previous process's requests and sessions. `recovered`: the id in the log
+        and the tenant of each.
+        """
+        for request_id, tenant in recovered:
+            self._keys.keep_tenant(request_id.partition(":")[0], tenant)
 
     def salt_of(self, owner: str) -> str:
         """Return the cache salt of requests that have none: one for each key, "" without keys and if keys

@@ -25,6 +25,7 @@ class ApiKeys:
         self._digests: list[bytes] = []
         self._salts: dict[str, str] = {}  # by owner
         self._secret = secrets.token_bytes(32)
+        self._tenants: dict[str, str] = {}  # by owner, from the previous process
         self.read()
 
     def read(self) -> None:
@@ -76,9 +77,18 @@ class ApiKeys:
         """Return the tenant of an owner's requests, "" without keys.
 
         The hash is keyed with a secret of this process, so a published log does not show who owns which
-        answer.
+        answer. An owner with requests of the previous process keeps that process's tenant.
         """
+        if owner in self._tenants:
+            return self._tenants[owner]
         return hmac.digest(self._secret, owner.encode(), "sha256").hex()[:16] if owner else ""
+
+    def keep_tenant(self, owner: str, tenant: str) -> None:
+        """Keep the tenant that a recovered request or session of this owner has. Otherwise the owner's new
+        requests would be another tenant, and the owner would get two turns.
+        """
+        if owner and tenant:
+            self._tenants.setdefault(owner, tenant)
 
     def salt_of(self, owner: str) -> str:
         """Return the cache salt of an owner's requests, "" without keys. Neither an owner nor another key

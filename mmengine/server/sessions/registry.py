@@ -81,6 +81,12 @@ class SessionRegistry:
         """Return an API key's sessions."""
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
+    async def keep_tenants(self) -> None:
+        """Keep the tenants of the previous process's sessions."""
+        with suppress(MMEngineError):  # The engine has ended.
+            found = await self.engine.sessions()
+            self._admission.keep_tenants((facts.session_id, facts.settings.tenant) for facts in found)
+
     def media_options(self, kept: StoredSession) -> Json:
         return {**kept.media, **self._opened}
 
