@@ -43,7 +43,9 @@ def minimized(name, folder, num_requests):
     (made, _), (code, said) = map(json.loads, done.stdout.splitlines())
     assert (made, code) == (0, 0), done.stderr
     report = json.loads(said)
-    assert report["requests_before"] == num_requests and report["requests"] <= 4
+    assert report["requests"] <= 4
+    if name != "crash":  # This bug ends the night with the third request.
+        assert report["requests_before"] == num_requests
     said = f"{report['failure']} {report['what']}"
     assert all(word in said for word in named.replace("`", "").split(", ")), said
     return report

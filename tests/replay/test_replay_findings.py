@@ -16,16 +16,10 @@ OVER = "breaks the rule budgets: step 2 schedules 17 tokens of a budget of 16 (t
 TWICE = "breaks the rule hits: request 'r1' starts with 4 prefix hits, 2 of them counted twice"
 VERBS = {
     "show": (),
-    "show --steps": (),
-    "show --at -1": (),
-    "show --request r2": (),
     "why": ("r2",),
     "report -o page.html": (),
-    "export --csv": (),
     "export --mooncake": (),
-    "export --perfetto": (),
     "redact": ("public",),
-    "kv-events": (),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.events import vocabulary as ev
-from mmengine.replay.tape import INVARIANT
+from mmengine.replay.tape import CRASH, INVARIANT
 from mmengine.replay.verify_report import Divergence
 
 Decode = Callable[[Sequence[int]], str]
@@ -71,6 +71,8 @@ def likely_rule(found: Divergence) -> str:
         return f"{found.broken.rule}: {found.broken.text}"
     if found.field.startswith(INVARIANT):
         return f"{found.field.removeprefix(INVARIANT)}: {found.derived}"
+    if found.field == CRASH:
+        return "none: this build raises an exception after the log's last record"
     if found.field == "event":
         return _rule_of_kinds(str(found.logged), str(found.derived))
     kind = "Admitted" if found.event in _ADMITTED else found.event
@@ -115,6 +117,8 @@ def sides(found: Divergence, decode: Decode | None = None) -> list[tuple[str, st
     token ids.
     """
     logged, derived = found.events
+    if found.field == CRASH:
+        return [(found.field, str(found.logged), str(found.derived))]
     if logged is None or derived is None or type(logged) is not type(derived):
         return [(found.field, _event(logged, found, decode), _event(derived, found, decode))]
     names = [name for name in logged.__struct_fields__ if getattr(logged, name) != getattr(derived, name)]
@@ -221,6 +225,9 @@ def next_commands(folder: Path, found: Divergence) -> list[str]:
     look = f"mmengine log show {log} --step {found.step}"
     if found.event == ev.Checkpoint.__name__ or found.event not in _STEP and not found.request_id:
         look = f"mmengine log show {log} --at {found.step}"
+    if found.field == CRASH:
+        look = f"mmengine log show {log} --at -1"
+        return [look, f"mmengine log minimize {log} --failing crash -o small"]
     if found.field.startswith(INVARIANT) or found.broken is not None:
         name = found.broken.rule if found.broken else found.field.removeprefix(INVARIANT)
         return [look, f"mmengine log minimize {log} --failing {shlex.quote(name)} -o small"]

@@ -1,0 +1,13 @@
+"""Read the row after the row whose chunk reaches an image: an IndexError if that row is the last."""
+
+from mmengine.core.decide import running
+
+_cut_at_media = running._cut_at_media
+
+
+def cut_at_media(view, rows, wanted, media, draft):
+    rows[media + 1]  # the bug: the row after the last does not exist
+    return _cut_at_media(view, rows, wanted, media, draft)
+
+
+running._cut_at_media = cut_at_media
