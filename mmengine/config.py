@@ -102,6 +102,13 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
 
     @property
+    def num_rows(self) -> int:
+        """How many rows the state has. With overlapping steps, vLLM starts a request while the step in flight
+        still has the row of a request that ended, so it may need twice as many rows as requests run.
+        """
+        return 2 * self.max_num_seqs if self.compat and self.max_in_flight > 1 else self.max_num_seqs
+
+    @property
     def most_leased(self) -> int:
         """How many KV blocks all sessions together may keep under leases."""
         return self.session_blocks or (self.num_blocks - 1) // 2

@@ -53,6 +53,8 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     depends on the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: so many
     tokens after an item are computed before its encoder output is released. `fills_with_results`: a block
     whose last token a step returns becomes a prefix hit with this result, and not with the row's next step.
+    `knows_contents`: the log tells the contents of all cached KV blocks; False if it began while requests
+    ran, or if KV came from a connector.
     """
 
     isolates_failures: bool = True
@@ -63,6 +65,7 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     salts_media: bool = True
     media_held_ahead: int = 0
     fills_with_results: bool = False
+    knows_contents: bool = True
 
 
 class AdapterLoaded(EventBase, frozen=True):

@@ -226,12 +226,14 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         policy_named(config.policy)
     except ConfigError as error:
         raise CorruptLog(f"STARTED in {folder} contains invalid settings: {error}") from None
-    if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
+    if max(config.num_rows * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
         raise CorruptLog(
             f"STARTED in {folder} has more rows or blocks than a replay can hold: max_num_seqs x "
             f"max_model_len and num_blocks x block_size may each be at most {MAX_CELLS}"
         )
     constants = constants_of(config, started.host)
+    if started.host:
+        constants = msgspec.structs.replace(constants, knows_contents=started.constants.knows_contents)
     if started.decision_version == DECISION_VERSION and started.constants != constants:
         raise CorruptLog(
             f"STARTED in {folder} contradicts itself: its constants do not follow from its settings"

@@ -96,10 +96,10 @@ def _host_blocks(state: State) -> Iterator[str]:
 def _rows(state: State) -> Iterator[str]:
     """Check that each row is running, free or leaving, and that each request waits or runs."""
     placed = sorted([*state.running.tolist(), *state.free_rows, *state.leaving])
-    if placed != list(range(state.config.max_num_seqs)):
+    if placed != list(range(state.config.num_rows)):
         yield (
             f"{len(set(placed))} different rows are listed {len(placed)} times as running, free or leaving; "
-            f"each of the {state.config.max_num_seqs} rows must be listed once"
+            f"each of the {state.config.num_rows} rows must be listed once"
         )
     waiting = Counter(map(id, state.waiting))
     for name, req_state in state.requests.items():

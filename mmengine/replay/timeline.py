@@ -230,7 +230,7 @@ def _most_decisions(state: State) -> int:
     In a step each row is freed and taken at most once, each item is evicted at most once, and each such event
     takes at most one lease.
     """
-    moved = 4 * state.config.max_num_seqs + len(state.requests) + len(state.sessions)
+    moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8
 
 

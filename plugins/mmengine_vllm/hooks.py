@@ -45,7 +45,11 @@ class RecordsCalls(Base):
         if recording is None:
             return super().schedule(*args, **kwargs)
         began = monotonic_ns()
-        output = super().schedule(*args, **kwargs)
+        try:
+            output = super().schedule(*args, **kwargs)
+        except Exception as error:
+            recording.failed("schedule", error)
+            raise
         recording.call(recording.recorder.scheduled, output, self, began)
         return output
 
@@ -57,10 +61,13 @@ class RecordsCalls(Base):
         self._is_updating = True
         try:
             result = super().update_from_output(*args, **kwargs)
+        except Exception as error:
+            recording.failed("update_from_output", error)
+            raise
         finally:
             self._is_updating = False
         values = (*args, *kwargs.values())
-        recording.call(recording.recorder.executed, *values[:2], self, began)
+        recording.call(recording.executed, *values[:2], self, began)
         if self._ended_in_update:
             ended, self._ended_in_update = self._ended_in_update, []
             recording.call(recording.recorder.finished, ended)
@@ -91,7 +98,7 @@ class RecordsCalls(Base):
         result = super().set_pause_state(*args, **kwargs)
         if (recording := self._recording) is not None:
             state = args[0] if args else kwargs.get("pause_state")
-            recording.call(recording.recorder.note, "pause", getattr(state, "name", str(state)))
+            recording.call(recording.recorder.paused, state)
         return result
 
     def shutdown(self, *args: VllmObject, **kwargs: VllmObject) -> VllmObject:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from mmengine.config import EngineConfig
 from mmengine.core import first_events
 from mmengine.events import vocabulary as ev
@@ -117,4 +119,17 @@ def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
     config = engine_config(scheduler)
     config.check_foldable()
     facts = fingerprints(scheduler, version, content)
-    return first_events.started_of(config, facts, host=f"vllm {version}")
+    started = first_events.started_of(config, facts, host=f"vllm {version}")
+    return started if read(scheduler, "connector") is None else without_contents(started)
+
+
+def begun_midway(started: ev.Started, facts: dict[str, str]) -> ev.Started:
+    """Return STARTED for a log that begins while requests run, with further fingerprints."""
+    missing = [started.fingerprints.get("not_derived", ""), "a beginning while requests run"]
+    facts = {**started.fingerprints, **facts, "not_derived": "; ".join(filter(None, missing))}
+    return without_contents(replace(started, fingerprints=facts))
+
+
+def without_contents(started: ev.Started) -> ev.Started:
+    """Return STARTED for a log that does not tell the contents of all KV blocks."""
+    return replace(started, constants=replace(started.constants, knows_contents=False))

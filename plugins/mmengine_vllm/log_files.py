@@ -1,20 +1,26 @@
-"""Writes events to a log folder, which must be new."""
+"""Writes events to log folders, each of which must be new."""
 
+import shutil
 from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.events.segment import segment_paths
+from mmengine_vllm.bases import Base, EncodedItems, Written
+from mmengine_vllm.host_facts import begun_midway
 
-Written = list[tuple[ev.Event, int, int]]  # with step and time
 _MOST_NAMES = 10_000
 
 
-def free_folder(path: str, suffix: str = "") -> Path:
-    """Return the first of PATH, PATH-2, PATH-3, … that holds no log. `suffix` comes before the number."""
-    first = Path(path + suffix)
-    for number in range(1, _MOST_NAMES):
+def free_folder(path: str, after: Path | None = None) -> Path:
+    """Return the first of PATH, PATH-2, PATH-3, … that holds no log and comes after the folder `after`.
+    Raises LogError if there is none.
+    """
+    first, lowest = Path(path), 1
+    if after is not None:
+        lowest = 1 + (1 if after == first else int(after.name.rpartition("-")[2]))
+    for number in range(lowest, lowest + _MOST_NAMES):
         folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
         if not folder.exists() or folder.is_dir() and not segment_paths(folder):
             return folder
@@ -48,3 +54,49 @@ class LogFile:
         if last is not None:
             self._writer.append(last, step, self._now)
         self._writer.close()
+
+
+class LogSeries:
+    """A log that is continued in a new folder when it has half of `max_bytes` (0: never). The oldest folders
+    are deleted so that all folders of the series together have about `max_bytes`.
+    """
+
+    def __init__(self, path: str, max_bytes: int, started: ev.Started):
+        self._path, self._most, self._started = path, max_bytes, started
+        self._file = LogFile(free_folder(path), started, 0)
+        self._full: list[LogFile] = []
+        self._items: EncodedItems | None = None
+        self._shift = 0  # from the recorder's steps to the steps in the folder
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is being written."""
+        return self._file.folder
+
+    def is_due(self) -> bool:
+        """Return whether a new folder should be begun."""
+        return bool(self._most) and self._file.num_bytes > self._most // 2
+
+    def begin(self, base: Base) -> None:
+        """Begin a new folder at a base. Raises LogError."""
+        started = begun_midway(self._started, {"follows": self.folder.name})
+        file = LogFile(free_folder(self._path, self.folder), started, base.ns)
+        self._file.close()
+        self._full.append(self._file)
+        while len(self._full) > 1:
+            shutil.rmtree(self._full.pop(0).folder)
+        self._file, self._items, self._shift = file, base.items(), base.shift
+        self._file.write([(event, step, base.ns) for event, step in base.events])
+
+    def write(self, events: Written) -> None:
+        """Write events. Raises LogError."""
+        if self._items is not None:
+            kept = ((self._items.adapted(event), step, ns) for event, step, ns in events)
+            events = [
+                (event, max(0, step + self._shift), ns) for event, step, ns in kept if event is not None
+            ]
+        self._file.write(events)
+
+    def close(self, last: ev.Event | None, step: int) -> None:
+        """Write a last record and close the log. Raises LogError."""
+        self._file.close(last, max(0, step + self._shift))

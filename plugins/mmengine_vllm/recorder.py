@@ -53,18 +53,31 @@ class Recorder:
         self.contents = contents
         self.entries: list[Stamped] = []
         self.requests: dict[str, Tracked] = {}
-        self._rows = Rows(num_rows)
-        self._in_flight: deque[Step] = deque()
+        self.rows = Rows(num_rows)
+        self.in_flight: deque[Step] = deque()
         self.step = 0  # the open step, or the next one
         self._last_ids: list[str] = []  # of the step before
         self._last_rows = NO_ROWS
         # the same without the requests that ended in it
         self._ids_left, self._rows_left = self._last_ids, NO_ROWS
         self._waiting_grammars: dict[str, Tracked] = {}
-        self._encoded: set[bytes] = set()  # keys in the encoder cache
+        self.encoded: set[bytes] = set()  # keys in the encoder cache
         self._last_update_ns = 0  # when the last update ended
-        self._size, self._overlaps, self._group, self._hides = block_size, overlaps, group, hides
-        self._counts_blocks, self._has_drafts, self._has_adapters = counts_blocks, has_drafts, has_adapters
+        self.progress_ns = monotonic_ns()  # when a row last got a token
+        self.is_paused = False
+        self._size, self.overlaps, self.group, self.hides = block_size, overlaps, group, hides
+        self._counts_blocks, self._has_drafts, self.has_adapters = counts_blocks, has_drafts, has_adapters
+
+    @property
+    def num_running(self) -> int:
+        """How many requests have a row."""
+        return len(self.rows)
+
+    def paused(self, state: VllmObject) -> None:
+        """Record a call of `set_pause_state`."""
+        name = getattr(state, "name", str(state))
+        self.is_paused = name != "UNPAUSED"
+        self.note("pause", name)
 
     def note(self, kind: str, detail: str = "") -> None:
         """Record a call that no other event describes."""
@@ -78,7 +91,7 @@ class Recorder:
         name = request.request_id
         if name in self.requests:
             raise UnknownCall(f"request {name} got another prompt (a streaming session)")
-        queued = queued_of(request, self.contents, hides=self._hides)
+        queued = queued_of(request, self.contents, hides=self.hides)
         tracked = Tracked(request, queued)
         tokens, salt = request.prompt_token_ids, request.cache_salt or ""
         if tokens is None:  # the prompt is embeddings, which no other prompt shares
@@ -109,7 +122,7 @@ class Recorder:
 
     def _take_row(self, name: str, tracked: Tracked) -> None:
         tracked.row = NO_ROW
-        self._rows.take(name, reversed(self._in_flight))
+        self.rows.take(name, reversed(self.in_flight))
 
     # Steps
 
@@ -133,9 +146,9 @@ class Recorder:
         if num_running < len(ids):
             rows = np.concatenate((rows, self._admit(output, ids[num_running:])))
         now = monotonic_ns()
-        self._in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
+        self.in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
         self._last_ids, self._last_rows = ids, rows
-        if self._overlaps:
+        if self.overlaps:
             self._append(ev.Dispatched())
             self.step += 1
 
@@ -147,7 +160,7 @@ class Recorder:
         if same:
             rows = self._last_rows
         else:
-            rows = self._rows_left if running == self._ids_left else self._rows.rows_of(running)
+            rows = self._rows_left if running == self._ids_left else self.rows.rows_of(running)
         num_tokens = None
         new = sum(map(counts.__getitem__, ids[num_running:]))
         if output.total_num_scheduled_tokens - new != num_running:
@@ -157,7 +170,7 @@ class Recorder:
             if len(cached.new_block_ids) == num_running
             else cached.new_block_ids[:num_running]
         )
-        group = self._group
+        group = self.group
         blocks = [block for each in filter(None, given) for block in each[group]]
         block_counts = None
         if self._counts_blocks and blocks:
@@ -187,11 +200,11 @@ class Recorder:
         for name in names:
             blocks, computed = given[name]
             tracked = self.requests[name]
-            row = tracked.row = self._rows.give(name)
+            row = tracked.row = self.rows.give(name)
             rows.append(row)
-            mine = blocks[self._group]
+            mine = blocks[self.group]
             hits = computed // self._size
-            kind = ev.AdmittedWithAdapter if tracked.has_adapter and self._has_adapters else ev.Admitted
+            kind = ev.AdmittedWithAdapter if tracked.has_adapter and self.has_adapters else ev.Admitted
             event = kind(
                 name,
                 row,
@@ -220,14 +233,14 @@ class Recorder:
             for name, indices in output.scheduled_encoder_inputs.items()
             for index in indices
         ]
-        keys = tuple(key for key in dict.fromkeys((*gone, *again)) if key in self._encoded)
-        self._encoded.difference_update(keys)
-        self._encoded.update(again)
+        keys = tuple(key for key in dict.fromkeys((*gone, *again)) if key in self.encoded)
+        self.encoded.difference_update(keys)
+        self.encoded.update(again)
         if keys:
             self._append(ev.Evicted(keys))
 
     def _preempt(self, names: Iterable[str], waiting: Iterable[VllmObject]) -> None:
-        lost = [name for name in names if name in self._rows]
+        lost = [name for name in names if name in self.rows]
         if len(lost) > 1:
             behind = {
                 request.request_id: place
@@ -251,20 +264,22 @@ class Recorder:
 
     def executed(self, output: VllmObject, result: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
         """Record what `update_from_output` was given at `began_ns`, after the call."""
-        if not self._in_flight or self._in_flight[0].output is not output:
+        if not self.in_flight or self.in_flight[0].output is not output:
             return  # the call decided nothing
-        step = self._in_flight.popleft()
+        step = self.in_flight.popleft()
         got = tokens_of(step, result, has_drafts=self._has_drafts)
         ended = self._ended(step, scheduler)
         stops, errors, events = ends_of(step, ended, got.places)
         now = monotonic_ns()
         device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
         self._last_update_ns = now
+        if got.tokens:
+            self.progress_ns = now
         entry = Result(got.rows, got.tokens, got.counts, stops, errors, device_ns, step.host_ns)
         self.entries.append((entry, step.number, now))
-        if not self._overlaps:
+        if not self.overlaps:
             self.step += 1
-        self._rows.land(step.number)
+        self.rows.land(step.number)
         for event in events:
             self._append(event)
             self._forget(event.request_id, self.requests[event.request_id])
@@ -301,7 +316,7 @@ class Recorder:
         pairs = [
             (row, live[name].spec_token_ids)
             for name in drafts.req_ids
-            if (row := self._rows.row_of(name)) != NO_ROW and live[name].spec_token_ids
+            if (row := self.rows.row_of(name)) != NO_ROW and live[name].spec_token_ids
         ]
         if pairs:
             rows, kept = zip(*pairs, strict=True)
@@ -310,12 +325,12 @@ class Recorder:
 
     def forget_encoded(self) -> None:
         """Record that all encoder outputs were dropped. Raises UnknownCall if a running request has media."""
-        if any(tracked.media for name, tracked in self.requests.items() if name in self._rows):
+        if any(tracked.media for name, tracked in self.requests.items() if name in self.rows):
             raise UnknownCall("the encoder cache was reset while requests with media were running")
         self.note("encoder cache reset")
-        if self._encoded:
-            self._append(ev.Evicted(tuple(self._encoded)))
-            self._encoded.clear()
+        if self.encoded:
+            self._append(ev.Evicted(tuple(self.encoded)))
+            self.encoded.clear()
 
     def reset(self, running: list[VllmObject], *, preempts: bool) -> None:
         """Record that the prefix cache was reset. `running`: the requests that ran before the call."""

@@ -1,18 +1,28 @@
-"""Connects a scheduler's recorder with its log, and keeps faults away from vLLM."""
+"""Connects a scheduler's recorder with its log on disk or its ring in memory, and keeps faults away from
+vLLM.
+"""
 
 import atexit
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
+from types import FrameType
 
+from msgspec.structs import replace
+
+from mmengine.config import EngineConfig
+from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine_vllm.batches import events_of
 from mmengine_vllm.contents import PseudoIds, TokenIds
-from mmengine_vllm.host_facts import full_attention_group, not_derived, started_of
-from mmengine_vllm.log_files import LogFile, free_folder
+from mmengine_vllm.host_facts import begun_midway, full_attention_group, not_derived, started_of
+from mmengine_vllm.log_files import LogFile, LogSeries, free_folder
+from mmengine_vllm.midway import beginning_of
 from mmengine_vllm.recorder import Recorder
+from mmengine_vllm.ring import Base, Ring
 from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
 
@@ -25,29 +35,34 @@ class Recording:
     """One scheduler's recording. Raises LogError and ConfigError if it cannot begin."""
 
     def __init__(self, scheduler: VllmObject, version: str, settings: Settings):
-        self.settings = settings
+        self.settings, self._scheduler = settings, scheduler
         self.started = started_of(scheduler, version, settings.content)
-        config = self.started.config
-        hides = settings.content != TOKENS
-        rows, width = config["max_num_seqs"] * config["max_in_flight"], config["num_draft_tokens"]
-        contents = PseudoIds(rows, config["max_model_len"] + width + 2) if hides else TokenIds()
-        self.recorder = Recorder(
-            contents,
-            num_rows=rows,
-            block_size=config["block_size"],
-            overlaps=config["max_in_flight"] > 1,
-            group=full_attention_group(scheduler),
-            counts_blocks=bool(not_derived(scheduler)),
-            hides=hides,
-            has_drafts=width > 0,
-            has_adapters=config["max_loras"] > 0,
-        )
-        self.file = LogFile(free_folder(settings.path, _suffix(scheduler)), self.started, monotonic_ns())
+        self.recorder = _recorder_of(scheduler, self.started, hides=settings.content != TOKENS)
+        self.path = settings.path + _suffix(scheduler)
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._written_ns = 0
+        self._over, self._wakes = threading.Event(), threading.Event()
+        self._dump_for = ""  # why the ring should be dumped
+        self._written_ns = self._reported_ns = monotonic_ns()
+        self._ring: Ring | None = None
+        self._series: LogSeries | None = None
+        if settings.ring_s:
+            self._ring = Ring(settings.ring_s)
+            self._ring.begin(Base(monotonic_ns(), [], 0, 0, set()))
+            self._handle_signal()
+        else:
+            self._series = LogSeries(self.path, settings.max_bytes, self.started)
         threading.Thread(target=self._watch, name="mmengine-log", daemon=True).start()
         atexit.register(self.close)
+
+    @property
+    def where(self) -> str:
+        """Where the log is, and how to get it, for the line at the start."""
+        if self._series is not None:
+            return f"to {self._series.folder}"
+        how = f"kill -USR1 {os.getpid()} writes them to {self.path}"
+        return f"the last {self.settings.ring_s:g} seconds in memory; {how}"
+
+    # Called by the scheduler's thread
 
     def call(self, method: Callable[..., None], *args: VllmObject, **kwargs: VllmObject) -> None:
         """Call a method of the recorder. No fault leaves this method: the first one ends the recording."""
@@ -61,13 +76,48 @@ class Recording:
         except Exception as error:
             self._step_aside(error)
 
+    def executed(self, *args: VllmObject) -> None:
+        """Record what `update_from_output` did, and begin the log anew if it is time for that."""
+        self.recorder.executed(*args)
+        due = self._series.is_due() if self._series is not None else False
+        if self._ring is not None:
+            due = self._ring.is_due(monotonic_ns())
+        if due:
+            self._begin_anew()
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """Record that a method of vLLM's scheduler raised, and write the log."""
+        self.call(self.recorder.note, "exception", f"{what}: {type(error).__name__}: {error}"[:1000])
+        if self._ring is None:
+            self.flush()
+        else:
+            self.dump(f"{what} raised {type(error).__name__}")
+
+    def _begin_anew(self) -> None:
+        self._flush()
+        made = beginning_of(self.recorder, self._scheduler)
+        if made is None:
+            return  # the next update tries again
+        recorder, (events, step) = self.recorder, made
+        base = Base(monotonic_ns(), events, recorder.step, step, set(recorder.encoded))
+        if self._ring is not None:
+            self._ring.begin(base)
+        if self._series is not None:
+            self._series.begin(base)
+
+    # Called by any thread
+
     def _flush(self) -> None:
         entries, self.recorder.entries = self.recorder.entries, []
-        self.file.write(events_of(entries, self.recorder.contents))
+        events = events_of(entries, self.recorder.contents)
+        if self._ring is not None:
+            self._ring.write(events)
+        if self._series is not None:
+            self._series.write(events)
         self._written_ns = monotonic_ns()
 
     def flush(self) -> None:
-        """Write what was collected. VllmObject thread may call this method."""
+        """Write what was collected."""
         try:
             with self._lock:
                 if self.recorder.entries and not self._over.is_set():
@@ -75,24 +125,25 @@ class Recording:
         except Exception as error:
             self._step_aside(error)
 
-    def _watch(self) -> None:
-        while not self._over.wait(FLUSH_S):
-            if monotonic_ns() - self._written_ns > FLUSH_S * 10**9:
-                self.flush()
-
-    def _step_aside(self, error: Exception) -> None:
-        """End the recording: warn once, and mark the log as incomplete from here."""
-        if self._over.is_set():
+    def dump(self, why: str) -> None:
+        """Write the ring to a new folder. A failure is a warning; the ring goes on."""
+        if self._ring is None or self._over.is_set():
             return
-        self._over.set()
-        what = f"{type(error).__name__}: {error}"
-        log.warning("mmengine_vllm stopped recording; the log %s ends here: %s", self.file.folder, what)
-        self.recorder.entries = []
-        self.recorder.requests = {}
         try:
-            self.file.close(ev.Noted("incomplete", what[:1000]), self.recorder.step)
-        except Exception as other:
-            log.warning("mmengine_vllm could not close the log %s: %s", self.file.folder, other)
+            with self._lock:
+                self._flush()
+                events, is_whole = self._ring.contents(), self._ring.is_whole
+            facts = {"dumped": why}
+            started = begun_midway(self.started, facts)
+            if is_whole:
+                started = replace(self.started, fingerprints={**self.started.fingerprints, **facts})
+            file = LogFile(free_folder(self.path), started, _first_ns(events))
+            file.write(events)
+            file.close()
+        except Exception as error:
+            log.warning("mmengine_vllm could not write its ring: %s: %s", type(error).__name__, error)
+            return
+        log.warning("mmengine_vllm wrote %d records to %s: %s", len(events), file.folder, why)
 
     def close(self) -> None:
         """Write the rest and close the log. A second call does nothing."""
@@ -101,10 +152,93 @@ class Recording:
             if self._over.is_set():
                 return
             self._over.set()
-            try:
-                self.file.close()
-            except Exception as error:
-                log.warning("mmengine_vllm could not close the log %s: %s", self.file.folder, error)
+            self._wakes.set()
+            self._close(None)
+
+    def _close(self, last: ev.Event | None) -> None:
+        try:
+            if self._series is not None:
+                self._series.close(last, self.recorder.step)
+        except LogError as error:
+            log.warning("mmengine_vllm could not close its log: %s", error)
+
+    def _step_aside(self, error: Exception) -> None:
+        """End the recording: warn once, and mark the log as incomplete from here."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._wakes.set()
+        what = f"{type(error).__name__}: {error}"
+        log.warning("mmengine_vllm stopped recording %s; the log ends here: %s", self.where, what)
+        self.recorder.entries, self.recorder.requests = [], {}
+        self._close(ev.Noted("incomplete", what[:1000]))
+
+    # The watching thread
+
+    def _watch(self) -> None:
+        """Write what waits too long, dump the ring when a signal asks for it, and report a stall."""
+        while not self._over.is_set():
+            self._wakes.wait(FLUSH_S)
+            self._wakes.clear()
+            if self._dump_for:
+                why, self._dump_for = self._dump_for, ""
+                self.dump(why)
+            if monotonic_ns() - self._written_ns > FLUSH_S * 1e9:
+                self.flush()
+            self._look_for_stall()
+
+    def _look_for_stall(self) -> None:
+        """Report once if no row got a token for `stall_s` seconds while there are requests."""
+        recorder, now = self.recorder, monotonic_ns()
+        since = max(recorder.progress_ns, self._reported_ns)
+        if not recorder.requests or recorder.is_paused:
+            self._reported_ns = now
+        if not self.settings.stall_s or now - since < self.settings.stall_s * 1e9 or self._reported_ns == now:
+            return
+        self._reported_ns = now
+        num_running = recorder.num_running
+        what = (
+            f"no token for {self.settings.stall_s:g} seconds: {num_running} requests run and "
+            f"{len(recorder.requests) - num_running} wait"
+        )
+        log.warning("mmengine_vllm: %s", what)
+        self.call(recorder.note, "stall", what)
+        self.dump(what) if self._ring is not None else self.flush()
+
+    def _handle_signal(self) -> None:
+        """Let SIGUSR1 dump the ring. A handler that was there is called too."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._dump_for = "SIGUSR1"
+            self._wakes.set()
+            if callable(before):
+                before(number, frame)
+
+        try:
+            before = signal.signal(signal.SIGUSR1, handle)
+        except (ValueError, AttributeError) as error:  # not the main thread, or Windows
+            log.warning("mmengine_vllm: SIGUSR1 will not dump the ring: %s", error)
+
+
+def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> Recorder:
+    config = EngineConfig.from_dict(started.config)
+    width = config.num_draft_tokens
+    contents = PseudoIds(config.num_rows, config.max_model_len + width + 2) if hides else TokenIds()
+    return Recorder(
+        contents,
+        num_rows=config.num_rows,
+        block_size=config.block_size,
+        overlaps=config.max_in_flight > 1,
+        group=full_attention_group(scheduler),
+        counts_blocks=bool(not_derived(scheduler)),
+        hides=hides,
+        has_drafts=width > 0,
+        has_adapters=config.max_loras > 0,
+    )
+
+
+def _first_ns(events: list[tuple[ev.Event, int, int]]) -> int:
+    return events[0][2] if events else monotonic_ns()
 
 
 def begin(scheduler: VllmObject, version: str) -> Recording | None:
@@ -118,12 +252,8 @@ def begin(scheduler: VllmObject, version: str) -> Recording | None:
     except Exception as error:
         log.warning("mmengine_vllm records nothing: %s: %s", type(error).__name__, error)
         return None
-    log.info(
-        "mmengine_vllm records to %s (process %d, content: %s)",
-        recording.file.folder,
-        os.getpid(),
-        settings.content,
-    )
+    content = settings.content
+    log.info("mmengine_vllm records %s (process %d, content: %s)", recording.where, os.getpid(), content)
     return recording
 
 

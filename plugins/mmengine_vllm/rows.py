@@ -19,6 +19,9 @@ class Rows:
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
+    def __len__(self) -> int:
+        return len(self._of)
+
     def row_of(self, name: str) -> int:
         """Return a request's row, or NO_ROW."""
         return self._of.get(name, NO_ROW)

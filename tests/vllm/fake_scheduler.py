@@ -34,6 +34,14 @@ class FakeRequest:
         self.num_prompt_tokens, self.num_computed_tokens = len(prompt), 0
         self.tokens, self.blocks, self.stop_reason, self.spec_token_ids = list(prompt), [], None, []
 
+    @property
+    def num_tokens(self):
+        return len(self.tokens)
+
+    @property
+    def all_token_ids(self):
+        return self.tokens
+
     def is_finished(self):
         return self.status.name.startswith("FINISHED")
 
@@ -55,6 +63,9 @@ class FakeScheduler:
         self.requests, self.waiting, self.running = {}, deque(), []
         self.free = list(range(1, num_blocks))
         self.encoded, self.freed = set(), []
+        self.kv_cache_manager = SimpleNamespace(
+            get_block_ids=lambda name: (list(self.requests[name].blocks),)
+        )
 
     def add_request(self, request):
         self.requests[request.request_id] = request

@@ -48,7 +48,7 @@ def run(scheduler, requests=(), *, steps=200, before=None, token=lambda name: 5)
     scheduler.shutdown()
 
 
-def folded(folder):
+def folded(folder, *, checks=True):
     """Fold the whole log, and return its events and the state after it."""
     log = CheckedLog(folder)
     state, events = log.first_state(), []
@@ -56,6 +56,7 @@ def folded(folder):
         with log.naming(each):
             log.apply(state, each.event)
         events.append(each.event)
+    assert log.findings.listed == [] or not checks
     return events, state
 
 

@@ -41,6 +41,8 @@ class Admission:
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
+        if len(view.running) >= view.config.max_num_seqs:
+            return None
         if view.config.num_state_slots and not view.states.num_free:
             return None
         places = self.places(view, may_start)

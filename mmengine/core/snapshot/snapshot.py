@@ -126,6 +126,6 @@ def _read(data: bytes) -> Body:
 def _config_of(started: ev.Started) -> EngineConfig:
     config = EngineConfig.from_dict(started.config)
     config.check_resolved()
-    if max(config.max_num_seqs * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
+    if max(config.num_rows * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
         raise ValueError("its settings claim more rows or blocks than a fold may hold")
     return config

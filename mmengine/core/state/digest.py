@@ -102,7 +102,7 @@ class _Sums:
         self._own = [0] * len(self._requests)  # for each request, a CRC-32 of its values of variable size
         rows = np.array([each.row for each in self._requests], np.int64)
         # the last entry is for waiting requests
-        of_row = np.full(state.config.max_num_seqs + 1, -1, np.int64)
+        of_row = np.full(state.config.num_rows + 1, -1, np.int64)
         of_row[rows] = np.arange(len(rows))
         self._places = of_row[state.running]  # the index of each running row's request in `_requests`
         self._facts = np.zeros((len(rows), _FACTS), np.int64)

@@ -59,7 +59,7 @@ class State(Columns[np.ndarray]):
         self.config = config
         self.constants = ev.FoldConstants()  # STARTED sets the log's constants
         self.policy: Policy = policy_of(config)
-        rows, self.block_size = config.max_num_seqs, config.block_size
+        rows, self.block_size = config.num_rows, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
         # The KV of a drafter at a position also depends on the next token. vLLM 0.32 computes the last cached
         # block again instead (core/decide/start.py).

@@ -87,7 +87,7 @@ class _Trace:
         record.
         """
         yield _meta("thread_name", "steps", _STEPS)
-        for row in range(min(state.config.max_num_seqs, 4096)):
+        for row in range(min(state.config.num_rows, 4096)):
             yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
         for name, req_state in state.requests.items():
             phase = PREEMPTED if req_state.preempted else QUEUED

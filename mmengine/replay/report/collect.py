@@ -105,8 +105,8 @@ class Collector:
         self.notes: list[tuple[int, str]] = []  # Events that concern the whole engine.
         self.first_step = -1
         self.failed: list[int] = []
-        self._lane_of_row = np.full(log.config.max_num_seqs, -1, np.int32)
-        self._phase = np.full(log.config.max_num_seqs, -1, np.int8)
+        self._lane_of_row = np.full(log.config.num_rows, -1, np.int32)
+        self._phase = np.full(log.config.num_rows, -1, np.int8)
         self._why: Reasons | None = None
         self._stale = True  # Reasons may have changed since the last check.
         self._admitted = self._preempted = 0

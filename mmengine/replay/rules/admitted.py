@@ -31,7 +31,7 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
         return
     if event.row not in state.free_rows:
         text = f"step {state.step} admits request {name!r:.80} to row {event.row}, which is not free"
-        yield BrokenRule("rows", text, event.row, config.max_num_seqs - 1, can_fold=False)
+        yield BrokenRule("rows", text, event.row, config.num_rows - 1, can_fold=False)
         return
     start = len(cached) * state.block_size if event.num_computed == ev.AS_CACHED else event.num_computed
     reach, most = start + event.num_tokens, state.token_ids.shape[1]
@@ -62,6 +62,8 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
 def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.ndarray, start: int) -> Rules:
     """Check the prefix hits: their number, their contents, and the tokens that count as computed."""
     size, name = state.block_size, event.request_id
+    if not state.constants.knows_contents:
+        return
     if len(np.unique(cached)) < len(cached):
         twice = len(cached) - len(np.unique(cached))
         text = f"request {name!r:.80} starts with {len(cached)} prefix hits, {twice} of them counted twice"

@@ -60,7 +60,7 @@ def check_encoder_work(
     for _, row, index in event.encode:
         owner = starts
         if starts is None:
-            owner = state.requests_by_row[row] if 0 <= row < state.config.max_num_seqs else None
+            owner = state.requests_by_row[row] if 0 <= row < state.config.num_rows else None
         elif isinstance(event, ev.Admitted) and row != event.row:
             owner = None
         if owner is None:

@@ -66,14 +66,14 @@ def first_broken_rule(state: State, event: ev.Event) -> BrokenRule | None:
 
 def _preempted(state: State, event: ev.Preempted) -> Rules:
     config = state.config
-    holder = state.requests_by_row[event.row] if 0 <= event.row < config.max_num_seqs else None
+    holder = state.requests_by_row[event.row] if 0 <= event.row < config.num_rows else None
     if holder is None or holder.request.request_id != event.request_id:
         text = f"request {event.request_id!r:.80} loses row {event.row}, which it does not have"
-        yield BrokenRule("rows", text, event.row, config.max_num_seqs - 1, can_fold=False)
+        yield BrokenRule("rows", text, event.row, config.num_rows - 1, can_fold=False)
         return
     if event.for_row != ev.FOR_ALL and event.for_row not in state.running.tolist():
         text = f"row {event.row} is preempted for row {event.for_row}, which does not run"
-        yield BrokenRule("rows", text, event.for_row, config.max_num_seqs - 1, can_fold=False)
+        yield BrokenRule("rows", text, event.for_row, config.num_rows - 1, can_fold=False)
     blocks = int32_column("host_blocks", event.host_blocks)
     yield from out_of_range("host_blocks", "host_blocks", blocks, 0, config.swap_blocks)
     if len(blocks) > state.num_blocks[event.row]:
@@ -104,7 +104,7 @@ def _states_kept(state: State, event: ev.StatesKept) -> Rules:
     )
     if not len(rows) == len(counts) == len(slots):
         raise MalformedColumn("STATES_KEPT has columns of different lengths")
-    yield from out_of_range("rows", "rows", rows, 0, state.config.max_num_seqs)
+    yield from out_of_range("rows", "rows", rows, 0, state.config.num_rows)
     yield from out_of_range("state_slots", "slots", slots, 0, state.config.num_state_slots)
     yield from out_of_range(
         "state_slots", "num_tokens", counts, state.block_size, state.token_ids.shape[1] + 1

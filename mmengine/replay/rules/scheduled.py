@@ -32,7 +32,7 @@ def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
         raise MalformedColumn(f"SCHEDULED has {lengths}, which must be equally many")
     new, width = int32_column("new_blocks", event.new_blocks), state.token_ids.shape[1]
     for rules in (
-        out_of_range("rows", "rows", rows, 0, config.max_num_seqs),
+        out_of_range("rows", "rows", rows, 0, config.num_rows),
         out_of_range("budgets", "num_tokens", counts, 1, width + 1),
         out_of_range("budgets", "num_drafts", drafts, 0, width + 1),
         out_of_range("blocks", "new_blocks", new, 1, config.num_blocks),

@@ -1,0 +1,55 @@
+"""Keeps the last seconds of events in memory, from a point at which a log can begin."""
+
+from collections import deque
+
+from mmengine_vllm.bases import Base, Written, size_of
+
+RING_BYTES = 256 * 2**20
+
+
+class Ring:
+    """The events since the newest base that is at least `seconds` old. At most RING_BYTES are kept, apart
+    from the events since the newest base.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._bases: deque[Base] = deque()
+
+    def is_due(self, ns: int) -> bool:
+        """Return whether a new base should be made."""
+        return not self._bases or ns - self._bases[-1].ns > self._seconds / 2 * 1e9
+
+    def begin(self, base: Base) -> None:
+        """Add a base, and drop what no dump needs any more."""
+        self._bases.append(base)
+        while len(self._bases) > 1 and base.ns - self._bases[1].ns >= self._seconds * 1e9:
+            self._bases.popleft()
+
+    def write(self, events: Written) -> None:
+        """Add events after the newest base."""
+        if not self._bases:
+            return
+        newest = self._bases[-1]
+        newest.later += events
+        newest.num_bytes += sum(size_of(event) for event, _, _ in events)
+        while len(self._bases) > 1 and sum(base.num_bytes for base in self._bases) > RING_BYTES:
+            self._bases.popleft()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ring holds everything from the scheduler's start on."""
+        return bool(self._bases) and not self._bases[0].events
+
+    def contents(self) -> Written:
+        """Return the ring's events after STARTED, as one log: from the oldest base on."""
+        if not self._bases:
+            return []
+        oldest = self._bases[0]
+        items = oldest.items()
+        events = [(event, step, oldest.ns) for event, step in oldest.events]
+        for base in self._bases:
+            for event, step, ns in base.later:
+                if (adapted := items.adapted(event)) is not None:
+                    events.append((adapted, max(0, step + oldest.shift), ns))
+        return events
