@@ -72,9 +72,8 @@ class Shapes:
     document: Document
     known: dict[Conjunction, list[Shape]] = field(default_factory=dict)
     busy: set[Conjunction] = field(default_factory=set)
-    negated: dict[int, tuple[Conjunction, Origin]] = field(
-        default_factory=dict
-    )  # Synthetic places that stand for the negation of a conjunction.
+    # Synthetic places that stand for the negation of a conjunction.
+    negated: dict[int, tuple[Conjunction, Origin]] = field(default_factory=dict)
     unions: dict[int, Choice] = field(default_factory=dict)  # Synthetic places that stand for a choice.
     own: dict[int, KeywordShape] = field(default_factory=dict)  # The shape of each place's own keywords.
     # Conjunctions that obviously no value satisfies.
