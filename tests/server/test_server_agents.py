@@ -183,6 +183,54 @@ def test_a_custom_tool_is_called_with_text(server):
     assert "response.custom_tool_call_input.done" in text
 
 
+PATCH = """start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+filename: /[a-z"\\\\]{1,4}/
+add_line: "+" /(.{0,3})/ LF -> line
+
+%import common.LF
+"""
+
+
+def lark_tool(definition):
+    form = {"type": "grammar", "syntax": "lark", "definition": definition}
+    return {"type": "custom", "name": "apply_patch", "description": "Changes files.", "format": form}
+
+
+def test_a_lark_grammar_restricts_a_custom_tools_input(server, strict):
+    fields = {
+        "tools": [FUNCTION, lark_tool(PATCH)],
+        "tool_choice": {"type": "custom", "name": "apply_patch"},
+        "temperature": 1.3,
+        "max_output_tokens": 900,
+    }
+    for seed, one in enumerate((server, strict)):
+        status, headers, answer = one.respond(**fields, seed=seed)
+        assert status == 200 and LEFT_OUT not in headers, answer
+        (call,) = answer["output"]
+        assert call["type"] == "custom_tool_call" and call["name"] == "apply_patch"
+        if answer["status"] == "completed":
+            head, *hunks, tail = call["input"].removesuffix("\n").split("\n")
+            assert head == "*** Begin Patch" and tail == "*** End Patch" and hunks
+            line = re.compile(r'\*\*\* (Add|Delete) File: [a-z"\\\\]{1,4}|\+.{0,3}')
+            assert all(map(line.fullmatch, hunks))
+
+
+def test_a_lark_grammar_that_is_not_supported_is_left_out_or_refused(server, strict):
+    for definition in ('start: "a"\n%ignore " "', "start: nothing", 'start: "a" & /b/', "x"):
+        fields = {"tools": [FUNCTION, lark_tool(definition)], "tool_choice": "none"}
+        status, headers, answer = server.respond(**fields)
+        assert status == 200, answer
+        assert headers[LEFT_OUT] == "tools[1].format.definition (lark, not enforced)"
+        status, _, answer = strict.respond(**fields)
+        assert status == 400 and answer["error"]["param"] == "tools[1].format.definition", answer
+
+
 def test_agents_recognise_a_prompt_that_is_too_long(server):
     """Claude Code reads both numbers from the message, and then compacts its conversation."""
     text = "word " * 5000

@@ -43,9 +43,8 @@ def test_a_batch_from_its_file_to_its_answers(tmp_path):
             assert body["choices"][0]["message"]["content"] == asked.choices[0].message.content
             assert body["object"] == "chat.completion" and body["usage"]["completion_tokens"]
         stored = client.files.retrieve(found.output_file_id)
-        assert stored.purpose == "batch_output" and stored.bytes == len(
-            client.files.content(stored.id).read()
-        )
+        content = client.files.content(stored.id).read()
+        assert stored.purpose == "batch_output" and stored.bytes == len(content)
         assert [each.id for each in client.batches.list()] == [batch.id]
     assert find_requests(tmp_path / "log", "row 0") == [f"{batch.id}-1"]
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -36,6 +37,7 @@ NO_TEMPLATE = (
 )
 
 Json = Mapping[str, object]
+NO_LARKS: Mapping[str, str] = MappingProxyType({})
 
 
 class ToolLimits(NamedTuple):
@@ -71,10 +73,12 @@ def parse_tools(
     tool_choice: object = None,
     parallel_tool_calls: object = None,
     limits: ToolLimits = ToolLimits(),  # noqa: B008 (it is frozen)
+    larks: Mapping[str, str] = NO_LARKS,
 ) -> ToolSelection | None:
     """Parse a request's tools. Returns None without tools, or if `tool_choice` is none.
 
-    Raises InvalidRequest with the field's path.
+    `larks`: Lark grammars of custom tools' inputs, by the functions' names. Raises InvalidRequest with the
+    field's path.
     """
     parallel = parallel_tool_calls is None or check_flag(
         FieldPath("parallel_tool_calls"), parallel_tool_calls
@@ -89,6 +93,7 @@ def parse_tools(
         return None
     given = [_without_nulls(FieldPath("tools", n), each) for n, each in enumerate(_bounded(tools, limits))]
     found = [_tool(FieldPath("tools", n, "function"), each, limits) for n, each in enumerate(given)]
+    found = [tool._replace(lark=larks.get(tool.name, "")) for tool in found]
     names = [tool.name for tool in found]
     for n, name in enumerate(names):
         if name in names[:n]:

@@ -1,5 +1,6 @@
 """Reads a /v1/chat/completions body into a request."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from mmengine.models.plugin import Processor
 from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.chat.completion import with_tools
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.tools import ToolCallSpec, ToolLimits, parse_tools
+from mmengine.serve.prompt.tools import NO_LARKS, ToolCallSpec, ToolLimits, parse_tools
 from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.chat.message_media import MediaContext, PixelLimits, read_message
@@ -98,13 +99,14 @@ class ChatReader:
         request_id: str,
         ignored: list[str],
         payloads: MediaPayloads = NO_PAYLOADS,
+        larks: Mapping[str, str] = NO_LARKS,
     ) -> ParsedRequest:
         """Return the request for a decoded body. `request_id`: the request's id, unless the body has a
-        request_id. Raises ApiError.
+        request_id. `larks` as in `parse_tools`. Raises ApiError.
         """
         answer_format = read_answer_format(body, self._max_schema_bytes)
         uploads: list[UploadReference] = []
-        prompt, calls = self.read_prompt(body, payloads, uploads)
+        prompt, calls = self.read_prompt(body, payloads, uploads, larks)
         answer_format = answer_format._replace(calls=calls)
         sampling = read_sampling(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
         parsed_request = build_request(
@@ -125,11 +127,12 @@ class ChatReader:
         body: ChatBody,
         payloads: MediaPayloads = NO_PAYLOADS,
         uploads: list[UploadReference] | None = None,
+        larks: Mapping[str, str] = NO_LARKS,
     ) -> tuple[Prompt, ToolCallSpec | None]:
         """Return the prompt, and the specification for the tool calls that the answer may make, or None.
 
-        `uploads`: the list to which references to uploaded files are added; None refuses them. Raises
-        ApiError.
+        `uploads`: the list to which references to uploaded files are added; None refuses them. `larks` as in
+        `parse_tools`. Raises ApiError.
         """
         tools = self._tools
         if len(body.messages) > self.max_messages:
@@ -138,7 +141,9 @@ class ChatReader:
             )
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
         try:
-            selection = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
+            selection = parse_tools(
+                body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits, larks
+            )
             return with_tools(
                 self._prompt(body, payloads, uploads), selection, tools.processor, tools.markers
             )

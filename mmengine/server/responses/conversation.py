@@ -13,7 +13,7 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import MediaPayloads
 from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.content_parts import Parts, text_of
-from mmengine.server.responses.custom_tools import INPUT
+from mmengine.structured_output.request.tool_calls import INPUT
 
 MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a call in the input.
 _ROLES = ("user", "system", "developer", "assistant")

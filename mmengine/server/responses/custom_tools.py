@@ -1,17 +1,21 @@
 """Custom tools in the Responses API, whose input is a text instead of named arguments.
 
 The model calls such a tool as a function with a single argument, and the answer has the argument's text. A
-regular expression restricts the text exactly. A Lark grammar only describes it to the model.
+regular expression or a Lark grammar restricts the text exactly.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
-from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.unsupported import Unsupported
+from mmengine.structured_output.lark.json_text import json_string_grammar
+from mmengine.structured_output.lark.parser import UnsupportedLark
+from mmengine.structured_output.request.tool_calls import INPUT
 
-INPUT = "input"  # Name of the function's argument.
 _decode_tools = msgspec.json.Decoder(list[dict[str, object]]).decode
 _decode_arguments = msgspec.json.Decoder(dict[str, object]).decode
 _FIELDS = ("type", "name", "description", "format")
@@ -41,9 +45,11 @@ def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
             is_strict = True
             text_schema["pattern"] = f"^(?:{definition})$"
         else:
-            text = f"{FIELD}={shown(syntax)} cannot be enforced here; use regex"
-            place = where / "format" / "syntax"
-            unsupported.leave_out(ApiError(ErrorCode.UNSUPPORTED_FIELD, text, place), "lark, not enforced")
+            trouble = _trouble_of(definition)
+            if trouble:
+                text = f"{FIELD}: the Lark grammar cannot be enforced: {trouble}"
+                refused = ApiError(ErrorCode.INVALID_GRAMMAR, text, where / "format" / "definition")
+                unsupported.leave_out(refused, "lark, not enforced")
             description = f"{description}\nThe input follows this Lark grammar:\n{definition}"
     parameters = {
         "type": "object",
@@ -53,6 +59,28 @@ def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
     }
     function = {"name": tool.get("name"), "parameters": parameters, "strict": is_strict}
     return {"type": "function", "function": function | ({"description": description} if description else {})}
+
+
+def _trouble_of(lark: str) -> str:
+    """Return why a Lark grammar cannot be enforced; "" if it can be."""
+    try:
+        json_string_grammar(lark)
+    except (UnsupportedLark, InvalidRequest) as error:
+        return str(error)
+    return ""
+
+
+def enforced_larks(tools: Sequence[Json]) -> dict[str, str]:
+    """Return the Lark grammars of custom tools that can be enforced, by the tools' names."""
+    found: dict[str, str] = {}
+    for tool in tools:
+        form = tool.get("format")
+        if tool.get("type") != "custom" or not isinstance(form, dict) or form.get("syntax") != "lark":
+            continue
+        name, definition = tool.get("name"), form.get("definition")
+        if isinstance(name, str) and isinstance(definition, str) and not _trouble_of(definition):
+            found[name] = definition
+    return found
 
 
 def custom_names(tools: msgspec.Raw) -> frozenset[str]:

@@ -17,6 +17,7 @@ from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
 from mmengine.server.responses.chat_fields import chat_choice, chat_form, chat_tools, echo_text, echo_tools
 from mmengine.server.responses.conversation import Conversation
+from mmengine.server.responses.custom_tools import enforced_larks
 from mmengine.server.responses.field_table import FIELDS
 
 NO_LOG = "requires stored responses, which need a log: start the server with --log"
@@ -99,7 +100,9 @@ class ResponsesReader:
         names = FieldNames(tuple(map(Place, conversation.places)), RENAMES, tools=tuple(tools))
         chat = _as_chat(body, conversation.finished(), list(tools.values()) or None)
         try:
-            parsed_request = self._chat.parse("responses", chat, request_id, ignored)
+            parsed_request = self._chat.parse(
+                "responses", chat, request_id, ignored, larks=enforced_larks(body.tools or ())
+            )
         except ApiError as error:
             raise error.renamed(names.path) from None
         parsed_request = msgspec.structs.replace(

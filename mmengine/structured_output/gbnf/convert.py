@@ -9,7 +9,7 @@ from mmengine.structured_output.gbnf.follow_sets import unsafe_pieces
 from mmengine.structured_output.gbnf.lexeme_splitter import Group, LexemeSplitter, Part, Piece, Rules
 from mmengine.structured_output.gbnf.lexemes import LexemeComparison
 from mmengine.structured_output.gbnf.parser import parse_grammar
-from mmengine.structured_output.regex.tree import Ref, regex_of
+from mmengine.structured_output.regex.tree import Node, Ref, regex_of
 
 MAX_ROUNDS = 100  # Maximum number of rounds that split lexemes.
 
@@ -19,7 +19,12 @@ def convert(text: str) -> tuple[str, str]:
     """Convert a grammar into ("regex" or "lark", source) with exactly the same language. Raises
     InvalidRequest with the faulty line's number.
     """
-    rules, root = Rules(parse_grammar(text)), Ref("root", 1)
+    return convert_rules(parse_grammar(text))
+
+
+def convert_rules(nodes: dict[str, Node]) -> tuple[str, str]:
+    """Convert rules as `convert` does. Texts begin at the rule `root`; every reference must have a rule."""
+    rules, root = Rules(nodes), Ref("root", 1)
     if rules.is_plain(root):
         return "regex", regex_of(rules.plain(root))
     unsafe, comparison = set[str](), LexemeComparison()

@@ -15,10 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.request import CallFormat, GrammarRequest
 from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT, Bounds
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
+from mmengine.structured_output.lark.json_text import json_string_grammar
+from mmengine.structured_output.lark.parser import UnsupportedLark
 from mmengine.structured_output.request.fields import Truncation, normalize_cached
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -35,19 +37,31 @@ _ONE_BY_ONE = (
 MAX_SPACES = 2
 MAX_REFERENCES = 32  # Maximum length of a chain of references from one property.
 
+INPUT = "input"  # Name of a custom tool's argument, which is a text.
+
 Json = dict[str, Any]
+# The arguments of a tool with a Lark grammar. In xml the input is written as JSON, not as it is: a text with
+# the end of a parameter in it could not be told from its end.
+_ANY_INPUT: Json = {
+    "type": "object",
+    "properties": {INPUT: {}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 
 
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool that the model may call.
 
     `schema` is its arguments' normalized schema. `given` is the requested schema if `schema` enforces it only
-    in part; otherwise null.
+    in part; otherwise null. `lark` is a Lark grammar of the JSON string that is the argument INPUT, the only
+    one; "" for a tool without such a grammar.
     """
 
     name: str
     schema: msgspec.Raw
     given: msgspec.Raw = NONE
+    lark: str = ""
 
     @property
     def is_enforced(self) -> bool:
@@ -93,6 +107,7 @@ class RequestedTool(NamedTuple):
     parameters: bytes
     place: tuple[str | int, ...]
     is_strict: bool
+    lark: str = ""  # The grammar of its only argument, a text called INPUT.
 
 
 def tool_calls(
@@ -117,6 +132,10 @@ def _tool(tool: RequestedTool, form: CallFormat) -> CallableTool:
             f"{FIELD} must be object, not {shown(schema['type'])}: arguments are named",
             path=(*tool.place, "type"),
         )
+    if tool.lark:
+        return CallableTool(
+            tool.name, _normalize(_ANY_INPUT, form), lark=_input_grammar(tool.lark, tool.place)
+        )
     try:
         return CallableTool(tool.name, _normalize(schema, form))
     except SchemaRefused as error:
@@ -127,6 +146,14 @@ def _tool(tool: RequestedTool, form: CallFormat) -> CallableTool:
     except SchemaRefused as error:
         raise InvalidRequest(f"{FIELD}: {error}", path=tool.place) from None
     return CallableTool(tool.name, held, msgspec.Raw(tool.parameters))
+
+
+def _input_grammar(lark: str, place: tuple[str | int, ...]) -> str:
+    try:
+        return json_string_grammar(lark)
+    except UnsupportedLark as error:
+        text = f"{FIELD}: the Lark grammar cannot be enforced: {error}"
+        raise InvalidRequest(text, path=place, code=ErrorCode.INVALID_GRAMMAR) from None
 
 
 def _normalize(schema: Json, form: CallFormat) -> msgspec.Raw:

@@ -118,7 +118,10 @@ class LLGuidance(OfTokenizer):
 
     def _prototypes(self, grammar: Grammar, max_digits: int) -> Callable[[], LLMatcher]:
         """Return a function that makes matchers at the beginning of `grammar`."""
-        limits = self._text_limits if isinstance(grammar, Regex | Choice | Lark) else self._schema_limits
+        is_text = isinstance(grammar, Regex | Choice | Lark) or (
+            isinstance(grammar, ToolCalls) and any(tool.lark for tool in grammar.tools)
+        )
+        limits = self._text_limits if is_text else self._schema_limits
         source = self._source_of(grammar, max_digits)
         return partial(LLMatcher, self._tokens(), source, log_level=0, limits=limits)
 

@@ -11,6 +11,7 @@ from mmengine.structured_output.engines.llguidance.lark_text import quoted
 from mmengine.structured_output.engines.llguidance.tag_grammar import schema_named
 from mmengine.structured_output.request.tool_calls import (
     CLOSE,
+    INPUT,
     OPEN,
     VALUE_END,
     Json,
@@ -23,6 +24,11 @@ from mmengine.structured_output.request.tool_calls import (
 _SPACE = r"SPACE: /\n{1,2}/"  # Templates write this white space after reasoning, before a call.
 _OTHER_NAME = r"OTHER_NAME: /[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 _NOT_ENDED = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
+# The text before and after the input of a custom tool with a grammar.
+_AROUND_INPUT = {
+    "json": (f'{{"{INPUT}": ', "}"),
+    "xml": (f"<parameter={INPUT}>\n", VALUE_END + "\n"),
+}
 _REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
 
 
@@ -32,11 +38,14 @@ def call_grammars(form: ToolCalls, max_digits: int = 0) -> str:
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):
         schema, head = bytes(tool.schema).decode(), quoted(head_of(tool.name, form.format))
-        if form.format == "json":
-            tail = quoted("}\n" + CLOSE)
+        tail = quoted(("}\n" if form.format == "json" else "</function>\n") + CLOSE)
+        if tool.lark:
+            before, after = _AROUND_INPUT[form.format]
+            value = f"{quoted(before)} {writer.text(tool.lark)} {quoted(after)}"
+            lines.append(f"tool_{number}: {head} {value} {tail}")
+        elif form.format == "json":
             lines.append(f"tool_{number}: {head} {writer.value(schema)} {tail}")
         else:
-            tail = quoted("</function>\n" + CLOSE)
             named = writer.parameters(f"{number}", parameters_of(schema))
             lines.append(f"tool_{number}: {head} {named} {tail}")
     lines.append("body: " + " | ".join(f"tool_{number}" for number in range(len(form.tools))))
@@ -75,6 +84,12 @@ class _Writer:
         """Return the expression for a normalized schema's value."""
         name = f"json_{len(self.grammars)}"
         self.grammars.append(schema_named(name, schema, self._max_digits))
+        return f"@{name}"
+
+    def text(self, lark: str) -> str:
+        """Return the expression for a Lark grammar."""
+        name = f"lark_{len(self.grammars)}"
+        self.grammars.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
     def parameters(self, prefix: str, found: Parameters) -> str:
