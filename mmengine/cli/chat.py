@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 HELP = """Chat with a model in the terminal.
 
-A line is a message. The words @PATH in a line are images, and /help lists the commands. Ctrl-C stops an
-answer; Ctrl-D, or Ctrl-C without an answer, ends the chat.
+A line is a message. The words @PATH in a line are images, and /help lists
+the commands. Ctrl-C stops an answer. Ctrl-D ends the chat.
 
 [bold]Examples[/bold]
 
@@ -131,8 +131,12 @@ class Conversation:
             case "/clear":
                 self.messages.clear()
                 self._attached.clear()
-            case _:
+            case "/help":
                 print(COMMANDS, end="", file=sys.stderr)
+            case "/image" | "/video":
+                print(f"mmengine: {name} needs a path", file=sys.stderr)
+            case _:
+                print(f"mmengine: unknown command {name:.40}; /help lists the commands", file=sys.stderr)
 
     def _attach(self, kind: Literal["image", "video"], path: str) -> None:
         source = path if "://" in path else str(Path(path).expanduser())

@@ -27,7 +27,9 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse the options. Raises ConfigError for an unknown option that has a replacement."""
+        """Parse the options. Raises ConfigError for an unknown option that has a replacement, and for a model
+        before the question of `run`.
+        """
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -36,6 +38,9 @@ class Command(TyperCommand):
             takes_settings = any("--set" in each.opts for each in self.params)
             if type(error).__name__ == "NoSuchOption" and takes_settings and (meant := _meant(option, given)):
                 raise ConfigError(f"unknown option {option}; {meant}") from None
+            if type(error).__name__ == "UsageError" and ctx.info_name == "run":  # More than one argument.
+                text = 'run takes one question; name the model with --model: mmengine run "…" --model MODEL'
+                raise ConfigError(text) from None
             raise
 
 

@@ -52,11 +52,23 @@ def test_a_model_is_not_taken_for_a_question(call, tmp_path):
     for name in ("Qwen/Qwen3-VL-2B-Instruct", "hf:a/b@main", tmp_path, "model.gguf"):
         code, printed = call("run", name)
         assert code == 2 and f"mmengine chat {name}"[:60] in printed.err and not printed.out
+    code, printed = call("run", "Qwen/Qwen3-VL-2B-Instruct", "What is this?")
+    assert code == 2 and "name the model with --model" in printed.err and len(printed.err.splitlines()) == 1
 
 
 def test_chat_keeps_its_messages(call, picture, monkeypatch):
     lines = ["Hello.", f"How many shapes are there? @{picture}", "/system Be brief.", "@missing.png What?"]
-    lines += ["Again?", "/clear", "/help", "/image", f"/image {picture}", "What is it?", "/exit", "not read"]
+    lines += [
+        "Again?",
+        "/clear",
+        "/help",
+        "/quiet",
+        "/image",
+        f"/image {picture}",
+        "What is it?",
+        "/exit",
+        "not read",
+    ]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     seen = []
     prepare = Prompt.prepare
@@ -65,7 +77,8 @@ def test_chat_keeps_its_messages(call, picture, monkeypatch):
     )
     code, printed = call("chat", "--max-tokens", 8)
     assert code == 0 and len(printed.out.splitlines()) == 4 and "There are 2 shapes." in printed.out
-    assert "there is no file 'missing.png'" in printed.err and printed.err.count("/clear  ") == 2
+    assert "there is no file 'missing.png'" in printed.err and printed.err.count("/clear  ") == 1
+    assert "/image needs a path" in printed.err and "unknown command /quiet" in printed.err
     roles = [[message["role"] for message in messages] for messages in seen]
     turn = ["user", "assistant"]
     assert roles[:2] == [["user"], [*turn, "user"]] and roles[3] == ["system", *turn, *turn, "user"]

@@ -158,6 +158,7 @@ def test_the_first_steps_run_before_the_server_listens(process):
     _, folder, address = process
     said = [line for line in (folder / "err").read_text().splitlines() if line.startswith("mmengine: ")]
     assert [line.split()[1] for line in said[:4]] == ["loading", "loaded", "running", "serving"]
+    assert "form has notes" not in (folder / "err").read_text()
     assert said[3].endswith(f" at {address}/v1, live page {address}/live")
     queued = [each.event for each in CheckedLog(folder / "run.log") if isinstance(each.event, ev.Queued)]
     first, second = queued[:2]

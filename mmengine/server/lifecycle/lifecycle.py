@@ -196,7 +196,8 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     template = {"chat_template": chat_template} if chat_template else None
     options = {"local_files": False}
     prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
-    form: dict[str, object] = {"type": "json_object"}
+    # Without a bound on digits the log has no note about it.
+    form: dict[str, object] = {"type": "json_object", "bounds": {"max_digits": 0}}
     try:
         await engine.generate(
             prompt, max_tokens=WARM_UP_TOKENS, response_format=form, request_id=f"{name}-chat"
