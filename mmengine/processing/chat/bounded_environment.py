@@ -21,7 +21,9 @@ from mmengine.processing.chat.bounded_calls import bounded_filter, check_call, c
 from mmengine.processing.chat.template_work import MAX_BITS, MAX_CHARS, Work, check_size, refuse
 
 __all__ = ["MAX_CHARS", "BoundedEnvironment"]
-_CONCAT, _ROUND, _ITEMS, _VALUE = "mmengine_concat", "mmengine_round", "mmengine_items", "mmengine_value"
+_CONCAT, _ROUND, _ITEMS = "mmengine_concat", "mmengine_round", "mmengine_items"
+_VALUE, _PART = "mmengine_value", "mmengine_part"
+_ENTRIES_IN_STEP = 64  # Entries of a list that are copied in the time of a step.
 _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)  # Nodes whose bodies can run repeatedly.
 
 
@@ -41,6 +43,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _CONCAT: self._concat,
             _ROUND: _count_round,
             _ITEMS: self._items,
+            _PART: self._part,
             _VALUE: self._value,
         }
 
@@ -139,6 +142,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             work.step()
             yield value
 
+    def _part(self, value: object) -> object:
+        """Count a slice. It is not larger than the value that it comes from."""
+        if isinstance(value, str | bytes):
+            self.work.make(len(value))
+        self.work.step(1 + (len(value) // _ENTRIES_IN_STEP if isinstance(value, list | tuple) else 0))
+        return value
+
     def _value(self, value: object) -> object:
         self.work.take(value)
         return value
@@ -184,7 +194,7 @@ class _Counted(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, _VALUE) if isinstance(node.arg, nodes.Slice) else node
+        return _filtered(node, _PART) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         return self._measured(node, node.items)
