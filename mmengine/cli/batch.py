@@ -83,11 +83,9 @@ def _answer_all(
         for place, answer in run_batch(engine, file, received=False, drain=drain, stop=stop):
             counts.take(answer)
             answers.write(file.answer_line(place, answer), _request_id(answer))
-            for request_id in answers.delivered():
-                engine.requests.delivered(request_id)
+            _deliver(engine, answers, now=False)
             progress.update(task, advance=1, tokens=counts.tokens_a_second)
-    for request_id in answers.delivered(now=True):
-        engine.requests.delivered(request_id)
+    _deliver(engine, answers, now=True)
     console.print(counts.line(answers.path, log), highlight=False, soft_wrap=True)
     for line in draft_lines(engine):
         console.print(line, highlight=False, soft_wrap=True)
@@ -96,6 +94,14 @@ def _answer_all(
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
     return HAS_ERRORS if num_errors(answers.path) else 0  # Errors that an earlier process wrote count too.
+
+
+def _deliver(engine: Engine, answers: AnswerFile, *, now: bool) -> None:
+    """Record which answers have reached the disk. Raises FileNotFoundError for a lost answer file."""
+    if written := answers.delivered(now=now):
+        answers.check_place()
+    for request_id in written:
+        engine.requests.delivered(request_id)
 
 
 def code_of_answers(out: Path) -> int:

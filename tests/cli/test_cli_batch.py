@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mmengine.cli.batch import run_batch_file
+from mmengine.cli.batch import _deliver, run_batch_file
 from mmengine.errors import InvalidRequest
 from mmengine.serve.batch import request_file as batchfile
 from mmengine.serve.batch.progress import AnswerFile, RequestIndex, answered_in
@@ -168,6 +169,24 @@ def test_ctrl_c_once_finishes_running_requests_and_twice_stops(tmp_path, times):
     report = verify(tmp_path / "log")
     assert report.ok and report.unfinished == []
     assert report.requests >= len(written) and (times == 2 or report.requests == len(written))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lost_answer_file_is_noticed(tmp_path, replaced):
+    requests, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    requests.write_text(line("a", "hello"))
+    answers = AnswerFile(out, RequestIndex(requests), fresh=True)
+    answers.check_place()
+    out.rename(tmp_path / "elsewhere")
+    if replaced:
+        out.touch()
+    answers.write(b'{"custom_id": "a"}\n', "a")
+    told = []
+    engine = SimpleNamespace(requests=SimpleNamespace(delivered=told.append))
+    with pytest.raises(FileNotFoundError, match="the answer file was removed or replaced"):
+        _deliver(engine, answers, now=True)
+    assert told == [], "the log keeps the answer"
+    answers.close()
 
 
 def test_a_line_torn_by_a_full_disk_is_removed(tmp_path):

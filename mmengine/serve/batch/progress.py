@@ -6,10 +6,13 @@ number. `batch.json` in the log's folder identifies the request file that the lo
 """
 
 import copy
+import errno
 import hashlib
 import io
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -166,6 +169,14 @@ class AnswerFile:
         self._synced_at = time.monotonic()
         written, self._written = self._written, []
         return written
+
+    def check_place(self) -> None:
+        """Raise FileNotFoundError if `path` no longer names the file that is written."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
+                return
+        text = "the answer file was removed or replaced; run the command again to write its answers"
+        raise FileNotFoundError(errno.ENOENT, text, str(self.path))
 
     def _cut(self) -> None:
         """Remove everything after the last complete line."""
