@@ -29,9 +29,13 @@ def _sums(entry: object, contents: PseudoIds) -> np.ndarray | None:
     """Update the rows' hashes with the entry, and return the sums for its token ids."""
     if type(entry) is Result:
         if entry.counts is None:
-            return contents.one_each(entry.rows, entry.tokens)
-        counts = np.array(entry.counts, np.intp)
-        return contents.runs(entry.rows, entry.tokens, counts, keep=True)
+            sums = contents.one_each(entry.rows, entry.tokens)
+        else:
+            counts = np.array(entry.counts, np.intp)
+            sums = contents.runs(entry.rows, entry.tokens, counts, keep=True)
+        for row, tracked in entry.stale:
+            tracked.chain = contents.leave(row)
+        return sums
     if type(entry) is Drafts:
         counts = np.array(entry.counts, np.intp)
         return contents.runs(entry.rows, entry.tokens, counts, keep=False)

@@ -73,7 +73,7 @@ class Decision(NamedTuple):
 
 class Result(NamedTuple):
     """EXECUTED. `rows`: intp, the rows that got tokens. `counts`: how many tokens each of them got; None: one
-    each.
+    each. `stale`: (row, request) for requests that were preempted while the step ran, and keep its tokens.
     """
 
     rows: np.ndarray
@@ -83,6 +83,7 @@ class Result(NamedTuple):
     errors: tuple[tuple[int, str], ...]
     device_ns: int
     host_ns: int
+    stale: tuple[tuple[int, Tracked], ...] = ()
 
 
 class Drafts(NamedTuple):

@@ -60,6 +60,7 @@ class Recorder:
         self._last_rows = NO_ROWS
         # the same without the requests that ended in it
         self._ids_left, self._rows_left = self._last_ids, NO_ROWS
+        self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)
         self._waiting_grammars: dict[str, Tracked] = {}
         self.encoded: set[bytes] = set()  # keys in the encoder cache
         self._last_update_ns = 0  # when the last update ended
@@ -253,7 +254,11 @@ class Recorder:
 
     def _lose_row(self, name: str, reason: str) -> None:
         tracked = self.requests[name]
-        self._append(Preemption(ev.Preempted(name, tracked.row, "recompute", reason), tracked))
+        row = tracked.row
+        self._append(Preemption(ev.Preempted(name, row, "recompute", reason), tracked))
+        if reason != RESET:  # vLLM drops the tokens in flight then
+            steps = (step.number for step in self.in_flight if name in step.output.num_scheduled_tokens)
+            self._stale += [(number, row, tracked) for number in steps]
         self._take_row(name, tracked)
 
     def _see_grammars(self) -> None:
@@ -275,7 +280,8 @@ class Recorder:
         self._last_update_ns = now
         if got.tokens:
             self.progress_ns = now
-        entry = Result(got.rows, got.tokens, got.counts, stops, errors, device_ns, step.host_ns)
+        stale = self._stale_in(step.number) if self._stale else ()
+        entry = Result(got.rows, got.tokens, got.counts, stops, errors, device_ns, step.host_ns, stale)
         self.entries.append((entry, step.number, now))
         if not self.overlaps:
             self.step += 1
@@ -283,6 +289,12 @@ class Recorder:
         for event in events:
             self._append(event)
             self._forget(event.request_id, self.requests[event.request_id])
+
+    def _stale_in(self, number: int) -> tuple[tuple[int, Tracked], ...]:
+        """Return (row, request) for the requests that were preempted while step `number` ran."""
+        found = tuple((row, tracked) for step, row, tracked in self._stale if step == number)
+        self._stale = [each for each in self._stale if each[0] != number]
+        return found
 
     def _ended(self, step: Step, scheduler: VllmObject) -> list[VllmObject]:
         """Return the requests that ended in an update, in the order of the step."""

@@ -162,3 +162,26 @@ def test_the_plugin_imports_neither_torch_nor_vllm():
     code = f"import sys; sys.path[:0] = {sys.path!r}; import mmengine_vllm.hooks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "vllm", "mmengine.native", "mmengine.runtime"} & set(done.stdout.split())
+
+
+def test_tokens_that_arrive_after_a_preemption_count(record):
+    scheduler = record(num_blocks=10, max_model_len=32, overlaps=True)
+    for request in prompts(6):
+        scheduler.add_request(request)
+    flying, late = [], 0
+    for _ in range(40):
+        flying.append(scheduler.schedule())
+        if len(flying) > 1:
+            output = flying.pop(0)
+            scheduler.update_from_output(output, run_output(output, lambda name: 7))
+        scheduler._recording.flush()
+        recorder = scheduler._recording.recorder
+        for name, request in scheduler.requests.items():
+            if name not in recorder.rows and name not in output_names(flying):
+                late += len(request.tokens) > request.num_prompt_tokens
+                assert recorder.requests[name].chain == recorder.contents.begin(request.tokens, "")[1]
+    assert late
+
+
+def output_names(outputs):
+    return {name for output in outputs for name in output.num_scheduled_tokens}
