@@ -6,7 +6,6 @@ keep their numbers. A step without a row disappears, so later steps get smaller 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,18 +15,44 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 
+NO_ROWS = np.zeros(0, np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An int32 column with values of each row. Row n has the values before `ends[n]`, from the row before
+    on.
+    """
+
+    values: np.ndarray
+    ends: np.ndarray
+
+    def of(self, places: np.ndarray) -> bytes:
+        """Return the values of the rows at these places, as bytes."""
+        starts = np.concatenate(([0], self.ends[:-1]))
+        return b"".join(
+            self.values[start:end].tobytes()
+            for start, end in zip(starts[places].tolist(), self.ends[places].tolist(), strict=True)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record, and the shares of its rows. `owners` has the id of each row's request.
-
-    `columns`: for each int32 column of the event, the values of each row, keyed by the field's name.
+    """A record, and the shares of its rows. `rows`: intp. `owners` has the id of each row's request, or is
+    empty. `shares` has the event's columns, keyed by the field's name.
     """
 
     record: Record
     event: ev.Event
-    owners: dict[int, str] = field(default_factory=dict)
-    columns: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
+    rows: np.ndarray = field(default_factory=lambda: NO_ROWS)
+    owners: tuple[str, ...] = ()
+    shares: dict[str, Share] = field(default_factory=dict)
+
+    @property
+    def num_cells(self) -> int:
+        """How much memory the piece takes beside its event, in cells."""
+        shares = self.shares.values()
+        return len(self.rows) + len(self.owners) + sum(len(one.values) + len(one.ends) for one in shares)
 
 
 def piece_of(state: State, record: Record) -> Piece:
@@ -40,64 +65,67 @@ def piece_of(state: State, record: Record) -> Piece:
             return _scheduled(state, record, event)
         case ev.Executed():
             return _executed(state, record, event)
-        case ev.StatesKept() | ev.Drafted():
-            rows = _ints(event.rows)
-            if isinstance(event, ev.Drafted):
-                counts = _ints(event.num_drafts)
-                columns = {"num_drafts": _each(rows, counts), "drafts": _runs(rows, event.drafts, counts)}
-            else:
-                columns = {name: _each(rows, _ints(getattr(event, name))) for name in ("num_tokens", "slots")}
-            return Piece(record, event, _owners(state, rows), columns)
+        case ev.StatesKept():
+            rows = _ints(event.rows).astype(np.intp)
+            shares = {name: _each(_ints(getattr(event, name))) for name in ("num_tokens", "slots")}
+            return Piece(record, event, rows, _owners(state, rows), shares)
+        case ev.Drafted():
+            rows, counts = _ints(event.rows).astype(np.intp), _ints(event.num_drafts)
+            shares = {"num_drafts": _each(counts), "drafts": _runs(event.drafts, counts)}
+            return Piece(record, event, rows, _owners(state, rows), shares)
         case ev.Preempted(for_row=row) if row != ev.FOR_ALL:
-            return Piece(record, event, _owners(state, np.array([row])))
+            return Piece(record, event, owners=_owners(state, np.array([row])))
     return Piece(record, event)
 
 
 def _scheduled(state: State, record: Record, event: ev.Scheduled) -> Piece:
     rows = state.last_rows if event.rows is None else _ints(event.rows).astype(np.intp)
-    counts = np.ones(len(rows), np.int32) if event.num_tokens is None else _ints(event.num_tokens)
-    short, further = further_blocks(state, state.config, rows, counts)
-    needed = np.zeros(len(rows), np.int32)
-    needed[short] = further
-    columns = {"num_tokens": _each(rows, counts), "new_blocks": _runs(rows, event.new_blocks, needed)}
+    shares: dict[str, Share] = {}
+    counts = np.ones(len(rows), np.int32)
+    if event.num_tokens is not None:
+        counts = _ints(event.num_tokens)
+        shares["num_tokens"] = _each(counts)
+    if event.new_blocks:
+        needed = np.zeros(len(rows), np.int32)
+        short, further = further_blocks(state, state.config, rows, counts)
+        needed[short] = further
+        shares["new_blocks"] = _runs(event.new_blocks, needed)
     for name in ("num_drafts", "drafters"):
         if (column := getattr(event, name)) is not None:
-            columns[name] = _each(rows, _ints(column))
-    return Piece(record, event, _owners(state, rows), columns)
+            shares[name] = _each(_ints(column))
+    return Piece(record, event, rows, _owners(state, rows), shares)
 
 
 def _executed(state: State, record: Record, event: ev.Executed) -> Piece:
-    rows = state.sampled_rows()
-    counts = np.ones(len(rows), np.int32) if event.counts is None else _ints(event.counts)
-    columns = {"token_ids": _runs(rows, event.token_ids, counts), "counts": _each(rows, counts)}
-    places = np.arange(len(rows), dtype=np.int32)
-    columns["index"] = _each(rows, places)
+    rows, shares = state.sampled_rows(), dict[str, Share]()
+    counts = np.ones(len(rows), np.int32)
+    if event.counts is not None:
+        counts = _ints(event.counts)
+        shares["counts"] = _each(counts)
+    shares["token_ids"] = _runs(event.token_ids, counts)
     if event.num_drafts is not None:
         num_drafts = _ints(event.num_drafts)
-        columns["num_drafts"] = _each(rows, num_drafts)
-        columns["drafts"] = _runs(rows, event.drafts, num_drafts)
+        shares["num_drafts"], shares["drafts"] = _each(num_drafts), _runs(event.drafts, num_drafts)
         if event.drafters is not None:
-            columns["drafters"] = _each(rows, _ints(event.drafters))
-    return Piece(record, event, {}, columns)
+            shares["drafters"] = _each(_ints(event.drafters))
+    return Piece(record, event, rows, shares=shares)
 
 
-def _owners(state: State, rows: np.ndarray) -> dict[int, str]:
-    return {row: state.requests_by_row[row].request.request_id for row in rows.tolist()}
+def _owners(state: State, rows: np.ndarray) -> tuple[str, ...]:
+    return tuple(state.requests_by_row[row].request.request_id for row in rows.tolist())
 
 
 def _ints(column: bytes) -> np.ndarray:
     return np.frombuffer(column, np.int32)
 
 
-def _each(rows: np.ndarray, values: np.ndarray) -> dict[int, np.ndarray]:
-    return {row: values[place : place + 1] for place, row in enumerate(rows.tolist())}
+def _each(values: np.ndarray) -> Share:
+    return Share(values, np.arange(1, len(values) + 1))
 
 
-def _runs(rows: np.ndarray, column: bytes, counts: np.ndarray) -> dict[int, np.ndarray]:
-    """Return each row's part of a column in which row n has `counts[n]` values."""
-    values, ends = _ints(column), np.cumsum(counts, dtype=np.int64).tolist()
-    pairs = zip(rows.tolist(), ends, counts.tolist(), strict=True)
-    return {row: values[end - count : end] for row, end, count in pairs}
+def _runs(column: bytes, counts: np.ndarray) -> Share:
+    """Return the share for a column in which row n has `counts[n]` values."""
+    return Share(_ints(column), np.cumsum(counts, dtype=np.int64))
 
 
 class Projection:
@@ -108,6 +136,7 @@ class Projection:
     def __init__(self, state: State, kept: set[str]):
         self._state, self._kept = state, kept
         self._steps: set[int] = set()  # Steps of the whole log that are in flight here, too.
+        self._evicted: list[bytes] = []  # Encoder outputs that events of other requests evicted.
 
     def of(self, piece: Piece) -> ev.Event | None:
         """Return the piece's event without the other requests, or None if nothing remains. Raises KeyError if
@@ -134,16 +163,17 @@ class Projection:
                 lost = tuple((name, why) for name, why in event.lost if name in self._kept)
                 return msgspec.structs.replace(event, lost=lost)
             case ev.StatesKept() | ev.Drafted():
-                rows = self._rows(piece)
-                columns: dict[str, Any] = {
-                    name: _joined(values, rows) for name, values in piece.columns.items()
-                }
-                return msgspec.structs.replace(event, rows=_column(rows), **columns) if rows else None
+                places = self._places(piece)
+                rows = piece.rows[places].astype(np.int32).tobytes()
+                columns = {name: share.of(places) for name, share in piece.shares.items()}
+                return msgspec.structs.replace(event, rows=rows, **columns) if rows else None
             case ev.Evicted():
                 keys = self._cached(event.keys)
                 return ev.Evicted(keys, self._cached(event.used)) if keys or event.used else None
-        if getattr(event, "request_id", None) in (None, *self._kept):
+        name = getattr(event, "request_id", None)
+        if name is None or name in self._kept:
             return self._own(piece, event)
+        self._evicted += getattr(event, "evict", ())
         return None
 
     def _own(self, piece: Piece, event: ev.Event) -> ev.Event:
@@ -153,42 +183,44 @@ class Projection:
             case ev.Queued():
                 return replace(event, group=event.group if event.group in self._kept else "")
             case ev.Admitted():
-                changes: dict[str, Any] = {"evict": self._cached(event.evict)}
                 if isinstance(event, ev.AdmittedWithAdapter):
                     there = self._state.adapters.cache.entries
-                    changes["adapters_out"] = tuple(key for key in event.adapters_out if key in there)
-                return replace(event, **changes)
+                    out = tuple(key for key in event.adapters_out if key in there)
+                    event = replace(event, adapters_out=out)
+                return replace(event, evict=self._all_evicted(event.evict))
             case ev.Encoded():
-                return replace(event, evict=self._cached(event.evict))
-            case ev.Preempted() if piece.owners.keys() and not self._kept.issuperset(piece.owners.values()):
+                return replace(event, evict=self._all_evicted(event.evict))
+            case ev.Preempted() if not self._kept.issuperset(piece.owners):
                 return replace(event, for_row=ev.FOR_ALL, for_tokens=0)
         return event
 
     def _scheduled(self, piece: Piece, event: ev.Scheduled) -> ev.Scheduled | None:
-        rows = self._rows(piece)
-        encode = tuple(item for item in event.encode if item[1] in rows)
-        if not rows:
+        places = self._places(piece)
+        if not len(places):
+            self._evicted += event.evict
             return None
-        columns: dict[str, Any] = {name: _joined(values, rows) for name, values in piece.columns.items()}
-        evict = self._cached(event.evict)
-        return ev.Scheduled(_column(rows), encode=encode, evict=evict, **columns)
+        rows = piece.rows[places]
+        return msgspec.structs.replace(
+            event,
+            rows=rows.astype(np.int32).tobytes(),
+            encode=tuple(item for item in event.encode if item[1] in rows),
+            evict=self._all_evicted(event.evict),
+            num_decided=0,
+            **{name: share.of(places) for name, share in piece.shares.items()},
+        )
 
     def _executed(self, piece: Piece, event: ev.Executed) -> ev.Executed:
-        rows = self._state.sampled_rows().tolist()
-        columns: dict[str, Any] = {name: _joined(values, rows) for name, values in piece.columns.items()}
-        index = {
-            int(values[0]): place for place, values in enumerate(piece.columns["index"][row] for row in rows)
-        }
-        del columns["index"]
-        if event.counts is None:
-            del columns["counts"]
-        return ev.Executed(
-            stops=tuple((index[place], kind) for place, kind in event.stops if place in index),
-            errors=tuple((index[place], text) for place, text in event.errors if place in index),
-            device_ns=event.device_ns,
-            draft_ns=event.draft_ns,
-            host_ns=event.host_ns,
-            **columns,
+        number_of = {row: number for number, row in enumerate(piece.rows.tolist())}
+        numbers = [number_of[row] for row in self._state.sampled_rows().tolist()]
+        index = {number: place for place, number in enumerate(numbers)}
+        places = np.array(numbers, np.intp)
+        return msgspec.structs.replace(
+            event,
+            stops=tuple((index[number], kind) for number, kind in event.stops if number in index),
+            errors=tuple((index[number], text) for number, text in event.errors if number in index),
+            logprobs=(),
+            prompt_logprobs=(),
+            **{name: share.of(places) for name, share in piece.shares.items()},
         )
 
     def _returns(self, piece: Piece) -> bool:
@@ -200,16 +232,20 @@ class Projection:
         self._steps.discard(piece.record.step)
         return True
 
-    def _rows(self, piece: Piece) -> list[int]:
-        return [row for row, name in piece.owners.items() if name in self._kept]
+    def _places(self, piece: Piece) -> np.ndarray:
+        places = [place for place, name in enumerate(piece.owners) if name in self._kept]
+        return np.array(places, np.intp)
+
+    def _all_evicted(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return the encoder outputs that an event evicts: its own, and those that events of other requests
+        evicted before it.
+        """
+        idle = self._state.encoder.idle
+        now = tuple(key for key in dict.fromkeys((*self._evicted, *keys)) if key in idle)
+        self._evicted = [
+            key for key in self._evicted if key in self._state.encoder.entries and key not in now
+        ]
+        return now
 
     def _cached(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
         return tuple(key for key in keys if key in self._state.encoder.entries)
-
-
-def _joined(values: dict[int, np.ndarray], rows: list[int]) -> bytes:
-    return b"".join(values[row].tobytes() for row in rows)
-
-
-def _column(rows: list[int]) -> bytes:
-    return np.array(rows, np.int32).tobytes()

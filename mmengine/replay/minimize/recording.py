@@ -10,6 +10,7 @@ from pathlib import Path
 from mmengine.config import EngineConfig
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.state import State
+from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.log import LogWriter
@@ -24,6 +25,8 @@ from mmengine.replay.minimize.projection import Piece, Projection, piece_of
 from mmengine.replay.rerun.script import Script
 from mmengine.replay.rules.decisions import broken_rules
 from mmengine.replay.watcher import NAMES, Watcher
+
+MAX_CELLS = 2**26  # Limit on the cells of all pieces, in the order of a gigabyte.
 
 
 class Recording:
@@ -124,7 +127,8 @@ class Recording:
 def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) -> Recording | None:
     """Return a log's recording up to the first broken rule, or None if the log breaks none.
 
-    `kind`: a rule's name, or "any". A log whose beginning was deleted gives None. Raises `verify`'s errors.
+    `kind`: a rule's name, or "any". A log whose beginning was deleted gives None. Raises
+    LogError for a log that takes too much memory, and `verify`'s errors.
     """
     deadline = deadline or Deadline()
     log = CheckedLog(folder)
@@ -133,6 +137,7 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
     state = log.first_state()
     watcher = Watcher(state, NAMES if kind == "any" else {kind}, has_outputs=False)
     pieces: list[Piece] = []
+    num_cells = 0
     failure: Failure | None = None
     for record in log:
         deadline.check()
@@ -142,6 +147,9 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
                 failure = _failure(state, *watcher.broken)
                 break
             pieces.append(_split(state, record))
+            num_cells += pieces[-1].num_cells
+            if num_cells > MAX_CELLS:
+                raise LogError(f"the log in {folder} is too large to leave requests out of its decisions")
             watcher.check_decision(record.event)
             if watcher.broken is not None:
                 failure = _broken_by(state, record.event)

@@ -55,11 +55,15 @@ def _step_rows(state: State, rows: np.ndarray, is_new: bool) -> Rules:
         yield BrokenRule("rows", text, row, 0, can_fold=False)
     if not is_new and not len(state.step_rows):
         return
-    placed = [*state.step_rows.tolist(), *rows.tolist()]
-    if len(set(placed)) < len(placed):
-        row = next(row for place, row in enumerate(placed) if row in placed[:place])
-        text = f"step {state.step} has row {row} more than once"
-        yield BrokenRule("rows", text, placed.count(row), 1)
+    placed, counts = np.unique(np.concatenate((state.step_rows, rows)), return_counts=True)
+    limit = state.config.max_num_seqs
+    if (total := int(counts.sum())) > limit:
+        text = f"step {state.step} has {total} rows; the limit is {limit} (max_num_seqs)"
+        yield BrokenRule("rows", text, total, limit, can_fold=False)
+    elif len(placed) < total:
+        row, count = int(placed[counts.argmax()]), int(counts.max())
+        text = f"step {state.step} has row {row} {count} times"
+        yield BrokenRule("rows", text, count, 1)
 
 
 def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarray) -> Rules:
