@@ -21,7 +21,7 @@ from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.cli.restarts import Life, Restarts
 from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
 from mmengine.server.http.errors import LATER_S
-from mmengine.server.lifecycle.health_port import Health, HealthPort, silent
+from mmengine.server.lifecycle.health_port import Health, HealthPort, reported, silent
 from mmengine.server.lifecycle.heartbeat import LATE_S, STUCK_S, Beat, HeartbeatReceiver
 
 SOCKET = "MMENGINE_SOCKET"  # Environment variable with the listening socket's descriptor.
@@ -82,7 +82,7 @@ class Guard:
         if not running.beat.is_serving:
             why = "the first steps run" if running.beat.is_built else "the model is being loaded"
             return Health((why,), self._retry_after_s(time.monotonic() - running.begun), False)
-        return Health(running.beat.reasons, running.beat.retry_after_s, True)
+        return reported(running.beat.reasons, running.beat.retry_after_s, running.beat.is_frozen)
 
     def _retry_after_s(self, waited_s: float) -> int:
         return max(1, min(LONGEST_RETRY_S, ceil(self._load_s - waited_s)))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mmengine.serve.async_engine import async_engine
 from mmengine.server.lifecycle import acceptor, web_server
 from mmengine.server.lifecycle.heartbeat import STUCK_S
 from tests.server.running import NAMES, served, wait_for
@@ -67,6 +68,14 @@ def test_a_stuck_event_loop_is_not_alive(server, monkeypatch):
         status, headers, found = server.call("/health/live")
     assert (status, found["error"]["code"]) == (503, "not_ready") and "retry-after" in headers
     assert "the engine has not responded for 3" in found["error"]["message"]
+    wait_for(lambda: server.call("/health/live")[0] == 200)
+
+
+def test_an_engine_that_is_stuck_in_a_step_is_not_alive(server, monkeypatch):
+    assert server.call("/health/live")[0] == 200
+    monkeypatch.setattr(async_engine, "STEP_FROZEN_S", -1.0)
+    wait_for(lambda: server.call("/health/live")[0] == 503)
+    monkeypatch.undo()
     wait_for(lambda: server.call("/health/live")[0] == 200)
 
 

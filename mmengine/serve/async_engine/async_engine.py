@@ -45,6 +45,7 @@ from mmengine.serve.text.request_output import engine_failed
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
 STEP_LIMIT_S = 60.0  # the engine is not ready while a step takes longer
+STEP_FROZEN_S = 600.0  # the engine is not alive while a step takes longer
 T = TypeVar("T")
 
 
@@ -300,7 +301,14 @@ class AsyncEngine(AsyncAnswers):
         if self._open.is_closing:
             more += ("the engine is closing",)
         reasons, public = found.reasons + more, found.public_reasons + more
-        return Readiness(reasons, backlog.num_requests, backlog.oldest_s, public=public, stuck=found.stuck)
+        return Readiness(
+            reasons,
+            backlog.num_requests,
+            backlog.oldest_s,
+            public=public,
+            is_frozen=step_s > STEP_FROZEN_S,
+            stuck=found.stuck,
+        )
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the open requests, and free the device.

@@ -34,6 +34,7 @@ class Readiness:
     oldest_preparing_s: float = 0.0  # the oldest request's age, without the time to fetch its media
     is_over: bool = False  # whether this engine will never be ready again
     public: tuple[str, ...] = ()
+    is_frozen: bool = False  # whether a step has not returned for so long that only a new process helps
     stuck: str = ""  # why running requests have not progressed for STUCK_S, if the log cannot be written
 
     @property

@@ -99,6 +99,11 @@ class Admission:
             return (shutdown_error(self.retry_later_s()).message,)
         return self._of_engine()
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a step has not returned for so long that only a new process helps."""
+        return self._engine.readiness().is_frozen
+
     def _of_engine(self) -> tuple[str, ...]:
         return self._engine.readiness().public_reasons
 

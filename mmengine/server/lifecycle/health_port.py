@@ -48,6 +48,11 @@ def silent(silent_s: float, late_s: float, stuck_s: float) -> Health | None:
     return Health((why,), LATER_S, has_report=False, is_alive=silent_s <= stuck_s)
 
 
+def reported(reasons: tuple[str, ...], retry_after_s: int, is_frozen: bool) -> Health:
+    """Return the state that a serving engine reports."""
+    return Health(reasons, retry_after_s, has_report=not is_frozen, is_alive=not is_frozen)
+
+
 class HealthPort:
     """The listening socket and its connections. They are registered with `selector`; the owner calls a key's
     data when its socket is readable.

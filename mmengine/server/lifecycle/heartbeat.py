@@ -28,7 +28,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
     `is_built`: the weights are loaded, and recovered requests may run. `is_regular`: heartbeats now come at a
     fixed interval, so a missing one is a fault. `is_serving`: clients get answers. `reasons`: why the server
-    is not ready. `num_tokens`: output tokens since the process began.
+    is not ready. `num_tokens`: output tokens since the process began. `is_frozen`: a step has not returned
+    for so long that only a new process helps.
     """
 
     is_built: bool = False
@@ -37,6 +38,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     reasons: tuple[str, ...] = ()
     retry_after_s: int = 1
     num_tokens: int = 0
+    is_frozen: bool = False
 
 
 class HeartbeatSender:

@@ -152,7 +152,8 @@ class _Pulse:
             reasons, later_s = readiness.reasons, 1
             if self.app is not None:
                 reasons, later_s = self.app.admission.reasons(), self.app.admission.retry_later_s()
-            self._beats.send(Beat(True, True, bool(server and server.started), reasons, later_s, tokens))
+            is_serving = bool(server and server.started)
+            self._beats.send(Beat(True, True, is_serving, reasons, later_s, tokens, readiness.is_frozen))
         if readiness.is_over and server is not None and not server.should_exit:
             self.failure = readiness.reasons[0]
             server.should_exit = True

@@ -14,7 +14,7 @@ from mmengine.server.app.app import App
 from mmengine.server.http.admission import Admission
 from mmengine.server.http.cors import with_cors
 from mmengine.server.lifecycle.acceptor import Acceptor
-from mmengine.server.lifecycle.health_port import Health, silent
+from mmengine.server.lifecycle.health_port import Health, reported, silent
 from mmengine.server.lifecycle.heartbeat import BEAT_S, LATE_S, STUCK_S
 from mmengine.server.lifecycle.process_end import drain_text
 from mmengine.server.lifecycle.tls import tls_options
@@ -34,16 +34,17 @@ class LoopClock:
         self._beat()
 
     def _beat(self) -> None:
-        self._reasons, self._later_s = self._admission.reasons(), self._admission.retry_later_s()
+        admission = self._admission
+        self._health = reported(admission.reasons(), admission.retry_later_s(), admission.is_frozen)
         self.beaten_at = time.monotonic()
         self._loop.call_later(BEAT_S, self._beat)
 
     def health(self) -> Health:
-        """Return the state for probes. The server is alive unless its event loop has been stuck for
-        STUCK_S.
+        """Return the state for probes. The server is not alive if its event loop has been stuck for STUCK_S,
+        or the engine in a step for STEP_FROZEN_S.
         """
         late = silent(time.monotonic() - self.beaten_at, LATE_S, STUCK_S)
-        return late or Health(self._reasons, self._later_s, has_report=True)
+        return late or self._health
 
 
 class WebServer(uvicorn.Server):
