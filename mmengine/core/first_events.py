@@ -46,4 +46,4 @@ def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
     if not host:
         return constants
     # vLLM's identifiers of media items already hold what their encoder output depends on.
-    return replace(constants, salts_media=False)
+    return replace(constants, salts_media=False, is_asynchronous=config.max_in_flight > 1)

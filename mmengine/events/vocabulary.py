@@ -55,6 +55,8 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     whose last token a step returns becomes a prefix hit with this result, and not with the row's next step.
     `knows_contents`: the log tells the contents of all cached KV blocks; False if it began while requests
     ran, or if KV came from a connector.
+    `is_asynchronous`: the rules of vLLM's AsyncScheduler: drafts in flight count as pending tokens, each row
+    that samples gets placeholders for drafts, and a preempted request keeps the tokens in flight.
     """
 
     isolates_failures: bool = True
@@ -66,6 +68,7 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     media_held_ahead: int = 0
     fills_with_results: bool = False
     knows_contents: bool = True
+    is_asynchronous: bool = False
 
 
 class AdapterLoaded(EventBase, frozen=True):

@@ -25,6 +25,8 @@ def rules_for(started: ev.Started) -> HostRules:
     """Return the rules for the log that begins with `started`, whose `host` is not empty."""
     if missing := started.fingerprints.get(UNMODELLED, ""):
         return HostRules("", "", f"the rules here do not model {missing}")
+    if not started.constants.knows_contents:
+        return HostRules("", "", "the log does not tell what vLLM's prefix cache held when it began")
     found = _VERSION.match(started.host)
     if found is None:
         return HostRules("", "", f"this build has no rules of {started.host}; it has those of vllm")

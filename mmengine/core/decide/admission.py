@@ -16,6 +16,7 @@ from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
+AdmissionDecision = ev.Admitted | ev.Evicted | ev.Fetched | ev.LeaseTaken
 MayStart = Callable[[RequestView], bool]
 
 
@@ -28,9 +29,7 @@ class Admission:
 
     stops_at_encoder = False
 
-    def admit_next(
-        self, view: View, may_start: MayStart | None = None
-    ) -> ev.Admitted | ev.Evicted | ev.Fetched | ev.LeaseTaken | None:
+    def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
         """Return ADMITTED for the first waiting request that can start, or None.
 
         `may_start` selects the candidates; None: all waiting requests. The result is FETCHED if a block store

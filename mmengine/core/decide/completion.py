@@ -26,6 +26,10 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     ending = running[over[running]] if np.count_nonzero(over) else running[:0]
     events = [_end_of(view, view.requests_by_row[row]) for row in ending.tolist()]
     ended = {event.request_id for event in events}
+    for name in view.stopped:
+        reason = "stop" if view.requests[name].detail else "length"
+        events.append(ev.Finished(name, reason, view.requests[name].detail))
+    ended.update(view.stopped)
     for name in view.cancelled:
         if name not in ended:
             events.append(_aborted(view.requests[name]))

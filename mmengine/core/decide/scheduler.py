@@ -36,6 +36,8 @@ class Scheduler:
 
     # Whether requests that are cancelled while a step runs end before the step's result is applied.
     ends_leavers_first = False
+    # Whether a request may be preempted while a step in flight has it.
+    preempts_in_flight = False
 
     def __init__(self, admission: Admission, running: RunningRows):
         self.admission, self.running = admission, running
@@ -48,11 +50,11 @@ class Scheduler:
         """Return this step's next decision, or None if the step is complete or nothing can run."""
         if view.step_part is not None:
             return None
-        if view.flights and not view.is_open and overlap.waits_for(view):
+        if view.flights and not view.is_open and self.waits_for(view):
             return None
         # STATESKEPT refers to the rows' states at the end of the step, so no row may join after it.
         event = None if view.step_kept else self._next_rows(view)
-        if isinstance(event, ev.Preempted) and view.flights:
+        if isinstance(event, ev.Preempted) and view.flights and not self.preempts_in_flight:
             return None  # a preempted row's blocks do not become free while a step in flight uses them
         if event is None and view.config.num_state_slots and not view.step_kept:
             event = keep_states(view)
@@ -60,9 +62,13 @@ class Scheduler:
             return next_part(view, self.admission)
         return event
 
+    def waits_for(self, view: View) -> str:
+        """Return why the next step must wait for the result of a step in flight: as in overlap.waits_for."""
+        return overlap.waits_for(view)
+
     def why_it_waits(self, view: View) -> str:
         """Return why `schedule` opened no step while another step runs: a reason in overlap.HOW."""
-        reason = overlap.waits_for(view)
+        reason = self.waits_for(view)
         if not reason and isinstance(self._next_rows(view), ev.Preempted):
             reason = overlap.BLOCKS
         return reason or overlap.ALONE

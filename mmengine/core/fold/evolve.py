@@ -9,6 +9,7 @@ from typing import assert_never
 import numpy as np
 
 from mmengine.core.fold import adapters, fetch, sessions
+from mmengine.core.fold.asynchronous import await_stale
 from mmengine.core.fold.media import encode, encode_part, leave_part
 from mmengine.core.fold.rows import (
     compute,
@@ -213,6 +214,8 @@ def _apply_preempted(state: State, event: ev.Preempted) -> None:
         leave_step(state, req_state)
     if event.for_row != ev.FOR_ALL:
         make_room(state, event)
+    if state.constants.is_asynchronous and state.in_flight[event.row]:
+        await_stale(state, event.row, event.request_id, drops=state.resetting)
     leave_row(state, req_state)
     state.num_preempted += 1
     req_state.preempted = state.num_preempted
@@ -241,7 +244,7 @@ def _apply_finished(state: State, event: ev.Finished) -> None:
             state.blocks.index.forget(state.block_table[req_state.row, : state.num_blocks[req_state.row]])
         leave_row(state, req_state)
     state.tenants.leave(req_state)
-    for names in (state.cancelled, state.grammar_failed, state.thrashing):
+    for names in (state.cancelled, state.grammar_failed, state.thrashing, state.stopped):
         if event.request_id in names:
             names.remove(event.request_id)
 

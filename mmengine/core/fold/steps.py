@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mmengine.core.fold.asynchronous import deliver_stale, expect_drafts, reject_drafts, settled
 from mmengine.core.fold.media import drop_part, release_media
 from mmengine.core.fold.rows import (
     drop_host_blocks,
@@ -38,8 +39,10 @@ def apply_dispatched(state: State) -> None:
     """Close the open step and add it to the steps in flight."""
     flight = close_step(state)
     flight.draft_level = draft_level_after(state, flight.rows)
+    if state.constants.is_asynchronous:
+        expect_drafts(state, flight)
     state.in_flight[flight.rows] += 1
-    state.num_pending[flight.sampled] += 1
+    state.num_pending[flight.sampled] += _pending(flight)
     state.flights.append(flight)
 
 
@@ -51,8 +54,12 @@ def land(state: State) -> Flight:
         return close_step(state)
     flight = state.flights.popleft()
     state.in_flight[flight.rows] -= 1
-    state.num_pending[flight.sampled] -= 1
+    state.num_pending[flight.sampled] -= _pending(flight)
     return flight
+
+
+def _pending(flight: Flight) -> np.ndarray | int:
+    return 1 if flight.num_drafts is None else 1 + flight.num_drafts
 
 
 def apply_executed(state: State, event: ev.Executed) -> None:
@@ -64,6 +71,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     state.history.update(event.token_ids)
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
+    if state.stale:
+        deliver_stale(state, flight, event)
     for index, what in event.errors:
         if state.ended[sampled[index]] != LEFT:
             state.ended[sampled[index]] = BROKEN
@@ -88,13 +97,18 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
         # Roll rejected drafts back. A step that verifies drafts is the only step in flight.
-        if (state.verifies or event.errors) and not state.flights:
+        if flight.num_drafts is not None:
+            reject_drafts(state, flight, counts)
+        elif (state.verifies or event.errors) and not state.flights:
             state.num_computed[sampled] = state.num_tokens[sampled] - 1
-        take_drafts(state, rows, sampled, event)
+        if flight.num_drafts is None:
+            take_drafts(state, rows, sampled, event)
     if state.constants.fills_with_results:
         fill_with_result(state, sampled)
     if state.num_with_media:
         computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed
+        if state.constants.is_asynchronous:
+            computed = settled(state, flight, counts)
         done = state.release_at[rows] <= computed
         for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
             release_media(state, row, reached)

@@ -49,5 +49,7 @@ class Flight:
     gone: list[bytes] = field(default_factory=list)  # encoder keys that the executor is told to drop
     swapped: list[RequestState] = field(default_factory=list)  # requests whose KV the step copies to the host
     draft_level: int = NO_DRAFTERS  # the highest drafter number that may draft after the step
+    # int32, how many drafts each sampled row verifies, by vLLM's asynchronous rules; None: see the columns
+    num_drafts: np.ndarray | None = None
     part_of: str = ""  # the request for whose item the step computes a part, or ""
     kept: list[np.ndarray] = field(default_factory=list)  # kept states, as in `step_kept`

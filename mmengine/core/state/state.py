@@ -104,6 +104,10 @@ class State(Columns[np.ndarray]):
         self.sessions = Sessions()
         self.fetching: dict[str, None] = {}  # requests that hold blocks which a block store fills
         self.suspects: dict[str, None] = {}  # requests that run apart after a failed step
+        # By vLLM's asynchronous rules: rows of preempted requests whose tokens are in flight -> the request,
+        # and whether these tokens are dropped.
+        self.stale: dict[int, tuple[RequestState, bool]] = {}
+        self.stopped: list[str] = []  # waiting requests that end with tokens from before their preemption
         self.thrashing: list[str] = []  # requests that reached thrash_limit and are not reported yet
         self.resetting = False  # the running requests are about to be preempted and start again
         self.step = 0  # the open step, or the next one
@@ -170,6 +174,12 @@ class State(Columns[np.ndarray]):
         if piece and media:
             req_state.media_work = tuple(work_of(item.grid, even) for item in media)
             req_state.has_large = max(req_state.media_work) > piece
+
+    def sampled_drafts(self) -> np.ndarray:
+        """Return how many drafts each of `sampled_rows` verifies, int32."""
+        if self.flights and self.flights[0].num_drafts is not None:
+            return self.flights[0].num_drafts
+        return self.scheduled_drafts[self.sampled_rows()]
 
     def sampled_rows(self) -> np.ndarray:
         """Return the rows, intp, that give tokens in the step that returns next."""

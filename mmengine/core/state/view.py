@@ -47,6 +47,8 @@ class View(Columns[ReadOnlyArray], RunningView):
     cancelled: Sequence[str]
     grammar_failed: Sequence[str]
     suspects: Mapping[str, None]
+    stale: Mapping[int, tuple[RequestView, bool]]
+    stopped: Sequence[str]
     fetching: Mapping[str, None]
     thrashing: Sequence[str]
     flights: Sequence[FlightView]

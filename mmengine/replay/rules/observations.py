@@ -30,7 +30,7 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
     if event.counts is not None:
         _check_column("counts", event.counts, 1, state.config.num_draft_tokens + 2)
         counts = np.frombuffer(event.counts, np.int32)
-        if len(counts) != len(sampled) or (counts > state.scheduled_drafts[sampled] + 1).any():
+        if len(counts) != len(sampled) or (counts > state.sampled_drafts() + 1).any():
             raise ValueError(
                 f"counts must have one value for each of the {len(sampled)} sampled rows, at most the "
                 "row's number of drafts plus 1"

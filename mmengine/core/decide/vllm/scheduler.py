@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
-from mmengine.core.decide.admission import Admission, MayStart
+from mmengine.core.decide.admission import Admission, AdmissionDecision, MayStart
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.running import RunningRows, Wanted, preempt, with_drafts
 from mmengine.core.decide.scheduler import Scheduler
@@ -58,6 +58,18 @@ class VllmAdmission(Admission):
     def draft(self, view: View) -> EncoderDraft:
         return VllmEncoderDraft(view)
 
+    def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
+        """Return what `Admission.admit_next` returns. A request whose tokens are in flight, from before its
+        preemption, is passed over."""
+        if len(view.running) >= view.config.max_num_seqs:
+            return None
+        awaited = {id(req_state) for req_state, drops in view.stale.values() if not drops}
+        if not awaited:
+            return super().admit_next(view, may_start)
+        return super().admit_next(
+            view, lambda each: id(each) not in awaited and (may_start is None or may_start(each))
+        )
+
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
         return UnreservedPlaces(view, may_start) if view.config.max_loras else None
 
@@ -72,7 +84,10 @@ class VllmAdmission(Admission):
             return 0
         ran = [view.requests_by_row[row] for row in view.step_rows.tolist()]
         ran = [req_state for req_state in ran if req_state.admitted_step < view.step]
-        decodes = all(len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran)
+        decodes = all(
+            len(req_state.tokens) <= view.num_computed[req_state.row] - view.scheduled[req_state.row]
+            for req_state in ran
+        )
         return num_drafts if (ran or num_computed) and decodes else 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
@@ -91,11 +106,18 @@ class VllmRunningRows(RunningRows):
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
         wanted = view.num_tokens[rows] - view.num_computed[rows]
+        if view.flights:
+            wanted = wanted + view.num_pending[rows]
         if view.config.num_draft_tokens:
             wanted = with_drafts(view, rows, wanted)
         # After a preemption for the first row, its chunk stays as it was cut before the preemption.
         if view.made_room_for[0] == rows[0]:
             wanted[0] = min(wanted[0], view.made_room_for[1])
+        if view.flights:
+            pending = view.num_pending[rows]
+            reached = view.num_computed[rows] + 2 - pending >= view.max_total[rows]
+            wanted = np.minimum(wanted, view.config.max_model_len - 1 - view.num_computed[rows])
+            wanted[(pending > 0) & reached] = 0
         return wanted
 
     def scheduled(self, view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
@@ -125,6 +147,7 @@ class VllmScheduler(Scheduler):
     """Decides by vLLM's rules."""
 
     ends_leavers_first = True
+    preempts_in_flight = True
 
     def __init__(
         self, admission: VllmAdmission | None = None, running: VllmRunningRows | None = None
@@ -147,6 +170,9 @@ class VllmScheduler(Scheduler):
             # Each row waits for the item that its drafter would read next, and another row holds that item.
             return self.impatient.schedule(view, view.running)
         return event
+
+    def waits_for(self, view: View) -> str:
+        return ""
 
     def undecided_rows(self, view: View) -> ReadOnlyArray:
         return view.running[view.num_decided :]

@@ -10,13 +10,17 @@ have the situations in which vLLM makes no progress.
 
 from msgspec.structs import replace
 
+from mmengine.core.decide.adapter_places import AdapterPlaces
+from mmengine.core.decide.admission import MayStart
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.vllm.scheduler import (
+    UnreservedPlaces,
     VllmAdmission,
     VllmEncoderDraft,
     VllmRunningRows,
     VllmScheduler,
 )
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
@@ -67,6 +71,18 @@ class VllmEncoderDraft032(VllmEncoderDraft):
         return max(0, distance - self._ahead)
 
 
+class ScheduledPlaces(UnreservedPlaces):
+    """The places for adapters by the rules of vLLM 0.32: only rows of the open step take places."""
+
+    def has_place(self, req_state: RequestView) -> bool:
+        adapter, view = req_state.request.adapter, self._view
+        if adapter is None:
+            return True
+        adapters = [view.requests_by_row[row].request.adapter for row in view.step_rows.tolist()]
+        used = {each.digest for each in adapters if each is not None}
+        return adapter.digest in used or len(used) < view.config.max_loras
+
+
 class VllmAdmission032(VllmAdmission):
     """Admits waiting requests by the rules of vLLM 0.32, which stops at a request that the encoder holds
     back.
@@ -76,6 +92,9 @@ class VllmAdmission032(VllmAdmission):
 
     def draft(self, view: View) -> EncoderDraft:
         return VllmEncoderDraft032(view)
+
+    def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
+        return ScheduledPlaces(view, may_start) if view.config.max_loras else None
 
 
 class VllmRunningRows032(VllmRunningRows):

@@ -1,0 +1,73 @@
+"""Applies events by the rules of vLLM's AsyncScheduler: a step is scheduled before the last step returns,
+placeholders stand for its tokens and drafts, and a preempted request still gets its tokens in flight.
+"""
+
+import numpy as np
+
+from mmengine.core.state.columns import LEFT
+from mmengine.core.state.flight import Flight
+from mmengine.core.state.state import State
+from mmengine.events import vocabulary as ev
+
+
+def expect_drafts(state: State, flight: Flight) -> None:
+    """Note the drafts of a step that is dispatched, and give placeholders to each row that samples."""
+    if not state.config.num_draft_tokens:
+        return
+    flight.num_drafts = state.scheduled_drafts[flight.sampled].copy()
+    state.scheduled_drafts[flight.rows] = 0
+    state.verifies = False
+    state.num_drafts[flight.sampled] = state.config.num_draft_tokens
+    state.has_drafts = True
+
+
+def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> None:
+    """Take rejected drafts back from the rows' computed tokens. `counts`: each row's tokens; None: one."""
+    assert flight.num_drafts is not None
+    rejected = flight.num_drafts - (0 if counts is None else counts - 1)
+    lives = state.ended[flight.sampled] != LEFT
+    rows, rejected = flight.sampled[lives], rejected[lives]
+    state.num_computed[rows] -= rejected
+
+
+def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarray:
+    """Return the computed tokens of the step's rows, int32, without those that pending tokens may reject."""
+    tokens = np.zeros(state.config.num_rows, np.int32)
+    tokens[flight.sampled] = 1 if counts is None else counts
+    return state.num_computed[flight.rows] - state.num_pending[flight.rows] - tokens[flight.rows]
+
+
+def await_stale(state: State, row: int, name: str, *, drops: bool) -> None:
+    """Remember that a request loses `row`, which steps in flight have. `drops`: its tokens in flight are
+    dropped, because its prefix is computed again."""
+    req_state = state.requests[name]
+    was_dropping = any(dropping for other, dropping in state.stale.values() if other is req_state)
+    state.stale[row] = (req_state, drops or was_dropping)
+
+
+def deliver_stale(state: State, flight: Flight, event: ev.Executed) -> None:
+    """Give preempted requests the tokens that they sampled before their preemption. Call this function after
+    the step has landed."""
+    tokens = np.frombuffer(event.token_ids, np.int32)
+    counts = np.ones(len(flight.sampled), np.int32)
+    if event.counts is not None:
+        counts = np.frombuffer(event.counts, np.int32)
+    ends = np.cumsum(counts)
+    stops = dict(event.stops)
+    for index, row in enumerate(flight.sampled.tolist()):
+        if row not in state.stale:
+            continue
+        req_state, drops = state.stale[row]
+        name = req_state.request.request_id
+        if drops or state.requests.get(name) is not req_state or name in state.stopped:
+            continue
+        most = req_state.num_prompt + req_state.request.sampling.max_tokens
+        most = min(most, state.config.max_model_len)
+        got = tokens[ends[index] - counts[index] : ends[index]]
+        req_state.tokens = np.concatenate((req_state.tokens, got))[:most]
+        if index in stops and len(req_state.tokens) <= most:
+            req_state.detail = stops[index]
+        if index in stops or len(req_state.tokens) >= most:
+            state.stopped.append(name)
+    for row in [row for row in state.stale if not state.in_flight[row]]:
+        del state.stale[row]
