@@ -16,11 +16,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from mmengine.replay import verify
 from mmengine_shapes.questions import image_questions
 from mmengine_shapes.scenes import random_scene
+from mmengine_vllm.vllm_object import VllmObject
 
 CHECKPOINT = Path(__file__).parents[2] / "plugins" / "mmengine_shapes" / "checkpoint"
 TEXTS = ("What is 3 plus 4?", "Hello!", "Who are you?", "What is a triangle?")
@@ -35,7 +35,7 @@ DRAFTS = {
     "prompt_lookup_max": 3,
     "prompt_lookup_min": 1,
 }
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, VllmObject]] = {
     "plain": {},
     "no prefix cache": {"enable_prefix_caching": False},
     "priority": {"scheduling_policy": "priority"},
@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def workload(number: int) -> list[dict[str, Any]]:
+def workload(number: int) -> list[dict[str, VllmObject]]:
     """Return the requests: scenes to draw, a question, and options."""
     draw = random.Random(3)
     shared = [random_scene(draw, side=side) for side in (128, 256)]
@@ -100,7 +100,7 @@ def run(setting: str, is_ours: bool, number: int, out: Path) -> None:
         **ours,
     )
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
-    todo, answers, step = list(enumerate(workload(number))), dict[str, Any](), 0
+    todo, answers, step = list(enumerate(workload(number))), dict[str, VllmObject](), 0
     begin = time.process_time()
     while todo or engine.has_unfinished_requests():
         while todo and todo[0][1]["step"] <= step:

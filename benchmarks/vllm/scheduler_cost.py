@@ -14,13 +14,13 @@ import random
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as TheirScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from mmengine_vllm import Scheduler as OurScheduler
+from mmengine_vllm.vllm_object import VllmObject
 from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
 
 TURN = 20  # steps of one class before it is the other's turn
@@ -30,7 +30,7 @@ PROMPT = 64
 class Side:
     """A scheduler whose rows all decode."""
 
-    def __init__(self, cls: type, config: Any, rows: int, num_tokens: int):
+    def __init__(self, cls: type, config: VllmObject, rows: int, num_tokens: int):
         self.scheduler = make_scheduler(cls, config)
         self._runner, hasher = Runner(self.scheduler), block_hasher(config)
         draw = random.Random(7)

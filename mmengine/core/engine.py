@@ -15,8 +15,7 @@ them were written to the log.
 
 import time
 from collections.abc import Callable
-
-import numpy as np
+from typing import ClassVar
 
 from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
@@ -41,7 +40,7 @@ from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.draft_counts import add_drafts, count_drafts
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
-from mmengine.core.step_result import drafted_event, writable
+from mmengine.core.step_result import writable
 from mmengine.core.store_fetches import StoreFetches
 from mmengine.core.undelivered_answers import UndeliveredAnswers
 from mmengine.errors import MMEngineError, QueueFull, id_in_use
@@ -59,9 +58,10 @@ class EngineCore:
     of an existing log, for a replay or a continued log. `state`: the state of an existing log, which this
     engine continues; call `recover` next. `snapshots`: receives the state as the log grows. `undelivered`:
     the undelivered answers of a continued log; if given, each snapshot contains them. `remote`: the client of
-    a block store. `is_host_driven`: a host calls `begin_step` and `finish_step` instead of `step`. Raises
-    ConfigError for settings that contradict each other.
+    a block store. Raises ConfigError for settings that contradict each other.
     """
+
+    is_host_driven: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -77,7 +77,6 @@ class EngineCore:
         snapshots: SnapshotFolder | None = None,
         undelivered: UndeliveredAnswers | None = None,
         remote: RemoteBlocks | None = None,
-        is_host_driven: bool = False,
     ):
         if started is None:
             config.check_resolved()
@@ -112,7 +111,7 @@ class EngineCore:
         optional = [one for one in (self._store, undelivered) if one is not None]
         counter = StatsCounter(self.state, self._stats)
         self._observers = Observers([self.sessions, *optional, self._collector, counter, self.inbox])
-        self._started = started or started_of(config, fingerprints or {}, is_host_driven)
+        self._started = started or started_of(config, fingerprints or {}, self.is_host_driven)
         self._snapshots: SnapshotWriter | None = None
         if snapshots is not None:
             self._snapshots = SnapshotWriter(snapshots, self.state, self._started, self.sink, undelivered)
@@ -191,11 +190,6 @@ class EngineCore:
             or self._dispatched
             or self._is_decided
         )
-
-    @property
-    def num_in_flight(self) -> int:
-        """The number of dispatched steps that are not collected."""
-        return len(self._dispatched)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -279,42 +273,6 @@ class EngineCore:
         if not self._is_decided and not self._collector.outputs:
             self._advance()
         return self._commit_and_dispatch()
-
-    def begin_step(self) -> Outputs:
-        """Process arrivals, decide the next step, write the events to the log, and dispatch the step.
-
-        This is the first half of a step, for a host that calls an engine instead of being called by it. The
-        call never waits for a step in flight: it dispatches nothing while max_in_flight steps run, or if no
-        request can run now. Returns the outputs of requests that ended. While the log cannot be written, no
-        step starts, and the next call tries again.
-        """
-        if not self._is_decided and len(self._dispatched) < 1 + self._overlaps:
-            self._process_arrivals()
-            self._decide()
-        return self._commit_and_dispatch()
-
-    def finish_step(self) -> Outputs:
-        """Collect the oldest dispatched step, end complete requests, and write the events to the log.
-
-        This is the second half of a step; see `begin_step`. Returns the step's outputs, or no outputs while
-        the log cannot be written; the next call of either half then returns them.
-        """
-        if self._scheduler.ends_leavers_first:
-            self._end_leavers()
-        self._collect()
-        for end in complete(self.view):
-            self._emit(end)
-        self._is_committed = self.sink.commit()
-        return self._collector.take() if self._is_committed else Outputs()
-
-    def propose(self, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-        """Record drafts that arrived after the last step's result. Call this method between `finish_step` and
-        `begin_step`.
-
-        `rows`: running rows, int32 [n]. `num_drafts`: int32 [n]. `drafts`: int32 [num_drafts.sum()]. Raises
-        ExecutorFailed for drafts that do not fit the state.
-        """
-        self._emit(drafted_event(self.state, rows, num_drafts, drafts))
 
     def _advance(self) -> None:
         if not self._collect_first and len(self._dispatched) < 1 + self._overlaps:

@@ -11,6 +11,7 @@ from traceback import walk_tb
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold.evolve import evolve
+from mmengine.core.host_driven import HostDrivenCore
 from mmengine.core.outputs import Output
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.state import State
@@ -80,7 +81,8 @@ def _verify_own(log: CheckedLog, progress: Callable[[Record], None] | None, inva
 def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
     core: EngineCore | None = None
     try:
-        core = EngineCore(
+        core_class = HostDrivenCore if log.started.is_host_driven else EngineCore
+        core = core_class(
             log.config,
             tape,
             sink=tape,
@@ -94,7 +96,7 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
         while tape.next is not None:
             here = tape.next.sequence
             try:
-                outputs = _advance(core, tape.next.event, log.started.is_host_driven)
+                outputs = _advance(core, tape.next.event)
                 if tape.watcher is not None:
                     tape.watcher.outputs(outputs)
             except Crashed:
@@ -134,7 +136,7 @@ def _is_of_observation(error: Exception, last: Record) -> bool:
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 
 
-def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> Iterable[Output]:
+def _advance(core: EngineCore, coming: ev.Event) -> Iterable[Output]:
     """Let the engine write the event `coming`, and return the outputs."""
     match coming:
         case ev.Checkpoint():
@@ -143,9 +145,9 @@ def _advance(core: EngineCore, coming: ev.Event, is_host_driven: bool) -> Iterab
             core.recover(coming)
         case ev.Delivered():  # An engine that is closed writes DELIVERED without a step after it.
             core.record_delivered(coming)
-        case ev.Executed() | ev.Failed() if is_host_driven and core.num_in_flight:
+        case ev.Executed() | ev.Failed() if isinstance(core, HostDrivenCore) and core.num_in_flight:
             return core.finish_step()
-        case _ if is_host_driven:
+        case _ if isinstance(core, HostDrivenCore):
             return core.begin_step()
         case _:
             return core.step()

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.host_driven import HostDrivenCore
 from mmengine.events.log import LogWriter
 from mmengine.request import Request
 from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_tokens
@@ -60,7 +60,7 @@ def run_in_halves(
     whether its answer is whole, and its tokens.
     """
     rng, executor = random.Random(seed), LateDrafts(config)
-    core = EngineCore(config, executor, sink=LogWriter(folder), is_host_driven=True)
+    core = HostDrivenCore(config, executor, sink=LogWriter(folder))
     tokens: dict[str, list[int]] = {}
     requests: dict[str, Request] = {}
     whole: set[str] = set()

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from mmengine.core.host_driven import HostDrivenCore
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay import verify
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.halves import host_config, run_in_halves
-from tests.core.small_engine import Bench, request
+from tests.core.small_engine import request, settings_of
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -33,14 +35,15 @@ def test_late_drafts_are_an_event_of_their_own(tmp_path):
 
 
 def test_drafts_that_do_not_fit_the_state_are_refused():
-    bench = Bench(num_draft_tokens=2)
-    bench.core.submit(request("a", 4, max_tokens=9))
-    bench.core.begin_step()
-    (row,) = bench.core.state.running.tolist()
+    config = settings_of(num_draft_tokens=2)
+    core = HostDrivenCore(config, SimulatedExecutor(config))
+    core.submit(request("a", 4, max_tokens=9))
+    core.begin_step()
+    (row,) = core.state.running.tolist()
     drafts = np.array([5, 6], np.int32)
     with pytest.raises(ExecutorFailed, match="while a step is open or in flight"):
-        bench.core.propose(np.array([row]), np.array([2]), drafts)
-    bench.core.finish_step()
+        core.propose(np.array([row]), np.array([2]), drafts)
+    core.finish_step()
     for rows, counts, what in (
         ([row + 1], [2], "rows that do not run"),
         ([row, row], [1, 1], "twice for a row"),
@@ -48,4 +51,4 @@ def test_drafts_that_do_not_fit_the_state_are_refused():
         ([row], [3], "do not fit num_draft_tokens 2"),
     ):
         with pytest.raises(ExecutorFailed, match=what):
-            bench.core.propose(np.array(rows), np.array(counts), drafts)
+            core.propose(np.array(rows), np.array(counts), drafts)

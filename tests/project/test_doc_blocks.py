@@ -58,6 +58,7 @@ SERVES = "it runs until it is stopped; tests/server/test_server_command.py start
 KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
 AN_AGENT = "it needs the agent; tests/server/test_server_agents.py sends its requests"
+VLLM = "it needs vLLM's environment; `make vllm` makes one"
 RAY = "it needs Ray; `make ray` runs a similar command"
 # Blocks that no test here runs, with the reason. The key is the document, and the start of a command or, if
 # the block has no command, of the block.
@@ -111,6 +112,9 @@ NOT_RUN = {
     ("docs/reference/log-format.md", 'magic "mmsn"'): "a layout of bytes; tests/golden hold them",
     ("docs/reference/log-format.md", "from mmengine.events.log"): "tests/project/test_docs_run.py runs it",
     ("docs/how-to/agents.md", "mmengine serve"): SERVES,
+    ("docs/how-to/schedule_vllm.md", "pip install . ./plugins/mmengine_vllm"): VLLM,
+    ("docs/how-to/schedule_vllm.md", "MMENGINE_LOG=run.log vllm"): VLLM,
+    ("docs/how-to/schedule_vllm.md", "mmengine log "): "tests/vllm verify such logs",
     ("docs/how-to/agents.md", "ANTHROPIC_BASE_URL"): AN_AGENT,
     ("docs/how-to/agents.md", 'model = "local"'): AN_AGENT,
     ("docs/how-to/agents.md", "OPENAI_API_BASE_URL"): AN_AGENT,
@@ -275,7 +279,7 @@ def test_commands_that_are_not_run_exist():
     commands_shown += [
         each for document in documents() for each in INLINE.findall((ROOT / document).read_text())
     ]
-    others = ("git ", "pip ", "source ", "curl ", "$", "python {", "python check.py")
+    others = ("git ", "pip ", "source ", "curl ", "$", "python {", "python check.py", "MMENGINE_LOG=")
     commands_shown = [each for each in commands_shown if not each.startswith(others)]
     assert len(commands_shown) > 60
     for command in commands_shown:

@@ -21,8 +21,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.utils import strip_speculative_padding
 
-from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.host_driven import HostDrivenCore
 from mmengine.core.outputs import Outputs
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
@@ -89,9 +89,7 @@ class Scheduler(SchedulerInterface):
         config = engine_config(vllm_config, kv_cache_config, block_size, sizes)
         self._executor = HostExecutor()
         host = f"vllm {vllm.__version__}"
-        self.core = EngineCore(
-            config, self._executor, sink=_log(), fingerprints={"executor": host}, is_host_driven=True
-        )
+        self.core = HostDrivenCore(config, self._executor, sink=_log(), fingerprints={"executor": host})
         self.requests: dict[str, VllmObject] = {}  # requests that have not ended
         self._steps = WorkerSteps(
             self.core.view,
