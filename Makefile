@@ -10,6 +10,7 @@
 # make clients  third-party clients and coding agents with the server, in their own environments (2.5 GB)
 # make store    Dynamo's router with our KV events, in its own environment
 # make ray      replicas and batches on Ray, killed and rolled over, in their own environment
+# make vllm     the plugin for vLLM, in vLLM's own environment (3.5 GB, ten minutes) and with a second version of vLLM
 # make docs     build the site into build/site/html: documents, decisions, figures, and a Python reference
 # make pages    eslint and TypeScript over the JavaScript of the pages; skipped without npm
 # make browser  test both pages in Debian's chromium, which it installs; screenshots go to build/browser
@@ -117,6 +118,30 @@ build/ray/.ready: tests/ray/requirements.txt | .venv/.ready
 		print(here, here + "/plugins", *[p for p in sys.path if p.endswith("site-packages")], sep="\n")' \
 		> $$(echo build/ray/lib/python3*/site-packages)/zz_venv.pth
 	build/ray/bin/python -m pip install --quiet --retries 1 -c constraints.txt -r $<
+	@touch $@
+
+.PHONY: vllm
+VLLM_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 OMP_NUM_THREADS=1
+vllm: .venv/.ready
+	@$(MAKE) --no-print-directory build/vllm/.ready || { rm -rf build/vllm; \
+		echo "vLLM is not available: its tests are skipped"; }
+	[ ! -e build/vllm/.ready ] || $(VLLM_ENV) build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm
+	[ ! -e build/vllm/second/vllm ] || $(VLLM_ENV) VLLM_TARGET_DEVICE=cpu PYTHONPATH=build/vllm/second \
+		build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm/test_vllm_model_free.py
+
+# torchaudio and torchcodec are CUDA builds that transformers would import. The second vLLM is only unpacked: its
+# scheduler is Python.
+build/vllm/.ready: tests/vllm/requirements.txt plugins/mmengine_vllm/pyproject.toml
+	rm -rf build/vllm
+	$(PYTHON) -m venv build/vllm
+	build/vllm/bin/python -m pip install --quiet --retries 1 -r $<
+	build/vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	build/vllm/bin/python tests/vllm/installed.py > build/vllm/before.json
+	MMENGINE_WHEEL_ISAS= build/vllm/bin/python -m pip install --quiet --retries 1 . ./plugins/mmengine_vllm
+	build/vllm/bin/python -m pip install --quiet --retries 1 pytest pytest-timeout
+	$(BIN)/python -m pip download --quiet --retries 1 --no-deps -d build/vllm/second vllm==0.33.0 && \
+		$(BIN)/python -m zipfile -e build/vllm/second/vllm-*.whl build/vllm/second && \
+		rm build/vllm/second/vllm-*.whl || rm -rf build/vllm/second
 	@touch $@
 
 build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/checks.mjs \

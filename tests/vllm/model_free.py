@@ -4,6 +4,7 @@ Requires vLLM, and HF_HUB_OFFLINE=1 without a network.
 """
 
 import json
+import random
 import tempfile
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 _LLAMA = {
@@ -107,3 +108,67 @@ class Runner:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
+
+
+def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, **settings):
+    """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, in blocks that are
+    too few. `drafts`: the most drafts of a row. Returns the numbers of requests and of preemptions.
+    """
+    if drafts:
+        ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        settings["speculative_config"] = {**ngram, "num_speculative_tokens": drafts}
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 512}
+    config = engine_config(block_size=16, num_blocks=40, **{**limits, **settings})
+    config.scheduler_config.async_scheduling = overlaps
+    scheduler, rng = make_scheduler(cls, config), random.Random(seed)
+    runner, hasher = DraftingRunner(scheduler, rng, drafts), block_hasher(config)
+    number = preempted = 0
+    flying = []
+
+    def update():
+        output, result = flying.pop(0)
+        scheduler.update_from_output(output, result)
+        if drafts and not overlaps and output.total_num_scheduled_tokens:
+            scheduler.update_draft_token_ids(runner.drafts(result))
+
+    for step in range(steps):
+        for _ in range(rng.randrange(3) if step < steps * 2 // 3 else 0):
+            prompt = [rng.randrange(3)] * rng.randint(1, 60) + rng.choices(range(1000), k=rng.randint(1, 60))
+            priority = rng.randrange(3) if "scheduling_policy" in settings else 0
+            request = make_request(f"r{number}", prompt, rng.randint(2, 80), hasher, priority=priority)
+            scheduler.add_request(request)
+            number += 1
+        if rng.random() < 0.05 and scheduler.requests:
+            names = rng.sample(sorted(scheduler.requests), min(2, len(scheduler.requests)))
+            scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
+        output = scheduler.schedule()
+        preempted += len(output.preempted_req_ids or ())
+        flying.append((output, runner.run(output)))
+        if len(flying) > overlaps:
+            update()
+    while flying:
+        update()
+    scheduler.shutdown()
+    return number, preempted
+
+
+class DraftingRunner(Runner):
+    """Accepts a random number of each row's drafts, and proposes up to `most` random ones."""
+
+    def __init__(self, scheduler, rng, most):
+        super().__init__(scheduler)
+        self._rng, self._most = rng, most
+
+    def run(self, output):
+        result = super().run(output)
+        for place, name in enumerate(result.req_ids):
+            drafts = output.scheduled_spec_decode_tokens.get(name, ())
+            if drafts and result.sampled_token_ids[place]:
+                accepted = self._rng.randint(0, len(drafts))
+                result.sampled_token_ids[place] += self._rng.choices(range(100), k=accepted)
+        return result
+
+    def drafts(self, result):
+        most, rng = self._most, self._rng
+        proposed = [rng.choices(range(100), k=rng.randint(0, most)) for _ in result.req_ids]
+        return DraftTokenIds(result.req_ids, proposed)

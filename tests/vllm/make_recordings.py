@@ -1,0 +1,30 @@
+"""Records the logs in tests/vllm/recordings with vLLM's own scheduler. Needs the environment of `make vllm`.
+
+    build/vllm/bin/python -m tests.vllm.make_recordings priority drafts asynchronous
+
+The log `images` is that of `python -m tests.vllm.live_run mmengine_vllm.RecordingScheduler`.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from mmengine.events.retention import pack
+from mmengine_vllm import RecordingScheduler
+from tests.vllm.model_free import drive
+
+FOLDER = Path(__file__).parent / "recordings"
+STEPS = 90
+RUNS = {
+    "priority": {"scheduling_policy": "priority"},
+    "drafts": {"drafts": 3},
+    "asynchronous": {"overlaps": True},
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        os.environ["MMENGINE_LOG"] = str(FOLDER / name)
+        print(name, drive(RecordingScheduler, 11, steps=STEPS, **RUNS[name]))
+        for path in (FOLDER / name).glob("*.mmlog"):
+            pack(path)
+        (FOLDER / name / "lock").unlink()

@@ -1,0 +1,75 @@
+"""The recorder in vLLM's own scheduler, without a model. `make vllm` runs these tests with two versions of
+vLLM.
+"""
+
+import inspect
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from mmengine.replay import verify
+from mmengine.replay.checked_log import CheckedLog
+from mmengine_vllm import RecordingScheduler
+from mmengine_vllm.hooks import RecordsCalls
+from tests.vllm.fake_scheduler import FakeScheduler
+from tests.vllm.model_free import drive, engine_config, make_scheduler
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+HOOKS = [name for name in vars(RecordsCalls) if not name.startswith("_") and name != "host_version"]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_scheduler_has_the_methods_and_the_fake_has_their_arguments(name):
+    real = inspect.signature(getattr(Scheduler, name)).parameters
+    fake = inspect.signature(getattr(FakeScheduler, name)).parameters
+    assert list(fake) == list(real)[: len(fake)]
+
+
+@pytest.mark.parametrize("overlaps, base", [(False, Scheduler), (True, AsyncScheduler)])
+def test_the_base_is_chosen_by_the_configuration(tmp_path, monkeypatch, overlaps, base):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    config = engine_config(scheduler_cls="mmengine_vllm.RecordingScheduler", max_num_seqs=4)
+    config.scheduler_config.async_scheduling = overlaps
+    scheduler = make_scheduler(config.scheduler_config.get_scheduler_cls(), config)
+    assert isinstance(scheduler, base) and isinstance(scheduler, AsyncScheduler) == overlaps
+    scheduler.shutdown()
+    assert (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"scheduling_policy": "priority"},
+        {"drafts": 3},
+        {"long_prefill_token_threshold": 24},
+        {"enable_prefix_caching": False},
+    ],
+    ids=lambda settings: next(iter(settings), "plain"),
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_recorded_run_verifies(tmp_path, monkeypatch, seed, settings):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    number, preempted = drive(RecordingScheduler, seed, **settings)
+    assert preempted
+    log = CheckedLog(tmp_path / "log")
+    state = log.first_state()
+    for record in log:
+        with log.naming(record):
+            log.apply(state, record.event)
+    assert log.findings.listed == []
+    report = verify(tmp_path / "log")
+    assert report.divergence is None, report.divergence
+    assert report.rederived and report.requests == number
+
+
+def test_an_asynchronous_run_is_recorded_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    number, preempted = drive(RecordingScheduler, 3, overlaps=True)
+    kinds = [type(record.event).__name__ for record in CheckedLog(tmp_path / "log")]
+    assert kinds.count("Queued") == number and kinds.count("Preempted") == preempted
+    assert kinds.count("Dispatched") == kinds.count("Executed") and "Noted" not in kinds
