@@ -33,7 +33,7 @@ LACKING_torchvision := torchvision is not available: the comparison with transfo
 LACKING_smollm2 := SmolLM2 is not available: the tests with real weights are skipped
 LACKING_vocabularies := llama.cpp's vocabularies are not available: the tests with them are skipped
 
-.PHONY: demo check reading short test collected limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
+.PHONY: demo check reading style types short test limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
 	kernels clients store docs pages browser clean $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
@@ -42,25 +42,24 @@ demo: .venv/.ready
 check: .venv/.ready
 	@$(MAKE) --no-print-directory --jobs=2 reading short
 
-reading: .venv/.ready
+reading: style types
+
+style: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.project.prose
+
+types: .venv/.ready
 	$(BIN)/mypy
 
 short: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not soak and not long" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --workers $(WORKERS) -m "not soak and not long" \
 		tests/core tests/events tests/golden tests/project
 
-test: .venv/.ready
-	@$(MAKE) --no-print-directory --jobs=2 reading collected
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
-
-# Runs beside `reading`, which uses one core: compiles the tests' imports once for all workers.
-collected: $(FETCHED:%=fetch-%)
-	@mkdir -p build
-	@$(BIN)/python -m pytest -q --collect-only > build/collected.log 2>&1 || { tail -30 build/collected.log; exit 1; }
+test: .venv/.ready $(FETCHED:%=fetch-%)
+	@$(MAKE) --no-print-directory --jobs=2 reading
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --workers $(WORKERS)
 
 $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 	@$(MAKE) --no-print-directory build/$*/.ready || { rm -rf build/$*; echo "$(LACKING_$*)"; }
@@ -73,10 +72,10 @@ picture:
 	$(PYTHON) docs/site/picture.py
 
 soak: .venv/.ready fetch-torchvision fetch-smollm2
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 3600
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --workers $(WORKERS) -m soak --timeout 3600
 
 soak-schemas: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m soak --timeout 1200 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --workers $(WORKERS) -m soak --timeout 1200 \
 		tests/structured tests/benchmarks/test_structured_generations.py
 
 soak-server: .venv/.ready

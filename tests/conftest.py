@@ -18,9 +18,12 @@ from mmengine.runtime.startup import sizing
 from tests.instruction_sets import isas, opened
 
 ROOT = Path(__file__).resolve().parents[1]
+pytest_plugins = ("tests.workers",)
 
 # `make test` fetches Triton and similar packages for the tests into build/gpu. Installed packages come first.
 sys.path.append(str(ROOT / "build" / "gpu"))
+# Looks for GPUs without loading CUDA, which a forked worker process could not load again.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads the variable when it is
 # imported, and other packages may import it.
 if not torch.cuda.is_available():
@@ -42,40 +45,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Modules with a slow fixture, and the name of their group. One xdist worker runs all tests of a group, so
-# that it makes the fixture only once.
+# Modules with a slow fixture. One worker process runs all tests of such a module (tests/workers.py), so that
+# the fixture is made only once.
 TOGETHER = {
-    "tests/test_debugging.py": "debugging",
-    "tests/benchmarks/test_throughput.py": "throughput",
-    "tests/cli/test_cli_laptop.py": "laptop",
-    "tests/gguf/test_gguf_vocabularies.py": "vocabularies",
-    "tests/project/test_docs_run.py": "docs",
-    "tests/project/test_limits_page.py": "limits page",
-    "tests/llama/test_smollm2_answers.py": "smollm2",
-    "tests/parity/test_parity.py": "parity",
-    "tests/parity/test_parity_as_on_a_gpu.py": "parity",
-    "tests/server/test_server_command.py": "server",
-    "tests/spec_decode/test_draft_overlap.py": "draft overlap",
+    "tests/test_debugging.py",
+    "tests/benchmarks/test_throughput.py",
+    "tests/cli/test_cli_laptop.py",
+    "tests/gguf/test_gguf_vocabularies.py",
+    "tests/project/test_docs_run.py",
+    "tests/project/test_limits_page.py",
+    "tests/llama/test_smollm2_answers.py",
+    "tests/parity/test_parity.py",
+    "tests/parity/test_parity_as_on_a_gpu.py",
+    "tests/server/test_server_command.py",
+    "tests/spec_decode/test_draft_overlap.py",
 }
 CONTRACTS = "tests/models/test_contract_"
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Schedule tests for `--dist loadgroup`: first the groups in `TOGETHER`, then all other tests one by one.
-
-    Replaces pytest-xdist's own group marks, which version 3.8 loses under pytest 9.
-    """
-    from xdist.scheduler import LoadScopeScheduling  # Imported here: the package is optional.
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            file, _, name = nodeid.partition("::")
-            if file.startswith(CONTRACTS):  # Each class makes one checkpoint for all its tests.
-                return f"{file}::{name.partition('::')[0]}"
-            return TOGETHER.get(file, nodeid)
-
-    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+def pytest_collection_modifyitems(items):
+    """Mark the tests that one worker process runs together."""
+    for item in items:
+        module, _, name = item.nodeid.partition("::")
+        if module in TOGETHER:
+            item.together = module
+        elif module.startswith(CONTRACTS):  # Each class makes one checkpoint for all its tests.
+            item.together = name.partition("::")[0]
 
 
 def pytest_collection_finish(session):
