@@ -1,5 +1,6 @@
 """Tests that, after a crash with drafts in flight, another process continues and gives the same answers."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,8 +27,37 @@ def drafts_in_flight(folder):
     return 0 if columns is None else int(np.frombuffer(columns, np.int32).sum())
 
 
-def copies_of_a_run(asked, folder, config, count):
-    """Return copies of the log, each made after a step that left drafts for the next step."""
+@cache
+def requests(in_forms, most_tokens):
+    """Return nine requests, with grammars or without, and their answers without drafts."""
+    everything = mixed(24, seed=12, most_tokens=most_tokens).by_id.items()
+    bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == in_forms]
+    asked = Asked(dict(bound[:9]))
+    return asked, answers(asked, spec="none", num_blocks=2049)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a function that runs requests once with each config, and returns three copies of the log: of
+    about a fifth, two fifths and three fifths of the answers.
+    """
+    copies = {}
+
+    def run(in_forms, most_tokens, config):
+        asked, want = requests(in_forms, most_tokens)
+        key = in_forms, most_tokens, config.spec
+        if key not in copies:
+            folder, apart = tmp_path_factory.mktemp("run"), want.stats.num_output_tokens // 5
+            copies[key] = copies_of_a_run(asked, folder, config, 3, apart)
+        return copies[key]
+
+    return run
+
+
+def copies_of_a_run(asked, folder, config, count, apart):
+    """Return copies of the log, each made after a step that left drafts for the next step, and `apart` tokens
+    after the copy before.
+    """
     copies = []
     with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:
         Clock(engine.built.executor, turn=10**6)
@@ -35,7 +65,7 @@ def copies_of_a_run(asked, folder, config, count):
             engine.submit_prepared(prepared, options)
         while not engine.is_idle:
             engine.step(received=False)
-            due = engine.stats().num_output_tokens >= 12 * (len(copies) + 1)
+            due = engine.stats().num_output_tokens >= apart * (len(copies) + 1)
             if due and len(copies) < count and drafts_in_flight(folder / "log"):
                 copies.append(copied(folder / "log", folder / f"copy{len(copies)}"))
     return copies
@@ -53,20 +83,17 @@ def copies_of_a_run(asked, folder, config, count):
         ("eagle3", "all", "auto"),
     ],
 )
-def test_a_resumed_run_gives_the_same_answers(spec, policy, later, tmp_path):
+def test_a_resumed_run_gives_the_same_answers(spec, policy, later, run, tmp_path):
     """Another process continues with the drafters `later`. With goodput, it also continues from snapshots,
     which store goodput's state.
     """
-    everything = mixed(24, seed=12, most_tokens=40 if policy == "all" else 120).by_id.items()
-    in_forms = bool({"auto", "grammar"} & {spec, later})
-    bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == in_forms]
-    asked = Asked(dict(bound[:9]))
-    want = answers(asked, spec="none", num_blocks=2049)
+    kind = bool({"auto", "grammar"} & {spec, later}), 40 if policy == "all" else 120
+    asked, want = requests(*kind)
     config = EngineConfig(spec=spec, **{**POOL, "draft_policy": policy})
     if policy == "goodput":
         config = replace(config, snapshot_bytes=2000)
     with known_as("script", lambda max_rows: Scripted(want.truth)):
-        copies = copies_of_a_run(asked, tmp_path, config, 3)
+        copies = [copied(each, tmp_path / each.name) for each in run(*kind, config)]
         assert len(copies) == 3
         assert any(list(copy.glob("*.mmsnap")) for copy in copies) == (policy == "goodput")
         for copy in copies:

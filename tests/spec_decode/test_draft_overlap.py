@@ -73,8 +73,9 @@ def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monke
 
 
 def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
-    """Resume from a log with two steps in flight, and from a log with drafts in flight."""
+    """Resume near the end with two steps or with drafts in flight, and at the beginning."""
     asked, want = wanted
+    end = want.stats.num_output_tokens * 3 // 4
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)
     copies: dict[str, Path] = {}
     with drawn_alike(), Engine(config=config, dtype="float32", log=tmp_path / "log") as engine:
@@ -83,11 +84,11 @@ def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
             engine.submit_prepared(prepared, options)
         while not engine.is_idle:
             engine.step(received=False)
-            state, later = engine.built.core.state, engine.stats().num_output_tokens > 300
-            name = f"{len(state.flights)}, {'drafts' if state.scheduled_drafts.any() else 'none'}, {later}"
-            if name not in copies:
+            state, is_late = engine.built.core.state, engine.stats().num_output_tokens > end
+            name = f"{len(state.flights)}, {'drafts' if state.scheduled_drafts.any() else 'none'}"
+            if (is_late or not copies) and name not in copies:
                 copies[name] = copied(tmp_path / "log", tmp_path / f"copy{len(copies)}")
-    assert {"1, drafts, True", "2, none, True"} <= copies.keys()
+    assert {"1, drafts", "2, none"} <= copies.keys()
     for copy in copies.values():
         assert_same(gone_on(asked, copy, config), want)
         assert verify(copy).ok
