@@ -63,12 +63,6 @@ def test_a_dry_run_measures_everything_and_writes_nothing():
     assert sorted(BENCHMARKS.rglob("*.json")) == before
 
 
-def test_without_a_gpu_it_says_so_in_one_line():
-    done = call("bash", BENCHMARKS / "gpu.sh", PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 1
-    assert "no GPU can be used" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-
-
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
     """Wheels and built kernels in the folder .whl are installed before the check runs. The test uses a
     checkout of its own with a stand-in for the check.

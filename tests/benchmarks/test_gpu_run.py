@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.benchmarks.test_gpu import ROOT
+from tests.benchmarks.test_gpu import call
 
 
 @pytest.fixture
@@ -78,21 +78,23 @@ def test_a_part_runs_beside_others_until_it_is_waited_for(run):
     assert run.end(going, 60) and run.facts["done"] == "cuda"
 
 
-def test_modules_are_loaded_without_cuda():
+def test_without_a_gpu_it_says_so_in_one_line_and_loads_no_cuda_before():
     """Importing the check does not initialize CUDA; otherwise forked processes could not use CUDA."""
     code = (
-        "import torch\n"
+        "import sys, threading, torch\n"
         "def touched(*_): raise SystemExit('CUDA is asked for something')\n"
-        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = touched\n"
-        "if hasattr(torch._C, '_cuda_getDeviceCount'): torch._C._cuda_getDeviceCount = touched\n"
+        "names = [(torch.cuda, 'is_available'), (torch.cuda, 'device_count'), (torch.cuda, '_lazy_init')]\n"
+        "names += [(torch._C, '_cuda_getDeviceCount')] if hasattr(torch._C, '_cuda_getDeviceCount') else []\n"
+        "kept = [getattr(*name) for name in names]\n"
+        "for name in names: setattr(*name, touched)\n"
         "import benchmarks.gpu.check\n"
-        "import threading\n"
         "assert threading.active_count() == 1\n"
+        "for name, value in zip(names, kept): setattr(*name, value)\n"
+        "sys.exit(benchmarks.gpu.check.main())\n"
     )
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "plugins", os.environ.get("PYTHONPATH", ""))))
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = call(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1, done.stderr
+    assert "no GPU can be used" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
 def test_where_forked_processes_cannot_have_cuda_they_load_their_modules_themselves(module, run, monkeypatch):

@@ -3,29 +3,18 @@ checked.
 """
 
 import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.test_throughput import call
+
 pytest.importorskip("mmengine_shapes")
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_answers_are_the_same_with_drafts_and_without():
     words = ["--rounds", "1", "--batch", "2", "--tasks", "short,schema", "--drafters", "ngram,auto", "--json"]
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS, "spec", *words],
-        env={**os.environ},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    targets = json.loads(done.stdout.splitlines()[-1])["targets"]
+    targets = json.loads(call("spec", *words).splitlines()[-1])["targets"]
     assert targets["answers with the same tokens as without drafts"]["met"]
     assert "upper end, auto, schema, batch 2" in targets
     assert targets["prefix cache, tokens found with auto / without"]["met"]

@@ -3,16 +3,12 @@ checked.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ROOT / "benchmarks"
+from tests.forked import run_module
+
 SMALL_TEXT = {
     "vocab_size": 1600,
     "hidden_size": 64,
@@ -39,10 +35,8 @@ SMALL_VISION = {
 
 
 def call(name, *words):
-    paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(BENCHMARKS), name, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    """Run a benchmark and return its standard output."""
+    done = run_module("benchmarks", name, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
