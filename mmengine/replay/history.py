@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from mmengine.core.fold.sessions import GROWTH_REASONS
 from mmengine.core.outputs import Output
 from mmengine.core.state.columns import LEFT
 from mmengine.core.state.request_state import NO_ROW
@@ -16,7 +17,8 @@ from mmengine.events import vocabulary as ev
 REQUESTS, ANSWERS, DELIVERIES = "requests", "answers", "deliveries"
 DESCRIPTIONS = {
     REQUESTS: "Check that each request is live from its arrival to its only end.",
-    ANSWERS: "Check that a request's answer grows by exactly the tokens that its steps gave.",
+    ANSWERS: "Check that a request's answer grows by exactly the tokens that its steps gave, and a session "
+    "by its request's tokens.",
     DELIVERIES: "Check that the engine's outputs have every token and every end once, and that an answer is "
     "delivered after its end.",
 }
@@ -46,6 +48,7 @@ class History:
         self._lengths = {name: _length(state, name) for name in state.requests}
         self._ended: set[str] = set()  # requests whose answer is not delivered yet
         self._grown: list[str] = []  # requests that got tokens by the last event
+        self._chunk: tuple[str, np.ndarray] | None = None  # a session's expected tokens after the last event
         self._moved = True  # whether the last event changed the set of requests
         self._pending: dict[str, _Pending] = {}
         self.broken: tuple[str, str] | None = None
@@ -83,6 +86,12 @@ class History:
                 text = f"request {name!r} has {found} tokens; with the tokens of its steps it should have "
                 self._break(ANSWERS, f"{text}{self._lengths[name]}")
         self._grown.clear()
+        if self._chunk is not None:
+            session = state.sessions.all.get(self._chunk[0])
+            if session is not None and not np.array_equal(session.tokens, self._chunk[1]):
+                text = f"session {session.session_id!r} has {len(session.tokens)} tokens, which are not the "
+                self._break(ANSWERS, f"{text}{len(self._chunk[1])} tokens of its last request")
+            self._chunk = None
 
     def outputs(self, outputs: Iterable[Output]) -> None:
         """Compare the engine's outputs with the tokens and the ends since its last call."""
@@ -124,6 +133,12 @@ class History:
     def _finished(self, event: ev.Finished) -> None:
         name = event.request_id
         self._moved = True
+        session, req_state = self._state.sessions.of_request.get(name), self._state.requests.get(name)
+        if session is not None and req_state is not None and event.reason in GROWTH_REASONS:
+            tokens, row = req_state.tokens, req_state.row
+            if row != NO_ROW:
+                tokens = self._state.token_ids[row, : self._state.num_tokens[row]]
+            self._chunk = session.session_id, tokens.copy()
         if event.reason != "rejected" and name not in self._lengths:
             self._break(REQUESTS, f"request {name!r} ends, but it is not live")
         if name in self._lengths or event.reason == "rejected":

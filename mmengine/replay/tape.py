@@ -146,7 +146,7 @@ class LogTape:
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         if self.watcher is not None:
-            self.watcher.before(event)
+            self.watcher.check_state()
             self.check_invariants()
         record = self._expect()
         logged = record.event
@@ -178,6 +178,7 @@ class LogTape:
         """Raise Diverged if the event, which is the next record's, breaks a rule of the state before it."""
         if self.watcher is None:
             return
+        self.watcher.follow(event)
         self.watcher.check_decision(event)
         if (found := self.watcher.broken) is not None:
             raise Diverged(self.divergence(INVARIANT + found.name, "holds", found.text))

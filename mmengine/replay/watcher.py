@@ -41,6 +41,10 @@ class Watcher:
     def before(self, event: ev.Event) -> None:
         """Check the state after the last event, and follow `event`, which is about to be applied."""
         self.check_state()
+        self.follow(event)
+
+    def follow(self, event: ev.Event) -> None:
+        """Follow `event`, which is about to be applied. Call `check_state` before."""
         self._follow(lambda followed: followed.before(event))
 
     def check_decision(self, event: ev.Event) -> None:

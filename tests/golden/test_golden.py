@@ -86,6 +86,11 @@ def test_the_log_verifies(golden):
     }
 
 
+def test_the_log_keeps_all_invariants(golden):
+    report = verify(golden[0], invariants=True)
+    assert report.ok, report.divergence
+
+
 def test_the_snapshot_is_read(golden):
     (sequence,) = snapshot_sequences(golden[0])
     report = verify(golden[0], after=sequence + 1)

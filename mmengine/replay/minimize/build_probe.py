@@ -48,6 +48,7 @@ class BuildProbe:
 
     def __init__(self, where: str, deadline: Deadline | None = None):
         self._where, self._deadline = where, deadline or Deadline()
+        self._compares_states = False
         python, checkout = _python_of(where)
         command = [python, "-I", other_build.__file__, *checkout]
         try:
@@ -82,20 +83,32 @@ class BuildProbe:
     # Probe
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
+        """Return the first decision that differs. If no decision of the first script differs, the states are
+        compared after each step, from then on.
+        """
+        is_first = not self._is_met
         self._introduce(script)
+        found = self._first_difference(script, max_steps)
+        if found is None and is_first:
+            self._compares_states = True
+            found = self._first_difference(script, max_steps)
+        return found
+
+    def _first_difference(self, script: Script, max_steps: int) -> Failure | None:
         most = FIRST_STEPS
         while True:  # Begins with few steps: if the builds differ early, the rest need not be served.
             most = min(most, max_steps)
             with tempfile.TemporaryDirectory() as folder:
                 self._serve_for_other(script, Path(folder), most)
                 found = self._ask({"verify": folder})
-            if found.step >= 0 or found.steps < most or most == max_steps:
-                return _failure(found)
+                if found.step >= 0 or found.steps < most or most == max_steps:
+                    failure = _failure(found)
+                    return None if failure is None else failure._replace(present=_live_at(folder, found.step))
             most *= 4
 
     def write(self, script: Script, folder: Path) -> None:
         """Write both logs: this build's to `folder`, and the other build's to `log_of_other` beside it."""
-        write_log(_without_digests(script), "", folder, deadline=self._deadline)
+        write_log(self._with_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)
         if verify(theirs).divergence is None:
@@ -113,16 +126,21 @@ class BuildProbe:
     def _serve_for_other(self, script: Script, folder: Path, max_steps: int) -> None:
         sink = _Translated(LogWriter(folder), self._rules)
         try:
-            play(_without_digests(script), "", sink, max_steps, self._deadline)
+            play(self._with_digests(script), "", sink, max_steps, self._deadline)
         finally:
             sink.close()
 
     def _serve_there(self, script: Script, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             path, log = Path(scratch) / "script", Path(scratch) / "log"
-            path.write_bytes(_as_bytes(_without_digests(script)))
+            path.write_bytes(_as_bytes(self._with_digests(script)))
             self._ask({"serve": str(path), "into": str(log)})
             _copy(log, LogWriter(folder), DECISION_VERSION)
+
+    def _with_digests(self, script: Script) -> Script:
+        """Return the script with digests after each step, or without digests."""
+        interval = 1 if self._compares_states else NEVER_A_DIGEST
+        return replace(script, config=msgspec.structs.replace(script.config, checkpoint_interval=interval))
 
     def _introduce(self, script: Script) -> None:
         """Raise LogError if the other build cannot read a log with these settings or cannot serve
@@ -193,10 +211,26 @@ def _failure(found: _Answer) -> Failure | None:
     if found.step < 0:
         return None
     what = found.what
-    if found.event:
+    if found.event == ev.Checkpoint.__name__:
+        what = "the decisions agree, but the states after them differ"
+    elif found.event:
         here, there = found.sides
         what = f"{found.event}, field {found.field}: {here} here, {there} there"
     return Failure(KIND, what[:300], found.step)
+
+
+def _live_at(folder: str, step: int) -> tuple[str, ...]:
+    """Return the requests in a log that arrived and had not ended when `step` was decided."""
+    live: dict[str, None] = {}
+    for record in LogReader(Path(folder)):
+        if record.step > step:
+            break
+        match record.event:
+            case ev.Queued(request_id=name):
+                live[name] = None
+            case ev.Finished(request_id=name) if record.step < step:
+                live.pop(name, None)
+    return tuple(live)
 
 
 class _Translated(SinkWrapper):
@@ -227,11 +261,6 @@ def _copy(source: Path, target: LogWriter, rules: int) -> None:
         target.commit()
     finally:
         target.close()
-
-
-def _without_digests(script: Script) -> Script:
-    config = msgspec.structs.replace(script.config, checkpoint_interval=NEVER_A_DIGEST)
-    return replace(script, config=config)
 
 
 def _as_bytes(script: Script) -> bytes:

@@ -202,6 +202,12 @@ class _Reader:
             tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
             broke = bool(state.ended[req_state.row] == BROKEN)
         answer = Answer(tokens[req_state.num_prompt :].copy())
+        if end is None and req_state.row >= 0 and state.config.num_draft_tokens:
+            # The log has the proposed drafts, but ends before the step that verifies them returns.
+            row = req_state.row
+            drafts = int(max(state.scheduled_drafts[row], state.num_drafts[row]))
+            place = int(state.num_tokens[row]) - req_state.num_prompt
+            self._runs.setdefault(name, []).append((place, 1, drafts))
         if runs := self._runs.pop(name, None):
             answer.runs = np.array(runs, np.int32)
         if end is not None and end.reason == "stop":
