@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 QUESTION = "What is a triangle?"
 NOTES = {"one.txt": "note-4711", "two.txt": "note-0815"}  # Files that the agents read with their tools.
+PICTURE = "three.png"
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Agent:
 
     `setup`: a command that runs before. `files`: texts by path below the home folder. `tool`: the tool that
     reads files, and `reading` its arguments for the file {path}. `edits`: the agent has no tools, and takes
-    an answer as the new text of a file.
+    an answer as the new text of a file. `reads_pictures`: its tool returns a picture's file as an image.
     """
 
     package: str
@@ -31,6 +32,7 @@ class Agent:
     tool: str = ""
     reading: str = ""
     edits: bool = False
+    reads_pictures: bool = False
 
     @property
     def name(self) -> str:
@@ -79,6 +81,7 @@ AGENTS = (
         },
         tool="Read",
         reading='{"file_path": "{work}/{path}"}',
+        reads_pictures=True,
     ),
     Agent(
         "@openai/codex",
@@ -116,6 +119,7 @@ AGENTS = (
         setup=("auth", "-p", "openai-compatible", "-k", "none", "-m", "{model}", "-b", "{address}/v1"),
         tool="read_files",
         reading='{"files": [{"path": "{work}/{path}"}]}',
+        reads_pictures=True,
     ),
     Agent(
         "aider-chat",

@@ -9,6 +9,7 @@ show the answer. Agents that are not installed are skipped. The exit code is 1 i
 """
 
 import argparse
+import base64
 import os
 import re
 import shutil
@@ -20,9 +21,10 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from tests.clients.agents import AGENTS, NOTES, QUESTION, Agent
+from tests.clients.agents import AGENTS, NOTES, PICTURE, QUESTION, Agent
 from tests.clients.run import MODEL, ROOT, TEMPLATE, server
 from tests.clients.scripted_server import EDITED, scripted_server
+from tests.pictures import data_url
 
 AGENT_S = 180  # Maximum seconds for a run of an agent.
 REQUESTS = re.compile(r'mmengine_http_requests_total\{code="(\d+)",method="POST",route="(/v1/[^"]+)"\} (\d+)')
@@ -52,6 +54,7 @@ class Run:
         self.work.mkdir(parents=True)
         for path, text in NOTES.items():
             (self.work / path).write_text(f"{text}\n")
+        (self.work / PICTURE).write_bytes(base64.b64decode(data_url().partition(",")[2]))
         subprocess.run(["git", "init", "--quiet", str(self.work)], check=True)
 
     def _filled(self, text: str) -> str:
@@ -143,6 +146,7 @@ def main() -> None:
                 using = Run(agent, installed, folder / agent.name / "tools")
                 with scripted_server(agent, str(using.work), MODEL) as using.address:
                     expected = [] if agent.edits else list(NOTES.values())
+                    expected += ["a picture"] * agent.reads_pictures
                     failed |= not checked(using, expected, "edit" if agent.edits else "tools")
     sys.exit(failed)
 

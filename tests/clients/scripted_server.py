@@ -10,7 +10,7 @@ from typing import Any
 
 from mmengine import AsyncEngine
 from mmengine.models.plugin import Prepared
-from tests.clients.agents import NOTES, Agent
+from tests.clients.agents import NOTES, PICTURE, Agent
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 from tests.server.running import served
 
@@ -27,10 +27,12 @@ class Script(EchoProcessor):
         results = [str(each["content"]) for each in messages if each["role"] == "tool"]
         tools = (options.get("template_options") or {}).get("tools") or []
         if results:
-            notes = re.findall(r"note-\d+", " ".join(results))
-            return self.prepare_text("The files have " + " and ".join(dict.fromkeys(notes)) + ".")
+            found = list(dict.fromkeys(re.findall(r"note-\d+", " ".join(results))))
+            found += ["a picture"] * ("'image_url'" in str(messages))
+            return self.prepare_text("The files have " + " and ".join(found) + ".")
         if any(each["function"]["name"] == self._agent.tool for each in tools):
-            return self.prepare_text("\n".join(map(self._call_of, NOTES)))
+            paths = [*NOTES, PICTURE] if self._agent.reads_pictures else NOTES
+            return self.prepare_text("\n".join(map(self._call_of, paths)))
         if self._agent.edits:
             return self.prepare_text(f"one.txt\n```\n{EDITED}\n```\n")
         return self.prepare_text("Notes")
