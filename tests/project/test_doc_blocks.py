@@ -150,7 +150,6 @@ NOT_RUN = {
     ("docs/how-to/record-vllm.md", "MMENGINE_LOG=run.log"): "it needs vLLM; make vllm runs the same",
     ("docs/how-to/record-vllm.md", "mmengine log"): "tests/vllm/test_vllm_recordings.py reads such logs",
     ("docs/how-to/record-vllm.md", "MMENGINE_LOG=/var/log"): "it needs vLLM; make vllm runs the same",
-    ("docs/how-to/record-vllm.md", "kill -USR1"): "tests/vllm/test_vllm_ring.py sends the signal",
     ("docs/how-to/ray.md", "clients (OpenAI's API)"): "a drawing",
     ("docs/how-to/ray.md", "pip install '.[ray]'"): RAY,
     (

@@ -48,8 +48,11 @@ def test_the_base_is_chosen_by_the_configuration(tmp_path, monkeypatch, overlaps
         {"drafts": 3},
         {"long_prefill_token_threshold": 24},
         {"enable_prefix_caching": False},
+        {"overlaps": True},
+        {"overlaps": True, "scheduling_policy": "priority"},
+        {"overlaps": True, "drafts": 3},
     ],
-    ids=lambda settings: next(iter(settings), "plain"),
+    ids=lambda settings: " ".join(settings) or "plain",
 )
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_recorded_run_verifies(tmp_path, monkeypatch, seed, settings):
@@ -65,11 +68,3 @@ def test_a_recorded_run_verifies(tmp_path, monkeypatch, seed, settings):
     report = verify(tmp_path / "log")
     assert report.divergence is None, report.divergence
     assert report.rederived and report.requests == number
-
-
-def test_an_asynchronous_run_is_recorded_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
-    number, preempted = drive(RecordingScheduler, 3, overlaps=True)
-    kinds = [type(record.event).__name__ for record in CheckedLog(tmp_path / "log")]
-    assert kinds.count("Queued") == number and kinds.count("Preempted") == preempted
-    assert kinds.count("Dispatched") == kinds.count("Executed") and "Noted" not in kinds
