@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from mmengine.core.decide import running, start
 from mmengine.core.engine import EngineCore
 from mmengine.errors import MMEngineError
+from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogWriter
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request, settings_of
@@ -59,6 +60,26 @@ def planted(name: str) -> Iterator[None]:
         yield
     finally:
         setattr(module, function, whole)
+
+
+def write_restarted(folder: Path, num_requests: int = 12) -> Path:
+    """Serve requests with the bug `crashing` until the engine dies, continue without the bug, as after a
+    restart, and return the log's folder.
+    """
+    config = settings_of(token_budget=16, max_num_seqs=4, num_blocks=65, checkpoint_interval=16)
+    sink = LogWriter(folder)
+    core = EngineCore(config, SimulatedExecutor(config), sink=sink)
+    with planted("crashing"), suppress(IndexError):
+        for number in range(num_requests):
+            core.submit(request(f"r{number}", 9 + 8 * (number % 5), max_tokens=2 + number % 5))
+        while core.has_work:
+            core.step()
+    core = EngineCore(config, SimulatedExecutor(config), sink=sink, state=core.state)
+    core.recover(ev.Recovered(steps=(core.state.step,)))
+    while core.has_work:
+        core.step()
+    core.close()
+    return folder
 
 
 def write_broken(folder: Path, name: str, num_requests: int = 24) -> Path:

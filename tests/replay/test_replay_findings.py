@@ -7,10 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader
 from mmengine.replay import open_log, replay_failure, request_lines, step_lines, verify
 from mmengine.replay.findings import Findings
+from mmengine.replay.minimize.failures import find_failure
+from mmengine.replay.minimize.shrink import before_recoveries
+from mmengine.replay.rerun.script import read_script
 from tests.cli.cli_process import call_cli
-from tests.replay.broken_builds import planted, write_broken
+from tests.replay.broken_builds import planted, write_broken, write_restarted
 
 OVER = "breaks the rule budgets: step 2 schedules 17 tokens of a budget of 16 (token_budget)"
 TWICE = "breaks the rule hits: request 'r1' starts with 4 prefix hits, 2 of them counted twice"
@@ -122,6 +127,19 @@ def test_minimize_shrinks_a_log_whose_engine_died(logs, tmp_path):
         assert replay_failure(tmp_path / "small" / "log", "crash").what == report["what"]
     done = call_cli(*words[:-2], tmp_path / "other")
     assert done.returncode == 1 and "this build does not have the bug" in done.stderr
+
+
+def test_minimize_finds_a_crash_that_a_restart_survived(tmp_path):
+    log = write_restarted(tmp_path / "log")
+    assert verify(log).ok and any(isinstance(record.event, ev.Recovered) for record in LogReader(log))
+    crashed = next(record.step for record in LogReader(log) if isinstance(record.event, ev.Recovered))
+    (script,) = before_recoveries(read_script(log))
+    assert not any(isinstance(each.event, ev.Recovered) for each in script.observations)
+    with planted("crashing"):
+        failure = find_failure(script, "crash")
+        assert (failure.kind, failure.step) == ("crash", crashed)
+        done = call_cli("log", "minimize", log, "--failing", "crash", "-o", tmp_path / "small", "--json")
+    assert "IndexError" in json.loads(done.stdout)["what"], done.stderr
 
 
 def test_verify_tells_that_this_build_crashes_where_the_log_ends(logs):

@@ -22,6 +22,7 @@ from mmengine.request import MediaItem, SamplingParams
 from tests.core.small_engine import settings_of
 from tests.events.logs import column, rewrite, write_log
 from tests.forked import WITH_OWN_PEAK
+from tests.replay.plausible import with_false_decisions
 from tests.replay.runs import busy_run
 
 replace = msgspec.structs.replace
@@ -299,3 +300,30 @@ def test_any_change_gives_a_result_or_a_log_error(records, tmp_path, decision_ve
             assert "\n" not in str(error)
             outcomes["refused"] += 1
     assert min(outcomes.values()) > 5, outcomes
+
+
+def test_false_decisions_in_range_give_findings(records, tmp_path):
+    """False decisions that fit the state's arrays are folded, although no engine has such a state. The tools
+    find a broken rule in most logs, and read many of them to their end.
+    """
+    rng, outcomes = random.Random(0), {"last": 0, "passed": 0, "nothing": 0, "refused": 0}
+    for number in range(30):
+        log, findings = rewrite(with_false_decisions(records, rng), tmp_path / str(number)), Findings()
+        try:
+            request_lines(log, findings)
+            outcomes["last" if findings.last else "passed" if findings else "nothing"] += 1
+        except LogError as error:
+            assert "\n" not in str(error)
+            outcomes["refused"] += 1
+    assert outcomes["last"] > 5 and outcomes["passed"] > 0, outcomes
+
+
+def test_a_step_has_no_more_rows_than_the_engine(tmp_path):
+    """SCHEDULED without rows means the last rows again. A step that repeats them ends the log, so a small log
+    does not take much memory.
+    """
+    again = [ev.Scheduled(None, None)] * 2000
+    log = write_steps(tmp_path / "log", [started(99), queued(), ADMITTED, RAN, *again])
+    findings = Findings()
+    request_lines(log, findings)
+    assert findings.last.rule == "rows" and findings.last.value == 5 and findings.last.sequence == 8

@@ -16,6 +16,7 @@ from tests.replay.broken_builds import BUGS, write_broken
 from tests.replay.log_verbs import LONG, failures
 from tests.replay.planted.bugs import BUGS as PLANTED
 from tests.replay.planted.finding import write
+from tests.replay.plausible import with_false_decisions
 from tests.replay.runs import busy_run
 from tests.replay.test_replay_hostile import spoiled
 
@@ -52,10 +53,12 @@ def runs(tmp_path_factory):
 
 
 def mutated(records: list[Record], rng: random.Random) -> list[Record]:
-    """Return the records with up to four of them spoiled, dropped, repeated or swapped. Every second log has
-    decision rules that this build does not have.
+    """Return the records with up to four of them spoiled, dropped, repeated or swapped, or with false
+    decisions that fit the state's arrays. Every second log has decision rules that this build does not have.
     """
     records = list(records)
+    if rng.random() < 0.4:
+        return with_false_decisions(records, rng)
     if rng.random() < 0.5:
         first = records[0]
         event = msgspec.structs.replace(first.event, decision_version=DECISION_VERSION + 98)

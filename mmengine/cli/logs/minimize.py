@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.minimize.command_probe import Main
     from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.failures import Failure
-    from mmengine.replay.minimize.minimize import Progress
+    from mmengine.replay.minimize.minimize import Minimizer, Progress
     from mmengine.replay.minimize.probe import Probe
     from mmengine.replay.minimize.recording import Recording
     from mmengine.replay.rerun.script import Script
@@ -33,6 +33,9 @@ HELP = (
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
     "  mmengine log minimize night.log --against ~/last-release/.venv -o small"
 )
+
+MAX_PROCESSES = 8  # Processes of a log in which a crash is looked for.
+_NOTHING = "this build served the log's requests again and nothing failed"
 
 
 def minimize(
@@ -58,7 +61,6 @@ def minimize(
 ) -> None:
     from mmengine.replay.findings import Findings  # Lazy, like all below: help needs none of them.
     from mmengine.replay.minimize.deadline import Deadline
-    from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.probe import KindProbe
     from mmengine.replay.minimize.reproduction import refuse_used, reproduce
     from mmengine.replay.rerun.script import read_script
@@ -67,12 +69,13 @@ def minimize(
     with _probe(failing, against, deadline, _main_of(context)) as probe, _progress() as progress:
         refuse_used(out)
         script = read_script(existing(folder), lambda state, record: deadline.check(), findings)
-        try:
-            minimizer = Minimizer(script, probe.of_script, deadline=deadline, progress=progress)
-        except NothingFailed:
-            if not isinstance(probe, KindProbe):
-                raise
+        minimizer = _first_failing(failing, script, probe, deadline, progress)
+        if minimizer is None and isinstance(probe, KindProbe):
             result = _recorded(folder, out, probe.name, script, deadline, progress)
+        elif minimizer is None:
+            raise LogError(
+                f"{_NOTHING}; the command or the other build finds no failure on the same requests"
+            )
         else:
             first = minimizer.failure
             if isinstance(probe, KindProbe):
@@ -82,6 +85,28 @@ def minimize(
             counts = (len(script.requests), minimizer.tried)
             result = _Result(first, minimizer.failure, minimizer.best, *counts, minimizer.is_cut_short, test)
     _print(result, deadline, json_output)
+
+
+def _first_failing(
+    failing: str,
+    script: "Script",
+    probe: "Probe",
+    deadline: "Deadline",
+    progress: "Callable[[Progress], None]",
+) -> "Minimizer | None":
+    """Return the minimizer for the first script that fails, or None. A crash is also looked for where a
+    process of the log ended, because a script that goes on with the next process skips the crash.
+    """
+    from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
+    from mmengine.replay.minimize.shrink import before_recoveries
+
+    scripts = [script]
+    if failing in ("crash", "any"):
+        scripts += before_recoveries(script)[:MAX_PROCESSES]
+    for each in scripts:
+        with suppress(NothingFailed):
+            return Minimizer(each, probe.of_script, deadline=deadline, progress=progress)
+    return None
 
 
 def _recorded(
@@ -119,7 +144,7 @@ def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
     from mmengine.replay import open_log
 
     started = open_log(folder).started
-    text = f"this build served the log's requests again and nothing failed with --failing {kind}"
+    text = f"{_NOTHING} with --failing {kind}"
     if recording is not None:
         rule = recording.failure.kind
         return f"{text}; the log's own decisions break a rule: minimize with --failing {rule}"

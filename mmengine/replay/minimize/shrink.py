@@ -82,6 +82,12 @@ def keep_until(script: Script, step: int) -> Script:
     )
 
 
+def before_recoveries(script: Script) -> list[Script]:
+    """Return a script for each process of the log that ended, without the process that continued."""
+    ends = [n for n, each in enumerate(script.observations) if isinstance(each.event, ev.Recovered)]
+    return [replace(script, observations=script.observations[:end]) for end in ends]
+
+
 def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
     """Return the script with all arrivals, and no other events than `happened`."""
     kept = set(map(id, happened))
