@@ -14,6 +14,7 @@ import pytest
 from mmengine.serve.async_engine import async_engine
 from mmengine.server.lifecycle import acceptor, web_server
 from mmengine.server.lifecycle.heartbeat import STUCK_S
+from mmengine.server.transport import quick_sockets
 from tests.server.running import NAMES, served, wait_for
 
 
@@ -77,6 +78,28 @@ def test_an_engine_that_is_stuck_in_a_step_is_not_alive(server, monkeypatch):
     wait_for(lambda: server.call("/health/live")[0] == 503)
     monkeypatch.undo()
     wait_for(lambda: server.call("/health/live")[0] == 200)
+
+
+@pytest.mark.parametrize("has_libc", [True, False])
+def test_quick_calls_are_those_of_sockets(monkeypatch, has_libc):
+    if not has_libc:
+        monkeypatch.setattr(quick_sockets, "_libc", None)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        bound.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            quick_sockets.accept(bound)
+        client = socket.create_connection(bound.getsockname())
+        with client, quick_sockets.accept(bound) as connection:
+            assert connection.getpeername() == client.getsockname() and not connection.get_inheritable()
+            with pytest.raises(BlockingIOError):
+                quick_sockets.peek(connection)
+            client.sendall(b"a" * 5000)
+            assert quick_sockets.peek(connection) == quick_sockets.peek(connection) == b"a" * 4096
+            assert connection.recv(5000) == b"a" * 5000
+            client.shutdown(socket.SHUT_WR)
+            assert connection.recv(1) == quick_sockets.peek(connection) == b""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        quick_sockets.peek(connection)
 
 
 def test_other_requests_reach_the_event_loop(server, monkeypatch):

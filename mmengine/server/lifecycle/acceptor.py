@@ -17,14 +17,13 @@ from functools import partial
 
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.lifecycle.health_port import Health, HealthPort, Probes
+from mmengine.server.transport.quick_sockets import accept, peek
 
 FIRST_BYTES_S = 1.0  # Seconds that a new connection may be silent before the event loop gets it.
 MAX_SILENT = 256  # Maximum number of such connections; beyond it the event loop gets the oldest.
 MAX_WAITING = 1024  # Maximum number of connections that wait for the event loop.
 ACCEPT_AGAIN_S = 0.05  # Pause when no more connections can be accepted.
 ACCEPTED_AT_ONCE = 32  # Connections that are accepted before other sockets are looked at.
-_PEEK_BYTES = 4096
-_PEEK = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 _LIVE = (b"GET /health/live ", b"GET /health/live?")
 Connect = Callable[[socket.socket], Awaitable[object]]
 
@@ -124,20 +123,15 @@ class Acceptor:
             self._port.tidy()
 
     def _accept(self) -> None:
-        """Accept connections. Each system call waits for the interpreter lock, so that a first look comes
-        before any other call for a connection.
-        """
         assert self._bound is not None
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                connection, _ = self._bound.accept()
+                connection = accept(self._bound)
             except (BlockingIOError, ConnectionError):
                 return  # The client has left, or another process took the connection.
             except OSError:  # No descriptor or no memory is left.
                 self._accept_at = time.monotonic() + ACCEPT_AGAIN_S
                 return
-            if not hasattr(socket, "MSG_DONTWAIT"):
-                connection.setblocking(False)
             if not self._sent(connection):
                 self._silent[connection] = time.monotonic() + FIRST_BYTES_S
                 self._selector.register(connection, selectors.EVENT_READ, partial(self._look, connection))
@@ -156,15 +150,14 @@ class Acceptor:
         there are none.
         """
         try:
-            head = connection.recv(_PEEK_BYTES, _PEEK)
+            head = peek(connection)
         except BlockingIOError:
             return False
         except OSError:
             head = b""  # The event loop notices that the client has left.
         # A page in a browser needs the headers of CORS, which only the application knows.
         if head.startswith(_LIVE) and b"\norigin:" not in head.lower():
-            connection.setblocking(False)
-            self._probes.adopt(connection)
+            self._probes.adopt(connection, head)
         else:
             self._pass_on(connection)
         return True

@@ -81,7 +81,6 @@ class HealthPort:
     def _take(self) -> None:
         with suppress(OSError):  # The client has already disconnected.
             connection, _ = self._bound.accept()
-            connection.setblocking(False)
             self._probes.adopt(connection)
 
 
@@ -92,13 +91,21 @@ class Probes:
         self._selector, self._health = selector, health
         self._asking: dict[socket.socket, _Probe] = {}  # Oldest first.
 
-    def adopt(self, connection: socket.socket) -> None:
-        """Read a head from a non-blocking connection, answer it, and close the connection."""
+    def adopt(self, connection: socket.socket, head: bytes = b"") -> None:
+        """Read a head from a connection, answer it, and close the connection. `head`: its first bytes, which
+        stay to be read; a complete head is answered at once.
+        """
+        probe = _Probe(connection)
+        if b"\r\n\r\n" in head:  # Before other system calls, each of which waits for the interpreter lock.
+            probe.is_answered = True
+            with suppress(OSError):
+                connection.send(answer_to(head, self._health))
+                connection.shutdown(socket.SHUT_WR)
         if len(self._asking) >= MAX_PROBES:
             self._drop(next(iter(self._asking.values())))
-        probe = self._asking[connection] = _Probe(connection)
+        connection.setblocking(False)
+        self._asking[connection] = probe
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(probe))
-        self._read(probe)
 
     def wait_s(self) -> float | None:
         """Return the seconds until `tidy` is due, or None without a connection."""
