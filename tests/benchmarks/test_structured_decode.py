@@ -32,20 +32,10 @@ def test_a_round_takes_all_ways_over_the_same_pictures(benchmark):
         assert drafts.passes < drafts.tokens and min(free.cpu_ns, grammar.cpu_ns, drafts.cpu_ns) > 0
 
 
-def test_a_quick_run_ends_with_a_table_and_its_targets(benchmark, tmp_path, monkeypatch, capsys):
+def test_a_run_ends_with_a_table_and_its_targets(benchmark, tmp_path, monkeypatch, capsys):
     out = tmp_path / "table.md"
-    command = [
-        "structured_decode.py",
-        "--quick",
-        "--json",
-        "--pictures",
-        "3",
-        "--batch",
-        "3",
-        "--out",
-        str(out),
-    ]
-    monkeypatch.setattr(sys, "argv", command)
+    sizes = ["--rounds", "1", "--pictures", "3", "--batch", "3"]
+    monkeypatch.setattr(sys, "argv", ["structured_decode.py", *sizes, "--json", "--out", str(out)])
     benchmark.main()
     *_, last = capsys.readouterr().out.splitlines()
     targets = json.loads(last)["targets"]
