@@ -315,12 +315,12 @@ class Recorder:
 
     def _expect_without(self, ended: list[str]) -> None:
         """Prepare the rows of the next step, which are most likely those of the last one without `ended`."""
-        self._ids_left, places = self._last_ids.copy(), []
+        self._ids_left, stay = self._last_ids.copy(), np.ones(len(self._last_ids), bool)
         for name in ended:
             if name in self._ids_left:
+                stay[self._last_ids.index(name)] = False
                 self._ids_left.remove(name)
-                places.append(self._last_ids.index(name))
-        self._rows_left = np.delete(self._last_rows, places)
+        self._rows_left = self._last_rows[stay]
 
     def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
         """Record the drafts for the next step as the scheduler kept them in its requests."""

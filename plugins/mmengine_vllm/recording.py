@@ -27,7 +27,7 @@ from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
 
 log = logging.getLogger("vllm.mmengine_vllm")  # vLLM configures the logger "vllm"
-FLUSH_ENTRIES = 64
+FLUSH_ENTRIES = 256
 FLUSH_S = 0.25
 
 
