@@ -149,6 +149,7 @@ class Recorder:
         now = monotonic_ns()
         self.in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
         self._last_ids, self._last_rows = ids, rows
+        self._ids_left, self._rows_left = ids, rows  # a request may come back in another row
         if self.overlaps:
             self._append(ev.Dispatched())
             self.step += 1

@@ -128,3 +128,34 @@ def test_the_difference_is_printed_with_its_rule(records, tmp_path):
     assert result.exit_code == 3 and "likely rule" in result.stdout and "vllm 0.33.0" in result.stdout
     line = json.loads(CliRunner().invoke(app, ["log", "verify", str(log), "--json"]).stdout)
     assert (line["host"], line["calls"], line["divergence"]["field"]) == ("vllm 0.33.0", 78, "admitted")
+
+
+RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("vllm_03*"))
+
+
+@pytest.mark.parametrize("log", RECORDINGS, ids=lambda log: log.name)
+def test_every_recorded_call_agrees(log):
+    """Each log has preemptions; they are of random workloads on vLLM's own scheduler without a model."""
+    report = verify(log)
+    assert report.ok and report.rederived and report.calls >= report.steps > 20 and not report.unfinished
+    events = [record.event for record in LogReader(log)]
+    assert any(isinstance(event, ev.Preempted) for event in events)
+    assert any(isinstance(event, ev.Dispatched) for event in events) == ("async" in log.name)
+
+
+@pytest.mark.parametrize("name", ["vllm_032_priority", "vllm_033_async_eagle"])
+def test_the_other_commands_read_a_recorded_log(name, tmp_path):
+    log = str(next(each for each in RECORDINGS if each.name == name))
+    preempted = next(each.event for each in LogReader(Path(log)) if isinstance(each.event, ev.Preempted))
+    for words in (
+        ["show", log],
+        ["show", log, "--steps"],
+        ["why", log, preempted.request_id],
+        ["report", log, "-o", str(tmp_path / "report.html")],
+        ["redact", log, str(tmp_path / "redacted")],
+    ):
+        result = CliRunner().invoke(app, ["log", *words])
+        assert result.exit_code == 0, (words, result.output)
+        if words[0] == "why":
+            assert "Preempted" in result.output
+    assert verify(tmp_path / "redacted").calls == verify(Path(log)).calls

@@ -87,8 +87,9 @@ class RecordedRows:
         found, rows = Outcome(), list[int]()
         for event in events:
             match event:
-                case ev.Preempted(request_id=name):
+                case ev.Preempted(request_id=name, row=row):
                     found.preempted.append(name)
+                    self._names.pop(row, None)
                 case ev.Evicted(keys=keys):
                     found.evicted += keys
                 case ev.Scheduled():
