@@ -10,7 +10,9 @@ from tests.vllm.test_vllm_recorder import folded
 RECORDINGS = Path(__file__).parent / "recordings"
 
 
-@pytest.mark.parametrize("name, num_calls", [("images", 197), ("priority", 90), ("drafts", 90)])
+@pytest.mark.parametrize(
+    "name, num_calls", [("images", 197), ("priority", 90), ("drafts", 90), ("asynchronous", 90)]
+)
 def test_a_recording_verifies(name, num_calls):
     report = verify(RECORDINGS / name)
     assert report.divergence is None and report.rederived
