@@ -19,7 +19,7 @@ def install_agent(agent: Agent, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if agent.is_node:
-        options = ("--silent", "--no-audit", "--no-fund", "--fetch-retries", "1")
+        options = ("--loglevel", "error", "--no-audit", "--no-fund", "--fetch-retries", "1")
         commands = [["npm", "install", "--prefix", str(folder), *options, f"{agent.package}@{agent.version}"]]
     else:
         python = str(folder / "bin" / "python")
@@ -44,8 +44,9 @@ def main() -> None:
             install_agent(agent, folder)
         except (subprocess.SubprocessError, OSError) as error:
             shutil.rmtree(folder, ignore_errors=True)
-            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            reason = lines[-1] if lines else type(error).__name__
+            lines = (getattr(error, "stderr", None) or str(error)).splitlines()
+            # npm names its error's code first and its reason second, pip its reason last.
+            reason = lines[1] if agent.is_node and len(lines) > 1 else lines[-1]
             print(f"{agent.package} {agent.version} cannot be installed and is skipped: {reason}", flush=True)
 
 
