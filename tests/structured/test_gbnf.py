@@ -219,6 +219,8 @@ def test_more_random_grammars(seeds: range) -> None:
         ("".join(f'r{n} ::= "a"\n' for n in range(2001)), "line 2001: there are more than 2,000 rules"),
         ('root ::= <think> "a"', "cannot be read"),
         ('root ::= "a" = "b"', "cannot be read"),
+        ("root ::= root", "a rule that is only itself"),
+        ('root ::= x "a"\nx ::= x', "a rule that is only itself"),
     ],
 )
 def test_errors_name_the_line(text: str, says: str) -> None:

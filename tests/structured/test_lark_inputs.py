@@ -132,6 +132,8 @@ def test_random_answers_are_json_strings_that_the_grammar_derives() -> None:
         ("start: " + "(" * 100 + '"a"' + ")" * 100, "nested more than"),
         ("start: " + '"a" ' * 20_000, "limit is 65,536"),
         ("start: \x00", "is not supported"),
+        ("start: x\nx: x", "a rule that is only itself"),
+        ("start: " + " | ".join(f'"w{n}x{n * 7}"' for n in range(2_500)), "pieces"),
     ],
 )
 def test_what_is_not_supported_is_named(lark: str, why: str) -> None:

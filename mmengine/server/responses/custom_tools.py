@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.unsupported import Unsupported
@@ -65,7 +65,7 @@ def _trouble_of(lark: str) -> str:
     """Return why a Lark grammar cannot be enforced; "" if it can be."""
     try:
         json_string_grammar(lark)
-    except (UnsupportedLark, InvalidRequest) as error:
+    except UnsupportedLark as error:
         return str(error)
     return ""
 

@@ -24,7 +24,17 @@ def convert(text: str) -> tuple[str, str]:
 
 def convert_rules(nodes: dict[str, Node]) -> tuple[str, str]:
     """Convert rules as `convert` does. Texts begin at the rule `root`; every reference must have a rule."""
-    rules, root = Rules(nodes), Ref("root", 1)
+    try:
+        return _converted(Rules(nodes))
+    except RecursionError:
+        raise InvalidRequest(
+            "the grammar has a rule that is only itself, or rules nested too deeply; give each rule an end",
+            code=ErrorCode.INVALID_GRAMMAR,
+        ) from None
+
+
+def _converted(rules: Rules) -> tuple[str, str]:
+    root = Ref("root", 1)
     if rules.is_plain(root):
         return "regex", regex_of(rules.plain(root))
     unsafe, comparison = set[str](), LexemeComparison()

@@ -8,6 +8,7 @@ lexeme ends or goes on.
 import json
 from functools import lru_cache
 
+from mmengine.errors import InvalidRequest
 from mmengine.structured_output.gbnf.convert import convert_rules
 from mmengine.structured_output.lark.parser import UnsupportedLark, parse_lark
 from mmengine.structured_output.regex.sets import Ranges, Set, set_of
@@ -18,17 +19,29 @@ _ESCAPED = (*range(32), 34, 92)
 _QUOTE: Node = Chars(((34, 34),))
 
 
-@lru_cache(maxsize=32)
 def json_string_grammar(text: str) -> str:
     """Return a Lark grammar of JSON strings whose values match the grammar `text`.
 
-    Raises UnsupportedLark for a grammar that is invalid or not supported, and InvalidRequest for one that is
-    too large.
+    Raises UnsupportedLark for a grammar that is invalid, not supported or too large.
     """
-    rules = {f"r {name}": _spelled(node) for name, node in parse_lark(text).items()}
-    rules["root"] = Seq((_QUOTE, Ref("r start", 1), _QUOTE))
-    kind, source = convert_rules(rules)
-    return source if kind == "lark" else f"start: /{source}/"
+    source, trouble = _converted(text)
+    if trouble:
+        raise UnsupportedLark(trouble)
+    return source
+
+
+@lru_cache(maxsize=32)
+def _converted(text: str) -> tuple[str, str]:
+    """Return the converted grammar, and why it cannot be converted; one of them is "". A refusal may take
+    seconds, so it is cached too.
+    """
+    try:
+        rules = {f"r {name}": _spelled(node) for name, node in parse_lark(text).items()}
+        rules["root"] = Seq((_QUOTE, Ref("r start", 1), _QUOTE))
+        kind, source = convert_rules(rules)
+    except (UnsupportedLark, InvalidRequest) as error:
+        return "", str(error)
+    return source if kind == "lark" else f"start: /{source}/", ""
 
 
 def _spelled(node: Node) -> Node:
