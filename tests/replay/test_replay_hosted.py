@@ -159,3 +159,12 @@ def test_the_other_commands_read_a_recorded_log(name, tmp_path):
         if words[0] == "why":
             assert "Preempted" in result.output
     assert verify(tmp_path / "redacted").calls == verify(Path(log)).calls
+
+
+def test_a_row_without_a_request_is_named(records, tmp_path):
+    index = find(records, ev.Preempted)
+    after = index + find(records[index:], ev.Scheduled)
+    rows = np.array([records[index].event.row], np.int32).tobytes()
+    wrong = changed(records, after, replace(records[after].event, rows=rows, num_tokens=None, new_blocks=b""))
+    found = verify(rewrite(wrong, tmp_path / "log")).divergence
+    assert found.field == "rows" and "which no request has" in found.logged[0][0]
