@@ -19,6 +19,8 @@ from mmengine.replay.rules.common import (
 
 
 def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
+    if _is_plain(state, event):
+        return
     config = state.config
     rows = state.last_rows if event.rows is None else int32_column("rows", event.rows)
     counts = np.ones(len(rows), np.int32)
@@ -45,6 +47,25 @@ def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
     yield from _reach(state, rows, counts, drafts)
     yield from _new_blocks(state, rows, counts, new)
     yield from check_encoder_work(state, event)
+
+
+def _is_plain(state: State, event: ev.Scheduled) -> bool:
+    """Return whether the event repeats the last step with a token for each row, and breaks no rule. Most
+    steps are plain, and this check is several times as fast as the others.
+    """
+    if not (event.rows is event.num_tokens is event.num_drafts is None) or event.encode or event.new_blocks:
+        return False
+    rows = state.last_rows
+    after = state.num_computed[rows] + 1
+    ahead = after + state.config.lookahead_tokens
+    return bool(
+        not len(state.step_rows)
+        and len(rows) <= state.tokens_left
+        and (after <= state.num_tokens[rows] + state.num_pending[rows]).all()
+        and (ahead <= state.num_blocks[rows] * state.block_size).all()
+        and (state.max_total[rows] != NEVER).all()
+        and (state.ended[rows] != LEFT).all()
+    )
 
 
 def _step_rows(state: State, rows: np.ndarray, is_new: bool) -> Rules:
