@@ -60,7 +60,8 @@ class VerifyReport:
 
     For a recorded log: `host`, the engine that decided; `rules`, whose rules derived its decisions; `calls`,
     the scheduling calls that agree; `caveat`, why the decisions were not derived, or by other rules than the
-    host's (then `rederived` is False), or "".
+    host's (then `rederived` is False), or ""; `left_over`, the requests that the rules schedule next at the
+    log's end.
     """
 
     steps: int = 0
@@ -82,6 +83,7 @@ class VerifyReport:
     rules: str = ""
     caveat: str = ""
     calls: int = 0
+    left_over: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def ok(self) -> bool:

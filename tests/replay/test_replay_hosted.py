@@ -168,3 +168,18 @@ def test_a_row_without_a_request_is_named(records, tmp_path):
     wrong = changed(records, after, replace(records[after].event, rows=rows, num_tokens=None, new_blocks=b""))
     found = verify(rewrite(wrong, tmp_path / "log")).divergence
     assert found.field == "rows" and "which no request has" in found.logged[0][0]
+
+
+def test_requests_that_are_never_admitted_are_named(lines, tmp_path):
+    """A call that schedules nothing leaves no event, so the log of a scheduler that hangs just ends."""
+    last = max(n for n, line in enumerate(lines) if line["op"] == "add")
+    end = last + next(n for n, line in enumerate(lines[last:]) if line["op"] == "schedule")
+    waits = lines[last] | {"id": "hung"}
+    lonely = [lines[0], waits]
+    write_log(lonely, tmp_path / "log")
+    report = verify(tmp_path / "log")
+    assert report.ok and report.left_over == ["hung"]
+    result = CliRunner().invoke(app, ["log", "verify", str(tmp_path / "log")])
+    assert "the rules schedule hung; if vllm 0.32.0 went on running" in result.stdout.replace("\n", " ")
+    write_log(lines[:end], tmp_path / "running")
+    assert verify(tmp_path / "running").left_over

@@ -119,6 +119,17 @@ def report_lines(report: "VerifyReport") -> list[str]:
         lines.append(report.end.text)
     if report.unfinished:
         lines.append(f"{len(report.unfinished)} requests have no end in this log")
+    if report.left_over:
+        names = ", ".join(map(printable, report.left_over[:MAX_REQUESTS]))
+        more = (
+            f" and {len(report.left_over) - MAX_REQUESTS} more"
+            if len(report.left_over) > MAX_REQUESTS
+            else ""
+        )
+        lines.append(
+            f"the log ends before the next call, in which the rules schedule {names}{more}; if {report.host} "
+            "went on running, its scheduler hung here"
+        )
     return [*lines, _verdict(report)]
 
 
@@ -293,6 +304,7 @@ def _as_json(log: Path, report: "VerifyReport | LogError") -> dict[str, Any]:
         "rules": report.rules,
         "caveat": report.caveat,
         "calls": report.calls,
+        "left_over": [printable(name) for name in report.left_over],
         "written_by": {"engine": report.logged_engine, "decision_version": report.logged_version},
         "derived_by": {"engine": report.engine, "decision_version": report.version},
         "divergence": None

@@ -101,8 +101,16 @@ class _Verifier:
             raise self._log.contradiction(record, error) from error
 
     def finish(self) -> None:
-        """Compare the last call. The ends of its result may be missing, because the host was killed."""
+        """Compare the last call, and find what the rules schedule next. The ends of the last result may be
+        missing, because the host was killed.
+        """
         self._compare_call()
+        engine = self._engine
+        if engine is None or self._is_over or engine.ends or engine.state.flights:
+            return
+        engine.drop_empty_step()
+        if not engine.state.is_open:  # else the log ends before the step's result
+            self._report.left_over = [name for name, _ in engine.schedule().rows]
 
     def _apply(self, record: Record, engine: DerivedEngine) -> None:
         event = record.event
