@@ -33,9 +33,14 @@ class BrokenInvariant(NamedTuple):
 
 
 def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
-    """Return the first broken invariant, or None. `name`: check only this invariant."""
+    """Return the first broken invariant, or None. `name`: check only this invariant. An invariant that cannot
+    be computed, for example because a row has no request, counts as broken.
+    """
     for each in [name] if name else INVARIANTS:
-        text = next(INVARIANTS[each](state), None)
+        try:
+            text = next(INVARIANTS[each](state), None)
+        except (IndexError, KeyError, ValueError, AttributeError, TypeError) as error:
+            text = f"the state is too damaged to be checked ({type(error).__name__}: {str(error)[:100]})"
         if text is not None:
             return BrokenInvariant(each, text)
     return None

@@ -214,3 +214,10 @@ def test_a_sound_log_keeps_its_invariants(tmp_path):
     assert core.stats().num_preemptions
     report = verify(tmp_path / "log", invariants=True)
     assert report.ok and report.rederived
+
+
+def test_a_state_that_cannot_be_checked_is_broken():
+    state = busy()
+    state.requests_by_row[state.running[0]] = None
+    found = find_broken(state, "grammars")
+    assert found.name == "grammars" and "too damaged to be checked (AttributeError" in found.text
