@@ -10,7 +10,7 @@ from mmengine.core.executor import PENDING, StepPlan
 from mmengine.core.state.state import State
 
 PLAN = "plan"
-DESCRIPTION = "Check that a step's plan has the tokens, positions and KV slots of its rows."
+DESCRIPTION = "Check that a step's plan has the tokens, positions, KV slots and copies of its rows."
 
 
 def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
@@ -49,6 +49,11 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
     if not np.array_equal(rows[plan.sample], flight):
         yield f"the plan samples the rows {rows[plan.sample].tolist()}, but the step {flight.tolist()}"
     yield from _broken_media(state, plan, starts)
+    if state.is_open:  # the copies of a step that was dispatched ahead are not in the state any more
+        for name, parts in state.step_copies.items():
+            wanted, given = [pair for part in parts for pair in part.tolist()], getattr(plan, name)
+            if wanted != ([] if given is None else given.tolist()):
+                yield f"the plan's copies {name} are not the step's {len(wanted)} copies"
 
 
 def _broken_media(state: State, plan: StepPlan, starts: np.ndarray) -> Iterator[str]:

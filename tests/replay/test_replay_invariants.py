@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mmengine.cli.logs.verify import report_lines
+from mmengine.core import engine
 from mmengine.core.decide import running
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold import rows
@@ -15,6 +17,7 @@ from mmengine.replay.invariants import INVARIANTS, find_broken
 from mmengine.replay.verify import verify
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, image, request, settings_of
+from tests.replay.planted.nights import Night
 
 
 def busy() -> State:
@@ -214,6 +217,20 @@ def test_a_sound_log_keeps_its_invariants(tmp_path):
     assert core.stats().num_preemptions
     report = verify(tmp_path / "log", invariants=True)
     assert report.ok and report.rederived
+
+
+def test_a_plan_that_swaps_the_wrong_way_is_found(tmp_path, monkeypatch):
+    real = engine.batch
+
+    def batch(view, decisions, tables):
+        plan = real(view, decisions, tables)
+        return plan if plan.swap_in is None else replace(plan, swap_in=plan.swap_in[:, ::-1].copy())
+
+    monkeypatch.setattr(engine, "batch", batch)
+    settings = {"swap_blocks": 30, "preempt_mode": "swap"}
+    Night(settings, num_requests=30).run(tmp_path / "log")
+    found = verify(tmp_path / "log", invariants=True).divergence
+    assert found.field == "invariant plan" and "copies swap_in" in found.derived
 
 
 def test_a_state_that_cannot_be_checked_is_broken():

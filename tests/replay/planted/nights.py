@@ -94,7 +94,7 @@ class _Served:
             if self.compiling and self.rng.random() < 0.5:
                 self.core.grammar_ready(self.compiling.pop(0))
             self.step(self.rng.choice((0, 0, 1, 1, 2, 4, 9)))
-        while self.core.has_work:
+        while self.core.has_work and (self.compiling or not self.core.awaits_grammars):
             if self.compiling:
                 self.core.grammar_ready(self.compiling.pop(0))
             self.step(1)
