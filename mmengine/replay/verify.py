@@ -21,6 +21,7 @@ from mmengine.events.codec import Record
 from mmengine.events.lock import is_locked
 from mmengine.events.log_end import log_end
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.hosted.recorded_state import first_broken
 from mmengine.replay.hosted.verify import verify_hosted
 from mmengine.replay.tape import Blamed, Crashed, Diverged, LogEnded, LogTape
 from mmengine.replay.verify_report import Divergence, VerifyReport
@@ -46,6 +47,11 @@ def verify(
     log = CheckedLog(folder, after=after)
     if log.started.host:
         report = verify_hosted(log, progress)
+        broken = first_broken(CheckedLog(folder)) if invariants else None
+        if broken is not None and (
+            report.divergence is None or broken.sequence <= report.divergence.sequence
+        ):
+            report.divergence = broken
     else:
         report = _verify_own(log, progress, invariants)
     report.torn = log.torn

@@ -183,3 +183,15 @@ def test_requests_that_are_never_admitted_are_named(lines, tmp_path):
     assert "the rules schedule hung; if vllm 0.32.0 went on running" in result.stdout.replace("\n", " ")
     write_log(lines[:end], tmp_path / "running")
     assert verify(tmp_path / "running").left_over
+
+
+def test_the_invariants_of_the_recorded_state_are_checked(records, folder, tmp_path):
+    """A block that two requests hold breaks an invariant of the recorded state, whatever the rules say."""
+    assert verify(folder, invariants=True).ok
+    index = find(records, ev.Scheduled, lambda event: len(event.new_blocks) == 4)
+    admitted = next(each.event for each in records if isinstance(each.event, ev.Admitted))
+    held = replace(records[index].event, new_blocks=admitted.new_blocks[:4])
+    log = rewrite(changed(records, index, held), tmp_path / "log")
+    found = verify(log, invariants=True).divergence
+    assert (found.sequence, found.field.split()[0]) == (index, "invariant")
+    assert CliRunner().invoke(app, ["log", "verify", str(log), "--invariants"]).exit_code == 3

@@ -159,6 +159,8 @@ def _hosted_verdict(report: "VerifyReport") -> str:
     if not report.rules:
         return f"folded; the decisions of {host} were not derived: {report.caveat}"
     agree = f"{report.calls} scheduling calls of {host} agree with the rules of {report.rules}"
+    if found is not None and found.field.startswith("invariant "):
+        return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
     if found is not None:
         where = f"step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
         verdict = f"differs at {where}; {report.caveat}" if report.caveat else f"DIVERGED at {where}"
