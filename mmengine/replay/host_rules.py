@@ -25,6 +25,8 @@ def rules_for(started: ev.Started) -> HostRules:
     """Return the rules for the log that begins with `started`, whose `host` is not empty."""
     if missing := started.fingerprints.get(UNMODELLED, ""):
         return HostRules("", "", f"the rules here do not model {missing}")
+    if changed := _changed_settings(started):
+        return HostRules("", "", f"the rules here do not model {changed}")
     if not started.constants.knows_contents:
         return HostRules("", "", "the log does not tell what vLLM's prefix cache held when it began")
     found = _VERSION.match(started.host)
@@ -37,6 +39,26 @@ def rules_for(started: ev.Started) -> HostRules:
         return HostRules(_COMPAT[nearest], name)
     return HostRules(
         _COMPAT[nearest], name, f"this build has no rules of {started.host}; those of {name} are the nearest"
+    )
+
+
+def _changed_settings(started: ev.Started) -> str:
+    """Return the settings of vLLM whose values no rule here models, as a text."""
+    facts, config = started.fingerprints, started.config
+    expected = {
+        "hash_block_size": (str(config.get("block_size")),),
+        "max_num_active_reqs": (str(config.get("max_num_seqs")),),
+        "prefix_replay_tokens": ("0",),
+        "num_prefill_lookahead": ("0", "1"),
+        "enable_chunked_prefill": ("True",),
+        "long_prefill_token_threshold_adaptive": ("False",),
+        "watermark": ("0", "0.0"),
+    }
+    given = {name: facts.get(f"vllm.{name}") for name in expected}
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in given.items()
+        if value is not None and value not in expected[name]
     )
 
 

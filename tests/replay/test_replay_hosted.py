@@ -195,3 +195,8 @@ def test_the_invariants_of_the_recorded_state_are_checked(records, folder, tmp_p
     found = verify(log, invariants=True).divergence
     assert (found.sequence, found.field.split()[0]) == (index, "invariant")
     assert CliRunner().invoke(app, ["log", "verify", str(log), "--invariants"]).exit_code == 3
+
+
+def test_a_setting_without_rules_is_named(records, tmp_path):
+    log = rewrite(of_host(records, "vllm 0.32.0", **{"vllm.hash_block_size": "16"}), tmp_path / "log")
+    assert "do not model hash_block_size 16" in verify(log).caveat
