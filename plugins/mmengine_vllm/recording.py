@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from time import monotonic_ns
 from types import FrameType
@@ -14,14 +15,14 @@ from types import FrameType
 from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
-from mmengine.errors import LogError
+from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine_vllm.batches import events_of
 from mmengine_vllm.contents import PseudoIds, TokenIds
 from mmengine_vllm.host_facts import begun_midway, full_attention_group, not_derived, started_of
 from mmengine_vllm.log_files import LogFile, LogSeries, free_folder
 from mmengine_vllm.midway import beginning_of
-from mmengine_vllm.recorder import Recorder
+from mmengine_vllm.recorder import Recorder, UnknownCall
 from mmengine_vllm.ring import Base, Ring
 from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
@@ -87,7 +88,7 @@ class Recording:
 
     def failed(self, what: str, error: BaseException) -> None:
         """Record that a method of vLLM's scheduler raised, and write the log."""
-        self.call(self.recorder.note, "exception", f"{what}: {type(error).__name__}: {error}"[:1000])
+        self.call(self.recorder.note, "exception", f"{what}: {_described(error)}")
         if self._ring is None:
             self.flush()
         else:
@@ -171,7 +172,7 @@ class Recording:
         what = f"{type(error).__name__}: {error}"
         log.warning("mmengine_vllm stopped recording %s; the log ends here: %s", self.where, what)
         self.recorder.entries, self.recorder.requests = [], {}
-        self._close(ev.Noted("incomplete", what[:1000]))
+        self._close(ev.Noted("incomplete", _described(error)))
 
     # The watching thread
 
@@ -235,6 +236,19 @@ def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> 
         has_drafts=width > 0,
         has_adapters=config.max_loras > 0,
     )
+
+
+def _described(error: BaseException) -> str:
+    """Return an error's type and place. Its text is left out if it may quote a request."""
+    if isinstance(error, (MMEngineError, UnknownCall)):
+        return f"{type(error).__name__}: {error}"[:1000]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = (
+        f" in {frames[-1].name} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+        if frames
+        else ""
+    )
+    return f"{type(error).__name__}{place}"
 
 
 def _first_ns(events: list[tuple[ev.Event, int, int]]) -> int:
