@@ -8,7 +8,13 @@ from mmengine.events import vocabulary as ev
 # In STARTED's `fingerprints`: features of the host that the rules here do not model, as a text.
 UNMODELLED = "not_derived"
 _COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm-0.33"}
+_SETTING = "vllm."
 _VERSION = re.compile(r"vllm (\d+)\.(\d+)")
+
+
+def is_setting(fingerprint: str, value: str) -> bool:
+    """Return whether a fingerprint holds a number or a flag of the host's settings, and no text."""
+    return fingerprint.startswith(_SETTING) and bool(re.fullmatch(r"True|False|[0-9.]{1,20}", value))
 
 
 class HostRules(NamedTuple):
@@ -54,7 +60,7 @@ def _changed_settings(started: ev.Started) -> str:
         "long_prefill_token_threshold_adaptive": ("False",),
         "watermark": ("0", "0.0"),
     }
-    given = {name: facts.get(f"vllm.{name}") for name in expected}
+    given = {name: facts.get(_SETTING + name) for name in expected}
     return ", ".join(
         f"{name} {value}"
         for name, value in given.items()

@@ -32,6 +32,7 @@ from mmengine.events.log import LogWriter
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.convert.keyed_hashes import REDACTED, KeyedHashes
 from mmengine.replay.findings import Findings
+from mmengine.replay.host_rules import is_setting
 from mmengine.request import Adapter, GrammarRequest, MediaItem, ThinkingBudget
 
 MIN_KEY_BYTES = 16
@@ -167,13 +168,18 @@ class _Redactor:
         each = (digests[place : place + 8] for place in range(0, len(digests), 8))
         return b"".join(self._hashes.of(b"kv", one, 8) for one in each)
 
+    def _fingerprints(self, event: ev.Started) -> dict[str, str]:
+        hashes = self._hashes.prints(event.fingerprints)
+        if not event.host:
+            return hashes
+        kept = {name: value for name, value in event.fingerprints.items() if is_setting(name, value)}
+        return {**hashes, **kept}
+
     def _started(self, event: ev.Started) -> ev.Started:
         config = {**event.config, "eos_token_ids": ()}
         if config.get("block_store_path"):
             config["block_store_path"] = REDACTED
-        return msgspec.structs.replace(
-            event, config=config, fingerprints=self._hashes.prints(event.fingerprints)
-        )
+        return msgspec.structs.replace(event, config=config, fingerprints=self._fingerprints(event))
 
     def _queued(self, event: ev.Queued) -> ev.Queued:
         hashes, name = self._hashes, self._hashes.name(event.request_id)
