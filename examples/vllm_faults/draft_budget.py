@@ -1,0 +1,30 @@
+"""A fault: drafts do not count against the budget of a step.
+
+    python -m examples.vllm_faults.draft_budget [LOG]
+
+vLLM schedules at most `max_num_batched_tokens` tokens a step, drafts included. With the fault the budget
+grows by the drafts of the running requests. A worker's buffers have the size of the budget, so an overrun
+writes past their end.
+"""
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
+
+class LeavesOutDrafts(Scheduler):
+    def schedule(self, *args, **more):
+        drafts = sum(len(request.spec_token_ids) for request in self.running)
+        limits = self.scheduler_config
+        self.max_num_scheduled_tokens += drafts
+        limits.max_num_batched_tokens += drafts
+        try:
+            return super().schedule(*args, **more)
+        finally:
+            self.max_num_scheduled_tokens -= drafts
+            limits.max_num_batched_tokens -= drafts
+
+
+if __name__ == "__main__":
+    log = record_random_requests(LeavesOutDrafts, 1, drafts=3)
+    mmengine_log("verify", log, "--invariants")

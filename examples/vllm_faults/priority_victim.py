@@ -1,0 +1,24 @@
+"""A fault: under the priority policy the newest request is preempted, whatever its priority.
+
+    python -m examples.vllm_faults.priority_victim [LOG]
+
+vLLM preempts the running request with the largest priority value, the newest first. With the fault it
+preempts the request that was admitted last, as under the policy "fcfs". The waiting queue still has the order
+of priorities. So a request with the best priority, admitted last, loses its blocks to one with a worse one.
+"""
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
+
+class PreemptsTheNewest(Scheduler):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.policy = SchedulingPolicy.FCFS  # the queue was made before, by the configured policy
+
+
+if __name__ == "__main__":
+    log = record_random_requests(PreemptsTheNewest, 1, scheduling_policy="priority")
+    mmengine_log("verify", log)

@@ -1,0 +1,39 @@
+"""Records a scheduler of vLLM without a model. Requires the environment of `make vllm`."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from vllm.version import __version__
+
+from mmengine_vllm.hooks import RecordsCalls
+from tests.vllm.model_free import drive
+
+
+def recording_class(fault):
+    """Return a subclass of `fault`, a scheduler class of vLLM, that records its calls."""
+    return type(f"Recorded{fault.__name__}", (RecordsCalls, fault), {"host_version": __version__})
+
+
+def new_log():
+    """Return the folder of the next log, which the recorder creates: the first argument, or a new one."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp()) / "vllm.log"
+    os.environ["MMENGINE_LOG"] = str(folder)
+    return folder
+
+
+def mmengine_log(verb, folder, *options):
+    """Run `mmengine log VERB FOLDER` and return its exit code; the command prints its result."""
+    print(f"$ mmengine log {verb} {folder} {' '.join(options)}".rstrip(), flush=True)
+    command = [sys.executable, "-m", "mmengine", "log", verb, str(folder), *options]
+    return subprocess.run(command, check=False).returncode
+
+
+def record_random_requests(fault, seed, **settings):
+    """Record random requests (see `drive`) and return the log's folder."""
+    folder = new_log()
+    number, preempted = drive(recording_class(fault), seed, **settings)
+    print(f"{number} requests, {preempted} preemptions", flush=True)
+    return folder
