@@ -248,8 +248,9 @@ class _Batch:
         count = job.options.sampling.n
         try:
             if job.prepared is None:
-                request_id = job.options.request_id
-                if (completion := self._engine.requests.resume(request_id, count)) is not None:
+                request_id, notes = job.options.request_id, job.options.notes
+                completion = self._engine.requests.resume(request_id, count, notes=notes)
+                if completion is not None:
                     return completion
             else:
                 request_id = self._engine.submit_prepared(job.prepared.result(), job.options, stream=False)

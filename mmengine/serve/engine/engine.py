@@ -130,7 +130,9 @@ class Engine(TypedAnswers):
             self.built, self.media_memory, self.grammar_memory, self.metrics, store
         )
         self._resources.add(self.adapters)
-        self.requests = RunningRequests(self._core, self.processor.tokenizer, resumed, texts)
+        self.requests = RunningRequests(
+            self._core, self.processor.tokenizer, resumed, self.built.grammars.backend.notes, texts
+        )
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
         awaited = resume.awaited if resume is not None else frozenset()

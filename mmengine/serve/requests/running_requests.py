@@ -1,6 +1,6 @@
 """Running requests: turns the core's outputs into callers' outputs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -13,7 +13,7 @@ from mmengine.core.state.request_state import NO_ROW
 from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.events.vocabulary import Queued
 from mmengine.models.plugin import Prepared, Tokenizer
-from mmengine.request import Request
+from mmengine.request import GrammarRequest, Request
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.choice_order import in_order
@@ -54,8 +54,9 @@ class _Pending:
 class RunningRequests:
     """An engine's running requests.
 
-    `resumed` maps core ids to the previous process's answers that no caller has claimed. With `texts` False
-    all texts are empty, and the outputs' reader decodes the tokens.
+    `resumed` maps core ids to the previous process's answers that no caller has claimed. `notes_on` returns
+    the notes on a grammar. With `texts` False all texts are empty, and the outputs' reader decodes the
+    tokens.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class RunningRequests:
         core: EngineCore,
         tokenizer: Tokenizer,
         resumed: dict[str, ResumedAnswer],
+        notes_on: Callable[[GrammarRequest], tuple[Note, ...]],
         texts: bool = True,
     ):
         self._core, self._tokenizer, self._texts = core, tokenizer, texts
+        self._notes_on = notes_on
         self.resumed = resumed
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
@@ -257,8 +260,15 @@ class RunningRequests:
         pieces = in_order(outputs, found[0].order)
         return [one for one in pieces if one.token_ids or one.finish_reason is not None]
 
-    def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
-        """Continue the previous process's request.
+    def resume(
+        self,
+        request_id: str,
+        num_choices: int = 1,
+        *,
+        stream: bool = False,
+        notes: tuple[Note, ...] = (),
+    ) -> Completion | None:
+        """Continue the previous process's request. `notes` concern its response format.
 
         Returns the completion if the answer is complete. Otherwise `Engine.step` returns the further outputs,
         which have text only with `stream`. Raises KeyError if `can_resume` is False.
@@ -267,7 +277,9 @@ class RunningRequests:
         found = [self.resumed.pop(name) for name in names]
         first, completion = found[0].queued, None
         prepared = Prepared(np.frombuffer(first.prompt, np.int32), (), "")
-        pending = self._pending[request_id] = _Pending(request_id, prepared, num_choices)
+        if first.grammar is not None:
+            notes += self._notes_on(first.grammar)
+        pending = self._pending[request_id] = _Pending(request_id, prepared, num_choices, notes)
         for name, one in zip(names, found, strict=True):
             answer = self._new_answer(one.queued, stream)
             answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
