@@ -102,3 +102,8 @@ def test_the_command_prints_texts_and_the_next_commands(tmp_path, monkeypatch, c
 def test_long_lists_are_cut():
     assert tokens_text(list(range(20))).endswith("and 8 more")
     assert tokens_text([1, 2], lambda tokens: str(len(tokens))) == "[1, 2] = '2'"
+
+
+def test_a_call_of_a_host_shows_both_values():
+    found = Divergence(88, 24, "Scheduled", "preempted", ["r10"], ["r5"], [])
+    assert sides(found) == [("preempted", "['r10']", "['r5']")]

@@ -119,6 +119,8 @@ def sides(found: Divergence, decode: Decode | None = None) -> list[tuple[str, st
     logged, derived = found.events
     if found.field == CRASH:
         return [(found.field, str(found.logged), str(found.derived))]
+    if logged is None and derived is None and not found.field.startswith(INVARIANT):  # a host's call
+        return [(found.field, str(found.logged)[:300], str(found.derived)[:300])]
     if logged is None or derived is None or type(logged) is not type(derived):
         return [(found.field, _event(logged, found, decode), _event(derived, found, decode))]
     names = [name for name in logged.__struct_fields__ if getattr(logged, name) != getattr(derived, name)]
