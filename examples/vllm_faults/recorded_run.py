@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from vllm.version import __version__
@@ -32,8 +33,11 @@ def mmengine_log(verb, folder, *options):
 
 
 def record_random_requests(fault, seed, **settings):
-    """Record random requests (see `drive`) and return the log's folder."""
+    """Record random requests, see `drive`, and return the log's folder. A fault may fail an assertion."""
     folder = new_log()
-    number, preempted = drive(recording_class(fault), seed, **settings)
-    print(f"{number} requests, {preempted} preemptions", flush=True)
+    try:
+        number, preempted = drive(recording_class(fault), seed, **settings)
+        print(f"{number} requests, {preempted} preemptions")
+    except AssertionError as error:
+        print(f"an assertion of vLLM failed: {traceback.extract_tb(error.__traceback__)[-1].line}")
     return folder

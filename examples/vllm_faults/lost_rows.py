@@ -1,0 +1,35 @@
+"""A fault: waiting requests are never admitted, though the KV cache is empty.
+
+    python -m examples.vllm_faults.lost_rows [LOG]
+
+The scheduler counts free rows, and a request that is aborted while it waits is counted as one that ran. After
+`max_num_seqs` such aborts no row is left. vLLM's users reported servers with waiting requests, no running
+request and an empty cache (#45414, #53130); the cause there was another one.
+"""
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
+
+class LosesRows(Scheduler):
+    num_lost = 0
+
+    def finish_requests(self, *args, **more):
+        running = {request.request_id for request in self.running}
+        ended = super().finish_requests(*args, **more)
+        self.num_lost += sum(request.request_id not in running for request in ended)
+        return ended
+
+    def schedule(self, *args, **more):
+        limit = self.max_num_active_reqs
+        self.max_num_active_reqs = max(0, limit - self.num_lost)
+        try:
+            return super().schedule(*args, **more)
+        finally:
+            self.max_num_active_reqs = limit
+
+
+if __name__ == "__main__":
+    log = record_random_requests(LosesRows, 1, max_num_seqs=4)
+    mmengine_log("verify", log)
