@@ -13,7 +13,7 @@ import pytest
 
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
-from mmengine.events.log import LogReader
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
 from mmengine.request import Adapter, GrammarRequest, ThinkingBudget
 from tests.core.halves import host_config, run_in_halves
@@ -106,6 +106,19 @@ def fetched_run(folder):
         store.values[torn] = bytes(len(store.values[torn]))
 
 
+RECORDED = "recorded in vLLM"
+
+
+def recorded_run(folder):
+    """Write a log that was recorded in vLLM, with a note about a pause after its third record."""
+    writer = LogWriter(folder)
+    for record in LogReader(Path(__file__).parent / "recordings" / "vllm_032_priority"):
+        if record.sequence == 3:
+            writer.append(ev.Noted("pause", "1"), record.step, record.mono_ns)
+        writer.append(record.event, record.step, record.mono_ns)
+    writer.close()
+
+
 DRAFTING, OVERLAPPING = (
     next(config for config in map(host_config, range(99)) if getattr(config, name) == value)
     for name, value in (("num_draft_tokens", 3), ("max_in_flight", 2))
@@ -123,6 +136,7 @@ RUNS = {
     ),
     "with a store": fetched_run,
     "with sessions": session_run,
+    RECORDED: recorded_run,
     "in halves": lambda folder: run_in_halves(DRAFTING, 3, folder),
     "overlapping halves": lambda folder: run_in_halves(OVERLAPPING, 3, folder),
     "in pieces": lambda folder: busy_run(folder, 5, num_requests=9, encoder_piece=1),
@@ -147,6 +161,8 @@ def instances(logs, kind, field, most):
     empty come first.
     """
     for name in RUNS:
+        if name == RECORDED and kind != "Noted":
+            continue  # the decisions of a recorded log are compared as outcomes of calls
         records = logs(name)
         places = [place for place, record in enumerate(records) if is_fit(record.event, kind)]
         places.sort(key=lambda place: not getattr(records[place].event, field))
