@@ -78,13 +78,13 @@ def test_a_full_queue_is_retried(client):
 
 
 def test_not_ready_is_retried_after_the_servers_time(client, monkeypatch):
-    answers = [Readiness(("the disk is full",)), Readiness(("the disk is full",)), Readiness(())]
+    full = Readiness(("the disk is full",))
     with served() as one:
-        monkeypatch.setattr(one.engine, "readiness", lambda: answers.pop(0) if answers else Readiness(()))
         asking = client(one)
+        monkeypatch.setattr(one.engine, "readiness", lambda: full if len(asking.waits) < 2 else Readiness(()))
         assert ask(asking).choices[0].message.content == "HI"
         assert asking.waits == [5.0, 5.0]
-        answers[:] = [Readiness(("the disk is full",))] * 3
+        monkeypatch.setattr(one.engine, "readiness", lambda: full)
         with pytest.raises(openai.InternalServerError, match="not ready: the disk is full") as found:
             ask(asking)
         assert found.value.status_code == 503 and found.value.code == "not_ready"
