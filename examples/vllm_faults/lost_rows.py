@@ -31,5 +31,5 @@ class LosesRows(Scheduler):
 
 
 if __name__ == "__main__":
-    log = record_random_requests(LosesRows, 1, max_num_seqs=4)
+    log = record_random_requests(LosesRows, 1, max_num_seqs=3)
     mmengine_log("verify", log)

@@ -59,6 +59,7 @@ KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
 AN_AGENT = "it needs the agent; tests/server/test_server_agents.py sends its requests"
 VLLM = "it needs vLLM's environment; `make vllm` makes one"
+VLLM_FAULTS = "it needs vLLM; tests/vllm/test_vllm_fault_examples.py runs it in that environment"
 RAY = "it needs Ray; `make ray` runs a similar command"
 # Blocks that no test here runs, with the reason. The key is the document, and the start of a command or, if
 # the block has no command, of the block.
@@ -115,6 +116,9 @@ NOT_RUN = {
     ("docs/how-to/schedule_vllm.md", "pip install . ./plugins/mmengine_vllm"): VLLM,
     ("docs/how-to/schedule_vllm.md", "MMENGINE_LOG=run.log vllm"): VLLM,
     ("docs/how-to/schedule_vllm.md", "mmengine log "): "tests/vllm verify such logs",
+    ("examples/vllm_faults/README.md", "HF_HUB_OFFLINE=1"): VLLM_FAULTS,
+    ("examples/vllm_faults/README.md", "build/vllm/bin/python"): VLLM_FAULTS,
+    ("examples/vllm_faults/README.md", "make vllm"): VLLM,
     ("docs/how-to/agents.md", "ANTHROPIC_BASE_URL"): AN_AGENT,
     ("docs/how-to/agents.md", 'model = "local"'): AN_AGENT,
     ("docs/how-to/agents.md", "OPENAI_API_BASE_URL"): AN_AGENT,
@@ -186,6 +190,13 @@ EXAMPLES = {
     "chat_image_schema.py": "tests/server/test_server_command.py",
     "tool_loop.py": "tests/server/test_server_tools.py",
     "watch_folder.py": "tests/serve/test_watch_folder.py",
+    **{
+        f"{name}.py": "tests/vllm/test_vllm_fault_examples.py"
+        for name in (
+            *("priority_victim", "draft_budget", "double_free", "lost_rows", "encoder_reference"),
+            *("chunk_livelock", "recorded_run", "served_script", "minimize"),
+        )
+    },
 }
 INLINE = re.compile(r"`((?:mmengine|python|make|bash) [^`]+)`")
 

@@ -1,0 +1,45 @@
+"""The minimized logs of examples/vllm_faults: `verify`, an invariant or a replay names each fault."""
+
+from pathlib import Path
+
+import pytest
+
+from mmengine.replay import replay_failure, verify
+from mmengine.replay.minimize.recording import read_recording
+from mmengine.replay.rerun.script import read_script
+
+FAULTS = Path(__file__).parent / "recordings" / "faults"
+MOST_REQUESTS = 6
+
+
+@pytest.mark.parametrize(
+    "name, field, logged, derived",
+    [
+        ("priority_victim", "preempted", ["r26"], ["r25"]),
+        ("lost_rows", "admitted", [], ["r50"]),
+        ("encoder_reference", "rows", [], [("r43", 29)]),
+    ],
+)
+def test_a_choice_that_the_rules_do_not_make(name, field, logged, derived):
+    found = verify(FAULTS / name).divergence
+    assert (found.field, found.logged, found.derived) == (field, logged, derived)
+    assert len(read_script(FAULTS / name).requests) <= MOST_REQUESTS
+
+
+@pytest.mark.parametrize(
+    "name, rule, text",
+    [
+        ("draft_budget", "budgets", "step 7 schedules 130 tokens of a budget of 128 (token_budget)"),
+        ("double_free", "blocks", "step 132 takes block 12 as a new block, but it has 1 references"),
+    ],
+)
+def test_a_broken_invariant(name, rule, text):
+    recording = read_recording(FAULTS / name, rule)
+    assert recording.failure.what == text
+    assert recording.num_requests <= MOST_REQUESTS
+
+
+def test_a_livelock_in_the_rules_themselves():
+    failure = replay_failure(FAULTS / "chunk_livelock", "stalled")
+    assert failure.kind == "stalled" and "0 requests run, 2 wait" in failure.what
+    assert len(read_script(FAULTS / "chunk_livelock").requests) == 2
