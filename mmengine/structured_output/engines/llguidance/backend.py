@@ -122,8 +122,9 @@ class LLGuidance(OfTokenizer):
             isinstance(grammar, ToolCalls) and any(tool.lark for tool in grammar.tools)
         )
         limits = self._text_limits if is_text else self._schema_limits
+        tokens = self._tokens()  # fills the special tokens' names, which the source needs
         source = self._source_of(grammar, max_digits)
-        return partial(LLMatcher, self._tokens(), source, log_level=0, limits=limits)
+        return partial(LLMatcher, tokens, source, log_level=0, limits=limits)
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
         """Return a note if numbers without limits have a maximum number of digits."""
