@@ -6,6 +6,7 @@ import pytest
 
 from mmengine.replay import replay_failure, verify
 from mmengine.replay.minimize.recording import read_recording
+from mmengine.replay.queries.why import why
 from mmengine.replay.rerun.script import read_script
 
 FAULTS = Path(__file__).parent / "recordings" / "faults"
@@ -37,6 +38,19 @@ def test_a_broken_invariant(name, rule, text):
     recording = read_recording(FAULTS / name, rule)
     assert recording.failure.what == text
     assert recording.num_requests <= MOST_REQUESTS
+
+
+@pytest.mark.parametrize(
+    "name, request_id, kind, steps",
+    [
+        ("chunk_livelock_whole", "r9", "media chunk", (11, 98)),
+        ("encoder_reference", "r43", "other rules", (19, 19)),
+    ],
+)
+def test_the_reason_of_a_running_request_without_tokens(name, request_id, kind, steps):
+    reasons = [each for claim in why(FAULTS / name, request_id) for each in claim.facts.get("reasons", ())]
+    found = next(each for each in reasons if each["reason"] == kind)
+    assert (found["first_step"], found["last_step"]) == steps
 
 
 def test_a_livelock_in_the_rules_themselves():

@@ -27,7 +27,7 @@ ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # The names u
 ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # The names used by Shortage.
 GRAMMAR, GROUP, BEHIND, FLIGHT, STORE = "grammar", "group prefill", "behind", "in flight", "store"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
-TRIAL = "trial"
+TRIAL, CHUNK = "trial", "media chunk"
 ADAPTERS, ADAPTER_LEAVES = "adapters", "adapter leaves"
 
 
@@ -77,6 +77,7 @@ _SENTENCES = {
     GAVE_WAY: "preempted in this step",
     PREEMPTING: "no request starts or continues in a step that preempts",
     PREFILL_FIRST: "prompts go first, and this step computes some",
+    CHUNK: "the chunk would end inside an image or video, which may not be split",
     TRIAL: "a step failed, and its requests are tried separately from all others",
     OTHER: "this build's rules would have scheduled the request",
 }
@@ -173,7 +174,15 @@ class Reasons:
                 refused = wanted.draft.refused.get(name) if wanted.draft is not None else None
                 self._found[name] = self._without_tokens(name, row, refused)
             elif event is None:
-                self._found[name] = Reason(name, BLOCKS, needed, view.blocks.num_free)
+                self._found[name] = self._without_decision(name, needed)
+
+    def _without_decision(self, name: str, needed: int) -> Reason:
+        """Return the reason for a row that could get tokens, in a step whose decisions are over."""
+        view = self._view
+        is_vllm = isinstance(self._scheduler, VllmScheduler)
+        if is_vllm and needed <= view.blocks.num_free and not view.preempted_in_step:
+            return Reason(name, OTHER)  # a host decided the step
+        return Reason(name, BLOCKS, needed, view.blocks.num_free)
 
     def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:
         """Return the rows that the scheduler considers for this event."""
@@ -188,6 +197,10 @@ class Reasons:
             return Reason(name, refused.what, refused.needed, refused.free)
         if self._view.num_pending[row]:
             return Reason(name, FLIGHT)
+        if self._view.tokens_left > 0 and not self._view.config.split_media:
+            media = self._view.requests_by_row[row].request.media
+            if any(item.end > self._view.num_computed[row] for item in media):
+                return Reason(name, CHUNK)
         return Reason(name, TOKENS, 1, 0)
 
     # Waiting requests
