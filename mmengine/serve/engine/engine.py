@@ -130,11 +130,10 @@ class Engine(TypedAnswers):
             self.built, self.media_memory, self.grammar_memory, self.metrics, store
         )
         self._resources.add(self.adapters)
-        self.requests = RunningRequests(
-            self._core, self.processor.tokenizer, resumed, self.built.grammars.backend.notes, texts
-        )
+        tokenizer, notes_on = self.processor.tokenizer, self.built.grammars.backend.notes
+        self.requests = RunningRequests(self._core, tokenizer, resumed, notes_on, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
-        self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
+        self.reasoning = Reasoning(tokenizer, self.config.eos_token_ids, *markers)
         awaited = resume.awaited if resume is not None else frozenset()
         self.sessions = make_sessions(
             self._core, store, self.processor, self.adapters, self.requests, awaited
