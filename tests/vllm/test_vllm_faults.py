@@ -53,6 +53,12 @@ def test_the_reason_of_a_running_request_without_tokens(name, request_id, kind, 
     assert (found["first_step"], found["last_step"]) == steps
 
 
+def test_the_wrong_victim_has_its_place_in_the_order():
+    claims = why(FAULTS / "priority_victim", "r26")
+    text = next(claim.text for claim in claims if claim.kind == "preemption")
+    assert "The victim: priority 0, 1 of 2 running requests are less important." in text
+
+
 def test_a_livelock_in_the_rules_themselves():
     failure = replay_failure(FAULTS / "chunk_livelock", "stalled")
     assert failure.kind == "stalled" and "0 requests run, 2 wait" in failure.what

@@ -82,9 +82,11 @@ class Rules:
     def preemption(self, logged: ev.Preempted, found: Expected) -> Note:
         """Compare a preemption that frees blocks. Call this before the event is applied."""
         view, policy = self._view, self._view.config.policy
-        if not found.is_known:
-            return f" The victim: {self._place(logged.row)}.", {}
         expected = found.event
+        # vLLM decides row by row, and its log has the preemptions of a call before the scheduled rows.
+        is_early = bool(view.config.compat) and isinstance(expected, ev.Scheduled)
+        if not found.is_known or is_early:
+            return f" The victim: {self._place(logged.row)}.", {}
         if not isinstance(expected, ev.Preempted):
             facts = {"rules": _kind(expected)}
             return f" This build's rules would have preempted no request here: {_instead(expected)}.", facts
