@@ -126,12 +126,10 @@ class Engine(TypedAnswers):
                 self.adapters.load(known)
         self._log = None if log is None else Path(log)
         self._syncer = None if log is None else LogSyncer.of(self._core, self.config)
-        self._resources = RequestResources(
-            self.built, self.media_memory, self.grammar_memory, self.metrics, store
-        )
+        built, tokenizer = self.built, self.processor.tokenizer
+        self._resources = RequestResources(built, self.media_memory, self.grammar_memory, self.metrics, store)
         self._resources.add(self.adapters)
-        tokenizer, notes_on = self.processor.tokenizer, self.built.grammars.backend.notes
-        self.requests = RunningRequests(self._core, tokenizer, resumed, notes_on, texts)
+        self.requests = RunningRequests(self._core, tokenizer, resumed, built.grammars.backend.notes, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(tokenizer, self.config.eos_token_ids, *markers)
         awaited = resume.awaited if resume is not None else frozenset()
@@ -140,8 +138,8 @@ class Engine(TypedAnswers):
         )
         parts = self._resources, self.requests, self.metrics
         pools = self.grammar_memory, self.sessions, self.adapters
-        self._submission = Submission(self.built, *parts, self.reasoning, *pools)
-        limit_s, built = self.config.step_timeout_s, self.built
+        self._submission = Submission(built, *parts, self.reasoning, *pools)
+        limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
