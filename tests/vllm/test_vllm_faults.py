@@ -8,7 +8,9 @@ from mmengine.replay import replay_failure, verify
 from mmengine.replay.minimize.recording import read_recording
 from mmengine.replay.queries.why import why
 from mmengine.replay.rerun.script import read_script
+from tests.cli.console_docs import ROOT, agrees, commands, run
 
+TUTORIAL = ROOT / "docs" / "tutorials" / "a-bad-night-of-vllm.md"
 FAULTS = Path(__file__).parent / "recordings" / "faults"
 MOST_REQUESTS = 6
 
@@ -63,3 +65,12 @@ def test_a_livelock_in_the_rules_themselves():
     failure = replay_failure(FAULTS / "chunk_livelock", "stalled")
     assert failure.kind == "stalled" and "0 requests run, 2 wait" in failure.what
     assert len(read_script(FAULTS / "chunk_livelock").requests) == 2
+
+
+def test_the_tutorial_shows_the_printed_output(tmp_path):
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    shown = commands(TUTORIAL.read_text())
+    assert len(shown) == 5
+    for command, lines in shown:
+        printed = run(command, tmp_path)
+        assert agrees(lines, printed), (command, printed)
