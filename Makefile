@@ -126,7 +126,8 @@ vllm: .venv/.ready
 		echo "vLLM is not available: its tests are skipped"; }
 	[ ! -e build/vllm/.ready ] || $(VLLM_ENV) build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm
 	[ ! -e build/vllm/second/vllm ] || $(VLLM_ENV) VLLM_TARGET_DEVICE=cpu PYTHONPATH=build/vllm/second \
-		build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm/test_vllm_model_free.py
+		build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm/test_vllm_model_free.py \
+		tests/vllm/test_vllm_fault_examples.py
 
 # torchaudio and torchcodec are CUDA builds that transformers would import. The second vLLM is only unpacked: its
 # scheduler is Python.
