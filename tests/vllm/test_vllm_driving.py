@@ -280,6 +280,23 @@ def test_stop_tokens_end_an_answer(start):
     assert got["r"][-1].stop_reason == request.sampling_params.stop_token_ids[0]
 
 
+def test_the_end_of_a_text_keeps_the_accepted_drafts_before_it(start):
+    start()  # makes the stand-ins importable
+    from mmengine_vllm.driving.step_results import StopRules
+
+    rules = StopRules(4, lambda request, tokens: True)
+    requests = {
+        "a": FakeRequest("a", [5], stop_token_ids=[9]),
+        "b": FakeRequest("b", [5], stop_token_ids=[9]),
+    }
+    for row, request in enumerate(requests.values()):
+        rules.admit(row, request)
+    plan = SimpleNamespace(rows=np.array([1, 0]), sample=np.array([0, 1]))
+    result = rules.result(plan, requests, ["b", "a"], [[7, 8, EOS, 6], [7, 9, EOS]], True)
+    assert result.token_ids.tolist() == [7, 8, EOS, 7, 9] and result.counts.tolist() == [3, 2]
+    assert result.stops == ((0, "eos"), (1, "token")) and requests["a"].stop_reason == 9
+
+
 def test_a_paused_scheduler_holds_requests_back(start):
     scheduler, workers, request = start(), Workers(4), FakeRequest("r", [5] * 4)
     scheduler.set_pause_state(PauseState.PAUSED_ALL)

@@ -96,9 +96,10 @@ class StopRules:
                 and check_sequence_repetition(request.output_token_ids, detection)
             ):
                 stops[place], request.stop_reason = REPETITION, "repetition_detected"
-            if place in stops:
-                del tokens[number:]
-                break
+            else:
+                continue
+            del tokens[number:]
+            break
         if not self._accepts(request, tokens):
             errors[place] = "the grammar refused a sampled token"
             stops.pop(place, None)
