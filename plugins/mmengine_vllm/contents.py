@@ -2,8 +2,8 @@
 
 A pseudo id is 31 bits of a keyed hash over a request's tokens up to that token. Two requests therefore have
 the same pseudo ids for exactly as long as their tokens are equal, prompts and outputs alike, and prefix hits
-can be derived again. The key is random, stays in this process and is never written, so nobody can compute
-tokens from a log.
+can be derived again. The key is random, stays in this process and is never written, so tokens cannot be
+computed from a log.
 """
 
 import hashlib

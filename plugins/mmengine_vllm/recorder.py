@@ -226,8 +226,8 @@ class Recorder:
         return tuple((tracked.media[index].mm_hash, tracked.row, index) for index in indices)
 
     def _evict(self, output: VllmObject) -> None:
-        """Record the encoder outputs that left the cache, and those that are computed again without having
-        left.
+        """Record EVICTED for encoder outputs that the host freed, and for outputs that the step encodes again
+        although the host did not report them as freed.
         """
         gone = [self.contents.digest(name) for name in output.free_encoder_mm_hashes]
         again = [

@@ -135,7 +135,7 @@ DECIDED = {
     "no tokens": [queued(), ADMITTED, ev.Executed(b"")],
     "an error of a negative row": [queued(), ADMITTED, ev.Executed(column(1), errors=((-7, "x"),))],
     "tokens of no step": [ev.Executed(column(1))],
-    "admitting nobody": [ev.Admitted("nobody", 0, 1, b"", column(1))],
+    "admitting an unknown request": [ev.Admitted("nobody", 0, 1, b"", column(1))],
     "admitting twice": [queued(), ADMITTED, ADMITTED],
     "a row out of range": [queued(), replace(ADMITTED, row=2**40)],
     "a negative row": [queued(), replace(ADMITTED, row=-1)],
@@ -191,7 +191,7 @@ def test_a_false_observation_is_refused_by_all_commands(tmp_path, name, decision
 # The rule that the last event of DECIDED breaks, and whether the state can take it anyway. Other events of
 # DECIDED make the log corrupt: they are observations, or columns of a wrong length.
 BROKEN_RULES = {
-    "admitting nobody": ("queue", False),
+    "admitting an unknown request": ("queue", False),
     "admitting twice": ("queue", False),
     "a row out of range": ("rows", False),
     "a negative row": ("rows", False),

@@ -31,7 +31,7 @@ def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> No
 
 
 def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarray:
-    """Return the computed tokens of the step's rows, int32, without those that pending tokens may reject."""
+    """Return each row's computed tokens, int32, minus the tokens that rejected drafts may take back."""
     tokens = np.zeros(state.config.num_rows, np.int32)
     tokens[flight.sampled] = 1 if counts is None else counts
     return state.num_computed[flight.rows] - state.num_pending[flight.rows] - tokens[flight.rows]

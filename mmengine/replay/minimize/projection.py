@@ -237,8 +237,8 @@ class Projection:
         return np.array(places, np.intp)
 
     def _all_evicted(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return the encoder outputs that an event evicts: its own, and those that events of other requests
-        evicted before it.
+        """Return the encoder outputs that leave the cache with an event: the event's own `keys`, and outputs
+        that an earlier event of a dropped request evicted.
         """
         idle = self._state.encoder.idle
         now = tuple(key for key in dict.fromkeys((*self._evicted, *keys)) if key in idle)

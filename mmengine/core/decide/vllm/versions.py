@@ -1,7 +1,7 @@
 """The rules of single versions of vLLM, for logs that were recorded in them. Unlike scheduler.py, these rules
 have the situations in which vLLM makes no progress.
 
-    0.32   the scan of the waiting queue stops at a request that the encoder holds back
+    0.32   the scan of the waiting queue stops at a request that does not fit the encoder
            a request that is preempted for its own chunk ends the scan of the running requests
            with EAGLE, a prefix hit leaves out the last block, and encoder outputs are held longer
            only the adapters of scheduled requests count as running
