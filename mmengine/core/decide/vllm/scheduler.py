@@ -6,6 +6,10 @@ encoder evictions that were made for it. The rules are those of vLLM 0.33 withou
 has the rules of single versions.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 import numpy as np
 from msgspec.structs import replace
 
@@ -45,6 +49,9 @@ class VllmEncoderDraft(EncoderDraft):
         return ev.Evicted(tuple(self.evict), tuple(used)) if self.evict or used else None
 
 
+MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty draft for encoder work.
+
+
 class UnreservedPlaces(AdapterPlaces):
     """The places for adapters under vLLM's rules: no place is reserved for a request that is passed over."""
 
@@ -55,8 +62,11 @@ class UnreservedPlaces(AdapterPlaces):
 class VllmAdmission(Admission):
     """Admits waiting requests by vLLM's rules."""
 
+    def __init__(self, make_draft: MakeDraft = VllmEncoderDraft):
+        self._make_draft = make_draft
+
     def draft(self, view: View) -> EncoderDraft:
-        return VllmEncoderDraft(view)
+        return self._make_draft(view)
 
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
         """Return what `Admission.admit_next` returns. A request whose tokens are in flight, from before its
@@ -96,13 +106,13 @@ class VllmAdmission(Admission):
 
 
 class VllmRunningRows(RunningRows):
-    """Schedules running rows by vLLM's rules, one row after the other. `is_patient`: see VllmEncoderDraft."""
+    """Schedules running rows by vLLM's rules, one row after the other."""
 
-    def __init__(self, *, is_patient: bool = True):
-        self._is_patient = is_patient
+    def __init__(self, make_draft: MakeDraft = VllmEncoderDraft):
+        self._make_draft = make_draft
 
     def draft(self, view: View) -> EncoderDraft:
-        return VllmEncoderDraft(view, is_patient=self._is_patient)
+        return self._make_draft(view)
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
         wanted = view.num_tokens[rows] - view.num_computed[rows]
@@ -153,7 +163,7 @@ class VllmScheduler(Scheduler):
         self, admission: VllmAdmission | None = None, running: VllmRunningRows | None = None
     ) -> None:
         super().__init__(admission or VllmAdmission(), running or VllmRunningRows())
-        self.impatient: RunningRows = VllmRunningRows(is_patient=False)
+        self.impatient: RunningRows = VllmRunningRows(partial(VllmEncoderDraft, is_patient=False))
 
     def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
         return ev.FoldConstants(

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from mmengine.core.decide.adapter_places import AdapterPlaces
 from mmengine.core.decide.admission import MayStart
-from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.vllm.scheduler import (
     UnreservedPlaces,
     VllmAdmission,
@@ -37,25 +36,11 @@ class VllmEncoderDraft033(VllmEncoderDraft):
         return max(0, distance)
 
 
-class VllmAdmission033(VllmAdmission):
-    """Admits waiting requests by the rules of vLLM 0.33."""
-
-    def draft(self, view: View) -> EncoderDraft:
-        return VllmEncoderDraft033(view)
-
-
-class VllmRunningRows033(VllmRunningRows):
-    """Schedules running rows by the rules of vLLM 0.33."""
-
-    def draft(self, view: View) -> EncoderDraft:
-        return VllmEncoderDraft033(view)
-
-
 class VllmScheduler033(VllmScheduler):
     """Decides by the rules of vLLM 0.33."""
 
     def __init__(self) -> None:
-        super().__init__(VllmAdmission033(), VllmRunningRows033())
+        super().__init__(VllmAdmission(VllmEncoderDraft033), VllmRunningRows(VllmEncoderDraft033))
         self.impatient = self.running
 
 
@@ -90,25 +75,15 @@ class VllmAdmission032(VllmAdmission):
 
     stops_at_encoder = True
 
-    def draft(self, view: View) -> EncoderDraft:
-        return VllmEncoderDraft032(view)
-
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
         return ScheduledPlaces(view, may_start) if view.config.max_loras else None
-
-
-class VllmRunningRows032(VllmRunningRows):
-    """Schedules running rows by the rules of vLLM 0.32."""
-
-    def draft(self, view: View) -> EncoderDraft:
-        return VllmEncoderDraft032(view)
 
 
 class VllmScheduler032(VllmScheduler):
     """Decides by the rules of vLLM 0.32."""
 
     def __init__(self) -> None:
-        super().__init__(VllmAdmission032(), VllmRunningRows032())
+        super().__init__(VllmAdmission032(VllmEncoderDraft032), VllmRunningRows(VllmEncoderDraft032))
         self.impatient = self.running
 
     def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
