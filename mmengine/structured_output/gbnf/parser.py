@@ -14,6 +14,7 @@ from mmengine.structured_output.regex.tree import (
     Ref,
     Repeat,
     Seq,
+    references,
 )
 
 MAX_GBNF_CHARS = 64 * 1024
@@ -44,16 +45,9 @@ def parse_grammar(text: str) -> dict[str, Node]:
         raise InvalidRequest(
             "the grammar has no rule called root, where texts begin", code=ErrorCode.INVALID_GRAMMAR
         )
-    pending = list(rules.values())
-    while pending:
-        node = pending.pop()
-        match node:
-            case Ref(name=name, line=line) if name not in rules:
-                _refuse(line, f"there is no rule called {shown(name)}")
-            case Seq(items=inner) | Alt(options=inner):
-                pending += inner
-            case Repeat(item=item):
-                pending.append(item)
+    for each in references(rules.values()):
+        if each.name not in rules:
+            _refuse(each.line, f"there is no rule called {shown(each.name)}")
     return rules
 
 

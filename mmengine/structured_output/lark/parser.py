@@ -10,7 +10,7 @@ from typing import NoReturn
 from mmengine.structured_output.lark.common import COMMON
 from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_regex
 from mmengine.structured_output.regex.sets import WORD, Ranges
-from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
+from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, references
 
 MAX_CHARS = 64 * 1024  # Maximum number of characters of a tool's grammar.
 MAX_RULES = 2_000  # Maximum number of its rules and terminals.
@@ -48,15 +48,9 @@ def parse_lark(text: str) -> dict[str, Node]:
     rules = _Parser(text).rules()
     if "start" not in rules:
         raise UnsupportedLark("it has no rule start, where texts begin")
-    pending = list(rules.values())
-    while pending:
-        match pending.pop():
-            case Ref(name=name, line=line) if name not in rules:
-                raise UnsupportedLark(f"line {line}: there is no rule {name!r:.60}")
-            case Seq(items=inner) | Alt(options=inner):
-                pending += inner
-            case Repeat(item=item):
-                pending.append(item)
+    for each in references(rules.values()):
+        if each.name not in rules:
+            raise UnsupportedLark(f"line {each.line}: there is no rule {each.name!r:.60}")
     return rules
 
 

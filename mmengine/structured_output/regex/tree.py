@@ -1,5 +1,6 @@
 """The nodes in regular expressions and grammars."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mmengine.structured_output.regex.sets import Set
@@ -40,6 +41,19 @@ class Repeat:
 
 
 Node = Chars | Ref | Seq | Alt | Repeat
+
+
+def references(nodes: Iterable[Node]) -> Iterator[Ref]:
+    """Yield the references in the nodes."""
+    pending = list(nodes)
+    while pending:
+        match pending.pop():
+            case Ref() as reference:
+                yield reference
+            case Seq(items=inner) | Alt(options=inner):
+                pending += inner
+            case Repeat(item=item):
+                pending.append(item)
 
 
 def regex_of(node: Node) -> str:
