@@ -1,6 +1,6 @@
 """Translates vLLM's requests into QUEUED and its media."""
 
-from itertools import groupby
+import numpy as np
 
 from mmengine.events import vocabulary as ev
 from mmengine.request import PREFILL, Adapter, GrammarRequest, MediaItem, SamplingParams
@@ -30,25 +30,24 @@ def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
     )
 
 
-def _runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
-    """Return (start, length) for each run of embeddings at an item's place in the prompt."""
-    mask = position.is_embed
-    if mask is None:
+def embedding_runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
+    """Return (start, length) for each run of embeddings in the item's range of the prompt."""
+    if position.is_embed is None:
         return ((position.offset, position.length),)
-    runs, start = [], position.offset
-    for is_embed, members in groupby(mask.tolist()):
-        length = len(list(members))
-        if is_embed:
-            runs.append((start, length))
-        start += length
-    return tuple(runs)
+    mask = np.zeros(position.length + 2, np.int8)
+    mask[1:-1] = np.asarray(position.is_embed).astype(np.int8)
+    steps = np.diff(mask)
+    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    return tuple(
+        (position.offset + int(start), int(end - start)) for start, end in zip(starts, ends, strict=True)
+    )
 
 
 def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
     """Return the request's media. An item is identified by vLLM's identifier, which names its cache entry."""
     items = []
     for feature in request.mm_features or ():
-        runs = _runs(feature.mm_position)
+        runs = embedding_runs(feature.mm_position)
         if runs:
             size = sum(length for _, length in runs)
             key = contents.digest(feature.identifier)

@@ -342,7 +342,7 @@ def test_a_second_start_keeps_the_log_of_the_first(start, tmp_path):
     del first  # without shutdown, as after kill -9
     second = start()
     second.shutdown()
-    assert (tmp_path / "log.2").is_dir()
+    assert (tmp_path / "log-2").is_dir()
     (pending,) = pending_requests(tmp_path / "log")
     assert pending.request_id == "r" and pending.state == "running"
     assert pending.output_tokens == answer(FakeRequest("r", [5] * 4, 9), 64)[:3]

@@ -7,6 +7,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
+from mmengine_vllm.request_facts import embedding_runs
 from mmengine_vllm.vllm_object import VllmObject
 
 # The core needs to know that a request has a grammar. The grammar itself stays in vLLM's manager.
@@ -50,23 +51,10 @@ def media_items(request: VllmObject, num_resets: int) -> Iterator[MediaItem]:
     """
     for feature in request.mm_features:
         position = feature.mm_position
-        runs = _runs(position)
+        runs = embedding_runs(position)
         number = sum(length for _, length in runs)
         digest = hashlib.sha256(f"{num_resets}:{feature.identifier}".encode()).digest()
         yield MediaItem(digest, feature.modality, runs, (1, 2, 2 * number))
-
-
-def _runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
-    """Return (start, length) for each run of embeddings in the item's range of the prompt."""
-    if position.is_embed is None:
-        return ((position.offset, position.length),)
-    mask = np.zeros(position.length + 2, np.int8)
-    mask[1:-1] = np.asarray(position.is_embed).astype(np.int8)
-    steps = np.diff(mask)
-    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-    return tuple(
-        (position.offset + int(start), int(end - start)) for start, end in zip(starts, ends, strict=True)
-    )
 
 
 def _adapter(lora: VllmObject) -> Adapter | None:

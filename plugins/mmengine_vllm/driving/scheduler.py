@@ -7,7 +7,6 @@ is the first half of a step of the core, and the second call the second half. Dr
 import os
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import vllm
@@ -32,6 +31,7 @@ from mmengine_vllm.driving.requests import engine_request
 from mmengine_vllm.driving.settings import engine_config
 from mmengine_vllm.driving.step_results import StopRules
 from mmengine_vllm.driving.worker_steps import WorkerSteps
+from mmengine_vllm.log_files import free_folder
 from mmengine_vllm.vllm_object import VllmObject
 
 logger = init_logger("vllm.mmengine")
@@ -326,13 +326,10 @@ def _encoder_sizes(vllm_config: VllmObject, mm_registry: VllmObject) -> tuple[in
 
 
 def _log() -> Sink | None:
-    """Return a writer for the folder in MMENGINE_LOG, or for a folder beside it if it already has a log."""
+    """Return a writer for the folder in MMENGINE_LOG, or for the next free folder if it already has a log."""
     if not (place := os.environ.get(LOG)):
         return None
-    folder, number = Path(place), 1
-    while folder.is_dir() and any(folder.glob("*.mmlog*")):
-        number += 1
-        folder = Path(f"{place}.{number}")
+    folder = free_folder(place)
     logger.info("mmengine decides and writes its log to %s (process %d)", folder, os.getpid())
     return LogWriter(folder)
 
