@@ -20,6 +20,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from benchmarks.vllm.turns import turns
 from mmengine_vllm import RecordingScheduler
 from mmengine_vllm.recording import Recording
 from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
@@ -88,17 +89,12 @@ def measure(rows: int, steps: int, num_tokens: int, inside: Inside) -> None:
     gc.collect()
     gc.freeze()
     inside.ns = 0
-    turns: list[tuple[float, float]] = []
-    for turn in range(steps // TURN):
-        spent = [0.0, 0.0]
-        for which in (0, 1) if turn % 2 else (1, 0):
-            spent[which] = sum(sides[which].step() for _ in range(TURN)) / TURN / 1e3
-        turns.append((spent[0], spent[1]))
-    plain, recorded = (statistics.median(turn[side] for turn in turns) for side in (0, 1))
-    extra = statistics.median(turn[1] - turn[0] for turn in turns)
-    share = statistics.median((turn[1] - turn[0]) / turn[0] for turn in turns)
-    within = inside.ns / (len(turns) * TURN) / 1e3
-    print(f"{rows:5} rows, {len(turns)} turns of {TURN} steps")
+    pairs = list(turns(sides, steps, TURN))
+    plain, recorded = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    extra = statistics.median(pair[1] - pair[0] for pair in pairs)
+    share = statistics.median((pair[1] - pair[0]) / pair[0] for pair in pairs)
+    within = inside.ns / (len(pairs) * TURN) / 1e3
+    print(f"{rows:5} rows, {len(pairs)} turns of {TURN} steps")
     print(f"    {plain:7.0f} us plain, {recorded:7.0f} us recorded")
     print(f"    difference {extra:6.0f} us: {share:.1%}; inside {within:6.0f} us: {within / plain:.1%}")
     for side in sides:

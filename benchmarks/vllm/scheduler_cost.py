@@ -19,6 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as TheirScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
+from benchmarks.vllm.turns import turns
 from mmengine_vllm import Scheduler as OurScheduler
 from mmengine_vllm.vllm_object import VllmObject
 from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
@@ -78,14 +79,12 @@ def measure(rows: int, steps: int) -> None:
     num_tokens = steps + 200
     sides = [Side(cls, config, rows, num_tokens) for cls in (TheirScheduler, OurScheduler)]
     gc.collect()
-    turns: list[tuple[float, float, float]] = []
-    for turn in range(steps // TURN):
-        spent = [0.0, 0.0]
-        for which in (0, 1) if turn % 2 else (1, 0):
-            spent[which] = sum(sides[which].step() for _ in range(TURN)) / TURN / 1e3
-        turns.append((spent[0], spent[1], sum(floor(rows) for _ in range(TURN)) / TURN / 1e3))
-    theirs, ours, least = (statistics.median(turn[side] for turn in turns) for side in range(3))
-    ratio = statistics.median(turn[0] / turn[1] for turn in turns)
+    pairs, floors = list[tuple[float, float]](), list[float]()
+    for pair in turns(sides, steps, TURN):
+        pairs.append(pair)
+        floors.append(sum(floor(rows) for _ in range(TURN)) / TURN / 1e3)
+    theirs, ours = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    least, ratio = statistics.median(floors), statistics.median(pair[0] / pair[1] for pair in pairs)
     times = f"vLLM {theirs:8.0f} us, mmengine {ours:7.0f} us, floor {least:6.0f} us"
     print(f"{rows:5} rows: {times}: {ratio:.1f} times")
     for side in sides:
