@@ -276,10 +276,7 @@ def _ended(state: State, req_state: RequestState, event: ev.Finished, scores: _S
 
 
 def _tokens(state: State, req_state: RequestState) -> np.ndarray:
-    tokens = req_state.tokens
-    if req_state.row != NO_ROW:
-        tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
-    return tokens[req_state.num_prompt :].copy()
+    return state.known_tokens(req_state)[req_state.num_prompt :].copy()
 
 
 def _saved_scores(scores: _Scores) -> saved.Scores:

@@ -135,10 +135,7 @@ class History:
         self._moved = True
         session, req_state = self._state.sessions.of_request.get(name), self._state.requests.get(name)
         if session is not None and req_state is not None and event.reason in GROWTH_REASONS:
-            tokens, row = req_state.tokens, req_state.row
-            if row != NO_ROW:
-                tokens = self._state.token_ids[row, : self._state.num_tokens[row]]
-            self._chunk = session.session_id, tokens.copy()
+            self._chunk = session.session_id, self._state.known_tokens(req_state).copy()
         if event.reason != "rejected" and name not in self._lengths:
             self._break(REQUESTS, f"request {name!r} ends, but it is not live")
         if name in self._lengths or event.reason == "rejected":

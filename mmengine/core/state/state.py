@@ -175,6 +175,13 @@ class State(Columns[np.ndarray]):
             req_state.media_work = tuple(work_of(item.grid, even) for item in media)
             req_state.has_large = max(req_state.media_work) > piece
 
+    def known_tokens(self, req_state: RequestState) -> np.ndarray:
+        """Return a live request's prompt and its answer so far, int32. A request with a row returns a view of
+        the row, which later events change.
+        """
+        row = req_state.row
+        return req_state.tokens if row == NO_ROW else self.token_ids[row, : self.num_tokens[row]]
+
     def sampled_drafts(self) -> np.ndarray:
         """Return how many drafts each of `sampled_rows` verifies, int32."""
         if self.flights and self.flights[0].num_drafts is not None:

@@ -38,14 +38,11 @@ def pending_requests(folder: Path, findings: Findings | None = None) -> list[Pen
 
 def _pending(state: State, req_state: RequestState) -> PendingRequest:
     is_running = req_state.row != NO_ROW
-    tokens = req_state.tokens
-    if is_running:
-        tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
     ran = "preempted" if req_state.preempted else "waiting"
     return PendingRequest(
         req_state.request.request_id,
         "running" if is_running else ran,
         req_state.num_prompt,
         req_state.request.sampling.max_tokens,
-        tokens[req_state.num_prompt :].tolist(),
+        state.known_tokens(req_state)[req_state.num_prompt :].tolist(),
     )

@@ -197,11 +197,8 @@ class _Reader:
         None if the log ends first.
         """
         req_state = state.requests[name]
-        tokens, broke = req_state.tokens, False
-        if req_state.row >= 0:
-            tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
-            broke = bool(state.ended[req_state.row] == BROKEN)
-        answer = Answer(tokens[req_state.num_prompt :].copy())
+        broke = req_state.row >= 0 and bool(state.ended[req_state.row] == BROKEN)
+        answer = Answer(state.known_tokens(req_state)[req_state.num_prompt :].copy())
         if end is None and req_state.row >= 0 and state.config.num_draft_tokens:
             # The log has the proposed drafts, but ends before the step that verifies them returns.
             row = req_state.row
