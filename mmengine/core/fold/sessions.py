@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from mmengine.core.state.request_state import NO_ROW, RequestState
+from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.sessions import NO_BLOCKS, Chunk, Place, SessionState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -50,9 +50,7 @@ def grow(state: State, req_state: RequestState, reason: str) -> None:
     session = state.sessions.end(req_state.request.request_id)
     if session is None or reason not in GROWTH_REASONS:
         return
-    tokens = req_state.tokens
-    if req_state.row != NO_ROW:
-        tokens = state.token_ids[req_state.row, : state.num_tokens[req_state.row]]
+    tokens = state.known_tokens(req_state)
     place, num_outputs = session.place, len(tokens) - req_state.num_prompt
     before = tuple(chunk for chunk in session.chunks if chunk.start < place.num_kept)
     chunk = Chunk(place.num_kept, num_outputs, place.num_opening, place.is_anchor, place.film)
