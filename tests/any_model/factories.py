@@ -1,0 +1,130 @@
+"""Writes tiny random checkpoints in hub layout for any architecture of transformers: config, weights,
+tokenizer, chat template and processor files.
+
+`write(name, folder)` writes one and returns transformers' model. The names are transformers' model types.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mmengine.testing.contract import make_lively
+
+PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
+VOCABULARY = 320
+BASE = {  # Sizes that nearly all text configs name alike.
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+Ids = Mapping[str, int]  # Maps a special token to its id.
+
+
+@dataclass(frozen=True)
+class Words:
+    """What an architecture's tokenizer and template need beside the defaults.
+
+    `special`: special tokens. `attributes`: the tokenizer's attributes, such as image_token. `image`, `video`:
+    what the chat template writes for an item.
+    """
+
+    special: Sequence[str] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    video: str = ""
+
+
+@dataclass(frozen=True)
+class Factory:
+    """How to write an architecture's checkpoint.
+
+    `model`: builds the model from the special tokens' ids. `processor`: builds the processor from the
+    tokenizer, or None for a text model.
+    """
+
+    words: Words
+    model: Callable[[Ids], torch.nn.Module]
+    processor: Callable[[PreTrainedTokenizerFast], object] | None = None
+
+
+def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
+    """Return a byte-level tokenizer with the special tokens; ids 0 to 3 are pad, bos, eos and unk."""
+    special = list(dict.fromkeys((PAD, BOS, EOS, UNK, *words.special)))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate((*special, *alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        unk_token=UNK,
+        extra_special_tokens=dict(words.attributes),
+    )
+
+
+def make_template(words: Words) -> str:
+    """Return a chat template that takes a string or parts as content."""
+    media = "".join(
+        f"{{%- elif part.type == '{kind}' %}}{{{{ '{text}' }}}}"
+        for kind, text in (("image", words.image), ("video", words.video))
+        if text
+    )
+    return (
+        "{{ bos_token }}{% for message in messages %}{{ message.role }}: "
+        "{%- if message.content is string %}{{ message.content }}"
+        "{%- else %}{% for part in message.content %}"
+        "{%- if part.type == 'text' %}{{ part.text }}" + media + "{%- endif %}{% endfor %}{%- endif %}"
+        "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+
+
+def write_factory(factory: Factory, folder: Path) -> torch.nn.Module:
+    """Write a checkpoint, and return its model in float32, in evaluation mode."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer(factory.words)
+    tokenizer.chat_template = make_template(factory.words)
+    ids = MappingProxyType(dict(tokenizer.get_added_vocab()))
+    torch.manual_seed(0)
+    model = factory.model(ids).eval().float()
+    make_lively(model)
+    model.save_pretrained(folder)
+    if factory.processor is None:
+        tokenizer.save_pretrained(folder)
+    else:
+        processor = factory.processor(tokenizer)
+        processor.chat_template = tokenizer.chat_template
+        processor.save_pretrained(folder)
+    generation = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return model
+
+
+def write(name: str, folder: Path) -> torch.nn.Module:
+    """Write the checkpoint for a model type, and return its model."""
+    from tests.any_model.factories_text import TEXT  # They import this module.
+
+    return write_factory(TEXT[name], folder)
+
+
+def known(name: str) -> bool:
+    """Return whether the installed transformers has this model type."""
+    return name in transformers.CONFIG_MAPPING
