@@ -39,8 +39,8 @@ Ids = Mapping[str, int]  # Maps a special token to its id.
 class Words:
     """What an architecture's tokenizer and template need beside the defaults.
 
-    `special`: special tokens. `attributes`: the tokenizer's attributes, such as image_token. `image`, `video`:
-    what the chat template writes for an item.
+    `special`: special tokens. `attributes`: the tokenizer's attributes, such as image_token. `image`,
+    `video`: what the chat template writes for an item.
     """
 
     special: Sequence[str] = ()
