@@ -1,7 +1,7 @@
 """Writes tiny random checkpoints in hub layout for any architecture of transformers: config, weights,
 tokenizer, chat template and processor files.
 
-`write(name, folder)` writes one and returns transformers' model. The names are transformers' model types.
+Names of factories are transformers' model types (`tests/any_model/catalogue.py`).
 """
 
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -116,15 +115,3 @@ def write_factory(factory: Factory, folder: Path) -> torch.nn.Module:
     generation = {"eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return model
-
-
-def write(name: str, folder: Path) -> torch.nn.Module:
-    """Write the checkpoint for a model type, and return its model."""
-    from tests.any_model.factories_text import TEXT  # They import this module.
-
-    return write_factory(TEXT[name], folder)
-
-
-def known(name: str) -> bool:
-    """Return whether the installed transformers has this model type."""
-    return name in transformers.CONFIG_MAPPING
