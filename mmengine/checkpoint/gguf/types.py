@@ -9,7 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmengine.checkpoint.gguf.k_blocks import (
+    IQ4_VALUES,
+    KBlocks,
+    half,
+    iq4_xs,
+    q2_k,
+    q3_k,
+    q4_k,
+    q5_k,
+    q6_k,
+)
 from mmengine.checkpoint.tensors import CodedRows, Coding
+
+_MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +42,6 @@ class StoredType:
     def num_bytes(self, shape: tuple[int, ...]) -> int:
         """Return a tensor's size in bytes. The last dimension must be a multiple of `values`."""
         return math.prod(shape) // self.values * self.bytes
-
-
-def _half(blocks: np.ndarray, start: int) -> np.ndarray:
-    """Return each block's float16 at byte `start`, as float32 [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
@@ -59,52 +67,89 @@ def _bf16(blocks: np.ndarray) -> np.ndarray:
 
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
     """Decode a scale and 32 signed bytes."""
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
+    return half(blocks, 0) * blocks[:, 2:].view(np.int8)
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
     """Decode a scale and 32 nibbles with offset 8."""
     out = _nibbles(blocks[:, 2:])
     out -= 8
-    out *= _half(blocks, 0)
+    out *= half(blocks, 0)
     return out
 
 
 def _q4_1(blocks: np.ndarray) -> np.ndarray:
     """Decode a scale, a minimum and 32 nibbles. Product and sum are rounded separately."""
     out = _nibbles(blocks[:, 4:])
-    out *= _half(blocks, 0)
-    out += _half(blocks, 2)
+    out *= half(blocks, 0)
+    out += half(blocks, 2)
     return out
 
 
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Decode 256 six-bit codes with offset 32, in two halves of 128 codes.
+def _five_bits(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """Unpack high bits, uint8 [blocks, 4], and low bits, uint8 [blocks, 16], to codes, int8 [blocks, 32]."""
+    codes = np.concatenate((low & 15, low >> 4), axis=1)
+    return (codes | np.unpackbits(high, axis=1, bitorder="little") << 4).view(np.int8)
 
-    A block stores the codes' low four bits (64 bytes for each half), their high two bits (32 bytes for each
-    half), 16 signed bytes, and a float16. A signed byte times the float16, rounded to float32, is the scale
-    of 16 codes.
-    """
-    low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
-    out = (low.reshape(high.shape) | high << 4).astype(np.float32).reshape(-1, 16, 16)
-    out -= 32
-    out *= (_half(blocks, 208) * blocks[:, 192:208].view(np.int8))[..., None]
-    return out.reshape(-1, 256)
+
+def _q5_0(blocks: np.ndarray) -> np.ndarray:
+    """Decode a scale and 32 five-bit codes with offset 16."""
+    codes, scales = _q5_0_codes(blocks)[:2]
+    return scales * codes.astype(np.float32)
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    """Decode a scale, a minimum and 32 five-bit codes. Product and sum are rounded separately."""
+    codes, scales, mins = _q5_1_codes(blocks)
+    return scales * codes.astype(np.float32) + mins
+
+
+def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
+    """Decode a scale and 32 nibbles, which stand for the integers in IQ4_VALUES."""
+    codes, scales = _iq4_nl_codes(blocks)[:2]
+    return scales * codes.astype(np.float32)
+
+
+def _mxfp4(blocks: np.ndarray) -> np.ndarray:
+    """Decode an exponent and 32 nibbles: e2m1 values, doubled, times half of the power of two."""
+    powers = blocks[:, :1].astype(np.uint32)
+    bits = np.where(powers < 2, np.uint32(0x200000) << powers, (powers - 1) << 23)
+    return bits.view(np.float32) * _MXFP4_VALUES[_codes(blocks[:, 1:])].astype(np.float32)
+
+
+def _codes(packed: np.ndarray) -> np.ndarray:
+    """Unpack uint8 [blocks, 16] in `_nibbles`' order to uint8 [blocks, 32]."""
+    return np.concatenate((packed & 15, packed >> 4), axis=1)
 
 
 def _q8_0_codes(blocks: np.ndarray) -> CodedRows:
-    return CodedRows(blocks[:, 2:].view(np.int8), _half(blocks, 0))
+    return CodedRows(blocks[:, 2:].view(np.int8), half(blocks, 0))
 
 
 def _q4_0_codes(blocks: np.ndarray) -> CodedRows:
-    return CodedRows(_signed_nibbles(blocks[:, 2:]), _half(blocks, 0))
+    return CodedRows(_signed_nibbles(blocks[:, 2:]), half(blocks, 0))
 
 
 def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
     """Return the codes minus 8, and the minimums plus 8 * scale, which is rounded to float32."""
-    scales = _half(blocks, 0)
-    return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, _half(blocks, 2) + 8 * scales)
+    scales = half(blocks, 0)
+    return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, half(blocks, 2) + 8 * scales)
+
+
+def _q5_0_codes(blocks: np.ndarray) -> CodedRows:
+    return CodedRows(_five_bits(blocks[:, 2:6], blocks[:, 6:]) - np.int8(16), half(blocks, 0))
+
+
+def _q5_1_codes(blocks: np.ndarray) -> CodedRows:
+    return CodedRows(_five_bits(blocks[:, 4:8], blocks[:, 8:]), half(blocks, 0), half(blocks, 2))
+
+
+def _iq4_nl_codes(blocks: np.ndarray) -> CodedRows:
+    return CodedRows(IQ4_VALUES[_codes(blocks[:, 2:])], half(blocks, 0))
+
+
+def _k_values(unpack: Callable[[np.ndarray], KBlocks]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda blocks: unpack(blocks).values()
 
 
 def _signed_nibbles(packed: np.ndarray) -> np.ndarray:
@@ -119,11 +164,19 @@ TYPES = {
     8: StoredType("Q8_0", 32, 34, _q8_0, Coding("int8", 32), _q8_0_codes),
     2: StoredType("Q4_0", 32, 18, _q4_0, Coding("int4", 32), _q4_0_codes),
     3: StoredType("Q4_1", 32, 20, _q4_1, Coding("int4", 32, mins=True), _q4_1_codes),
-    14: StoredType("Q6_K", 256, 210, _q6_k),  # Most Q4_0 and Q4_1 files store the embedding or the head so.
+    6: StoredType("Q5_0", 32, 22, _q5_0, Coding("int8", 32), _q5_0_codes),
+    7: StoredType("Q5_1", 32, 24, _q5_1, Coding("int8", 32, mins=True), _q5_1_codes),
+    10: StoredType("Q2_K", 256, 84, _k_values(q2_k)),
+    11: StoredType("Q3_K", 256, 110, _k_values(q3_k)),
+    12: StoredType("Q4_K", 256, 144, _k_values(q4_k)),
+    13: StoredType("Q5_K", 256, 176, _k_values(q5_k)),
+    14: StoredType("Q6_K", 256, 210, _k_values(q6_k)),
+    20: StoredType("IQ4_NL", 32, 18, _iq4_nl, Coding("int8", 32), _iq4_nl_codes),
+    23: StoredType("IQ4_XS", 256, 136, _k_values(iq4_xs)),
+    39: StoredType("MXFP4", 32, 17, _mxfp4),
 }
 OTHER_TYPES = (
-    {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 15: "Q8_K"}
-    | {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
-    | {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
-    | {35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}
+    {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S"}
+    | {22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}
+    | {35: "TQ2_0", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0"}
 )  # ggml's numbers for unsupported types.
