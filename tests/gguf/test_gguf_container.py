@@ -172,9 +172,13 @@ REFUSED = {
     ),
     "no dimension": (changed("dimensions of a", "I", 0), "a has 0 dimensions"),
     "5 dimensions": (changed("dimensions of a", "I", 5), "a has 5 dimensions"),
-    "K quants": (
+    "a type without a decoder": (
+        changed("type of a", "I", 34),
+        "a is stored as TQ1_0; choose a file with a supported type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0",
+    ),
+    "a row that is no whole block": (
         changed("type of a", "I", 12),
-        "a is stored as Q4_K; choose a file with a supported type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q6_K",
+        r"tensor a of type Q4_K has shape .*, the last a multiple of 256",
     ),
     "an unknown kind": (changed("type of a", "I", 77), "a is stored as type 77, which is unknown here"),
     "an empty dimension": (

@@ -13,9 +13,9 @@ from mmengine.checkpoint.gguf.tensors import plain_name, tensor_entries
 from mmengine.checkpoint.gguf.types import TYPES
 from mmengine.errors import ModelError
 from mmengine.models.reader import Part, open_reader
-from tests.gguf.writing import BLOCKS, Tensor, model, packed, tensor, vocabulary, weights, write
+from tests.gguf.writing import BLOCKS, HALVES, Tensor, model, packed, tensor, vocabulary, weights, write
 
-QUANTIZED = ("Q8_0", "Q4_0", "Q4_1")
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")  # Held as codes.
 
 
 def decoded(kind: str, data: bytes) -> np.ndarray:
@@ -74,7 +74,20 @@ def test_q6_k_equals_ggml():
     assert (found.view(np.uint32) == np.array(wanted).view(np.uint32)).all() and len(np.unique(found)) > 5000
 
 
-@pytest.mark.parametrize("kind", (*QUANTIZED, "Q6_K"))
+@pytest.mark.parametrize("kind", HALVES)
+def test_blocks_equal_the_gguf_package_to_the_bit(kind):
+    gguf = pytest.importorskip("gguf")
+    number, _, size = BLOCKS[kind]
+    blocks = np.random.default_rng(6).integers(0, 256, (2000, size), np.uint8)  # All scales, NaN too.
+    with np.errstate(all="ignore"):
+        found = TYPES[number].decode(blocks).reshape(-1)
+        theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType(number)).reshape(-1)
+    sound = np.isfinite(theirs)
+    assert (np.isnan(found) == np.isnan(theirs)).all() and sound.mean() > 0.9
+    assert (found.view(np.uint32)[sound] == theirs.view(np.uint32)[sound]).all()
+
+
+@pytest.mark.parametrize("kind", ("Q8_0", "Q4_0", "Q4_1", "Q6_K"))
 def test_blocks_equal_transformers_to_the_bit(kind):
     dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
     data = packed(kind, (4096, 32), seed=3)
@@ -144,10 +157,7 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize("heads", [0, 4])
 def test_codes_decode_to_the_values(opened, monkeypatch, kind, heads, piece):
-    blocks = np.frombuffer(packed(kind, (48, 64), seed=5), np.uint8).reshape(-1, BLOCKS[kind][2]).copy()
-    if kind == "Q8_0":
-        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # Replace -128, a code that no writer produces.
-    (entry,) = opened([Tensor("q", kind, (48, 64), blocks.tobytes())], {"q": heads}).values()
+    (entry,) = opened([tensor("q", kind, (48, 64), seed=5)], {"q": heads}).values()
     expected = whole(entry)
     monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
     pieces = list(entry.coded(5, 43))
@@ -155,7 +165,7 @@ def test_codes_decode_to_the_values(opened, monkeypatch, kind, heads, piece):
     parts = zip(*(each for _, each in pieces), strict=True)
     codes, scales, mins = (None if each[0] is None else np.concatenate(each) for each in parts)
     found = codes * scales.repeat(32, 1)
-    assert (mins is not None) == (kind == "Q4_1") == entry.coding.mins
+    assert (mins is not None) == (kind in ("Q4_1", "Q5_1")) == entry.coding.mins
     if mins is not None:
         found += mins.repeat(32, 1)
     assert codes.dtype == np.int8 and np.allclose(found, expected[5:43], rtol=1e-5, atol=1e-5)

@@ -17,7 +17,20 @@ BLOCKS = {  # For each type: its number, and a block's numbers of values and of 
     "Q4_1": (3, 32, 20),
     "Q8_0": (8, 32, 34),
     "Q6_K": (14, 256, 210),
+    "Q5_0": (6, 32, 22),
+    "Q5_1": (7, 32, 24),
+    "Q2_K": (10, 256, 84),
+    "Q3_K": (11, 256, 110),
+    "Q4_K": (12, 256, 144),
+    "Q5_K": (13, 256, 176),
+    "IQ4_NL": (20, 32, 18),
+    "IQ4_XS": (23, 256, 136),
+    "MXFP4": (39, 32, 17),
 }
+# Where each type's blocks have their one or two float16, which are scales or minimums.
+HALVES = dict.fromkeys(("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,))
+HALVES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+HALVES |= {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}
 
 
 @dataclass(frozen=True)
@@ -114,10 +127,12 @@ def packed(kind: str, shape: tuple[int, ...], seed: int) -> bytes:
     if kind == "F16":
         return halves[:, :2].tobytes()
     blocks = rng.integers(0, 256, (count, size), np.uint8)
-    if kind == "Q6_K":
-        blocks[:, 208:] = halves[:, :2]
-        return blocks.tobytes()
-    blocks[:, : size - (32 if kind == "Q8_0" else 16)] = halves[:, : size - (32 if kind == "Q8_0" else 16)]
+    for place, start in enumerate(HALVES[kind]):
+        blocks[:, start : start + 2] = halves[:, 2 * place : 2 * place + 2]
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(120, 130, count)  # The exponent.
+    if kind == "Q8_0":
+        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # Replace -128, a code that no writer produces.
     return blocks.tobytes()
 
 

@@ -72,7 +72,8 @@ class GGUFEntry(TensorEntry):
             stored = order[first : min(first + step, end)]
             low, high = int(stored.min()), int(stored.max()) + 1
             assert self.type.codes is not None
-            found = self.type.codes(self._stored(low * k, high * k))
+            with np.errstate(over="ignore", invalid="ignore"):
+                found = self.type.codes(self._stored(low * k, high * k))
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
