@@ -131,15 +131,16 @@ def _pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids]
 
 
 def _got_ocr(ids: Ids) -> torch.nn.Module:
+    # The processor always writes 256 placeholders: 64 x 64 patches, of which 4 x 4 become an embedding.
     vision = {
         "hidden_size": 32,
         "output_channels": 16,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
-        "image_size": 128,
-        "patch_size": 16,
+        "image_size": 256,
+        "patch_size": 4,
         "window_size": 4,
-        "global_attn_indexes": [1],
+        "global_attn_indexes": [],
         "mlp_dim": 64,
     }
     return build(
@@ -171,7 +172,7 @@ FACTORIES: dict[str, Factory] = {
     "got_ocr2": Factory(
         Words(("<imgpad>", "<img>", "</img>"), {}, "<imgpad>"),
         _got_ocr,
-        processor("GotOcr2Processor", "GotOcr2ImageProcessor", {"size": {"height": 128, "width": 128}}),
+        processor("GotOcr2Processor", "GotOcr2ImageProcessor", {"size": {"height": 256, "width": 256}}),
     ),
     "idefics3": Factory(
         TILED,

@@ -1,0 +1,124 @@
+"""Packs what transformers' processor makes of one media item into rows of bytes, and unpacks them.
+
+The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. They hold a fixed head, a JSON header and the bytes
+of each tensor, and end with zeros. The item's content hash covers all of them. Imports no torch.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+ROW_BYTES = 4096
+_MAGIC = b"mmtransf"
+_HEAD = struct.Struct("<8sIIQ")  # Magic, version, bytes of the header, bytes of the whole item.
+_VERSION = 1
+_ALIGNMENT = 16
+_MAX_HEADER = 2**22
+_BFLOAT16 = "bfloat16"  # NumPy has no such type: its values are kept as uint16.
+
+
+class PackedTensor(NamedTuple):
+    """A tensor's place in a packed item. `dtype`: torch's name for it, such as float32."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stored(self) -> np.dtype:
+        """Return the NumPy type of the stored bytes."""
+        return np.dtype(np.uint16 if self.dtype == _BFLOAT16 else self.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.stored.itemsize
+
+
+class Header(msgspec.Struct, frozen=True):
+    """`text`: what the processor writes in the placeholder's place. `num_embeds`: embeddings of the item.
+    `indicators`: embeddings that are a model's constants: (index of the embedding, number of the constant).
+    """
+
+    text: str
+    num_embeds: int
+    tensors: tuple[PackedTensor, ...]
+    indicators: tuple[tuple[int, int], ...] = ()
+
+
+class Packed(NamedTuple):
+    """An unpacked item. `arrays`: the tensors' stored values, views of the rows."""
+
+    header: Header
+    arrays: dict[str, np.ndarray]
+    num_rows: int
+
+
+def pack(
+    text: str,
+    num_embeds: int,
+    tensors: Mapping[str, tuple[str, np.ndarray]],
+    indicators: tuple[tuple[int, int], ...] = (),
+) -> np.ndarray:
+    """Return the rows for an item. `tensors`: maps a name to torch's dtype and the stored values. Header
+    describes the other parameters.
+    """
+    entries, size = [], 0
+    for name, (dtype, values) in tensors.items():
+        entries.append(PackedTensor(name, dtype, values.shape, size))
+        size += -(-values.nbytes // _ALIGNMENT) * _ALIGNMENT
+    header = msgspec.json.encode(Header(text, num_embeds, tuple(entries), indicators))
+    start = _start_of_data(len(header))
+    rows = np.zeros((-(-(start + size) // ROW_BYTES), ROW_BYTES), np.uint8)
+    flat = rows.reshape(-1)
+    flat[: _HEAD.size] = np.frombuffer(_HEAD.pack(_MAGIC, _VERSION, len(header), start + size), np.uint8)
+    flat[_HEAD.size : _HEAD.size + len(header)] = np.frombuffer(header, np.uint8)
+    for entry, (_, values) in zip(entries, tensors.values(), strict=True):
+        place = flat[start + entry.start :][: values.nbytes]
+        place[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return rows
+
+
+def read_header(rows: np.ndarray) -> Header:
+    """Return the header of the item that starts in the first row. Raises ValueError for other bytes."""
+    return _read(rows)[0]
+
+
+def unpack(rows: np.ndarray) -> Iterator[Packed]:
+    """Yield the items that lie one after another in `rows`. Raises ValueError for other bytes."""
+    while len(rows):
+        header, start, size = _read(rows)
+        num_rows = -(-size // ROW_BYTES)
+        flat = rows[:num_rows].reshape(-1)
+        arrays = {}
+        for entry in header.tensors:
+            place = flat[start + entry.start :][: entry.num_bytes]
+            arrays[entry.name] = place.view(entry.stored).reshape(entry.shape)
+        yield Packed(header, arrays, num_rows)
+        rows = rows[num_rows:]
+
+
+def _start_of_data(header_bytes: int) -> int:
+    return -(-(_HEAD.size + header_bytes) // _ALIGNMENT) * _ALIGNMENT
+
+
+def _read(rows: np.ndarray) -> tuple[Header, int, int]:
+    """Return the first item's header, the start of its data and its size, in bytes."""
+    flat = rows.reshape(-1)
+    magic, version, header_bytes, size = _HEAD.unpack(flat[: _HEAD.size].tobytes())
+    if magic != _MAGIC or version != _VERSION:
+        raise ValueError("the patches were not packed by this version of the plugin")
+    start = _start_of_data(header_bytes)
+    if header_bytes > _MAX_HEADER or not start <= size <= flat.size:
+        raise ValueError("the packed item is damaged: its sizes do not fit its rows")
+    try:
+        header = msgspec.json.decode(flat[_HEAD.size : _HEAD.size + header_bytes].tobytes(), type=Header)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"the packed item is damaged: {error}") from None
+    if any(each.start < 0 or start + each.start + each.num_bytes > size for each in header.tensors):
+        raise ValueError("the packed item is damaged: a tensor leaves its rows")
+    return header, start, size

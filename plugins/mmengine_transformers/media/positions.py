@@ -1,0 +1,81 @@
+"""Computes a prompt's M-RoPE positions with the model's own `get_rope_index`.
+
+The runtime carries three rows of positions. A model with four (Hunyuan-VL) has the token's index in the
+first, so the second and the fourth row of an image's token share one number.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmengine.errors import InvalidRequest, ModelError, in_one_line
+from mmengine.models.decoder.positions import text_positions
+from mmengine.request import MediaItem
+from mmengine_transformers.media.rules import image_token_id, video_token_id
+
+_ROWS = 3
+_PAIRED = 1 << 30  # Marks a number that holds two rows.
+_BITS = 15  # For each of the two rows.
+
+
+class GridPositions:
+    """The rotary positions of a model with `get_rope_index`. `num_rows`: rows that its decoder takes."""
+
+    def __init__(self, core: Any) -> None:
+        """`core`: the module with `get_rope_index`. Raises ModelError for more rows than can be carried."""
+        self._index = core.get_rope_index
+        self._taken = inspect.signature(self._index).parameters
+        self._image, self._video = image_token_id(core.config), video_token_id(core.config)
+        self.num_rows = len(self._own(np.arange(4), ())[0])
+        if self.num_rows not in (_ROWS, _ROWS + 1):
+            raise ModelError(
+                f"{type(core).__name__} has {self.num_rows} rows of positions; 3 or 4 can be served"
+            )
+
+    def __call__(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
+        """See ModelPlugin.positions. Raises InvalidRequest for runs that do not match their grid."""
+        if not media:
+            return text_positions(len(prompt_token_ids))
+        try:
+            rows, delta = self._own(prompt_token_ids, media)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise InvalidRequest(
+                f"the model cannot place these images in the prompt: {in_one_line(error, 200)}"
+            ) from None
+        if self.num_rows == _ROWS:
+            return rows.astype(np.int32), delta
+        index, width, height, number = rows
+        if (index != np.arange(len(index))).any() or len(index) >= 1 << _BITS:
+            raise InvalidRequest(f"a prompt of {len(index)} tokens has positions that cannot be carried")
+        is_text = np.asarray(prompt_token_ids) != self._image
+        paired = np.where(is_text, index, _PAIRED | width << _BITS | number)
+        return np.stack([index, paired, height]).astype(np.int32), delta
+
+    def unpack(self, positions: Tensor) -> Tensor:
+        """Return the decoder's positions, int64 [num_rows, t], for a step's positions, int64 [3, t]."""
+        if self.num_rows == _ROWS:
+            return positions
+        index, paired, height = positions
+        is_paired = paired >= _PAIRED
+        mask = (1 << _BITS) - 1
+        width = torch.where(is_paired, (paired >> _BITS) & mask, paired)
+        number = torch.where(is_paired, paired & mask, paired)
+        return torch.stack([index, width, height, number])
+
+    def _own(self, token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
+        """Return the model's own positions [rows, n] and the delta for output tokens."""
+        ids = torch.from_numpy(np.asarray(token_ids, np.int64))[None]
+        kinds = torch.zeros_like(ids)
+        grids: dict[str, Tensor | None] = {}
+        for number, (kind, token) in enumerate((("image", self._image), ("video", self._video)), 1):
+            kinds[ids == (-1 if token is None else token)] = number
+            found = [item.grid for item in media if item.modality == kind]
+            grids[f"{kind}_grid_thw"] = torch.tensor(found) if found else None
+        given = {"mm_token_type_ids": kinds, "attention_mask": torch.ones_like(ids), **grids}
+        taken = {name: value for name, value in given.items() if name in self._taken}
+        rows, delta = self._index(ids, **taken)
+        return rows[:, 0].numpy(), int(delta.reshape(-1)[0])

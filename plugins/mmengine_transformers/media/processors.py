@@ -1,0 +1,73 @@
+"""Opens transformers' processor of a model folder: only classes that the installed transformers has, only
+files of the folder. Slow to import: transformers loads torch.
+"""
+
+import hashlib
+import os
+import threading
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A processor must not look for files elsewhere.
+import transformers  # noqa: E402 - reads the variable when it is imported
+
+from mmengine.checkpoint.model_files import has_model_file, read_model_json  # noqa: E402
+from mmengine.errors import ModelError, in_one_line  # noqa: E402
+
+_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_OPENING = threading.Lock()
+
+
+@lru_cache(maxsize=4)
+def open_processor(folder: Path) -> Any:
+    """Return transformers' processor for the media of the model in `folder`.
+
+    Raises ModelError for a folder with code of its own, for a processor that needs a package that is not
+    installed, and for one that transformers cannot build.
+    """
+    for name in (*_FILES, "tokenizer_config.json"):
+        if has_model_file(folder, name) and read_model_json(folder, name).get("auto_map"):
+            known = read_model_json(folder, name).get("processor_class")
+            if not isinstance(known, str) or not hasattr(transformers, known):
+                raise ModelError(
+                    f"{folder / name} names code in the folder (auto_map), which is never run; transformers "
+                    f"{transformers.__version__} has no processor class of its own for it"
+                )
+    try:
+        with _OPENING:
+            return transformers.AutoProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # Processors raise nearly any exception for what they miss.
+        raise ModelError(f"{folder}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = in_one_line(error)
+    if find_spec("torchvision") is None and ("torchvision" in text or "VIDEO_PROCESSOR_MAPPING" in text):
+        return (
+            "the model's processor needs torchvision, which is not installed; install "
+            "mmengine-vl[transformers]"
+        )
+    if isinstance(error, ImportError):
+        return f"the model's processor needs a package that is not installed: {text}"
+    return f"transformers cannot build the model's processor: {text}"
+
+
+def identity(processor: Any) -> str:
+    """Return a digest of all that decides what a processor makes of an item: its class, its settings and the
+    versions of the packages that compute pixels.
+    """
+    parts = [type(processor).__name__]
+    for name in ("image_processor", "video_processor"):
+        inner = getattr(processor, name, None)
+        parts += [] if inner is None else [type(inner).__name__, inner.to_json_string()]
+    for package in ("transformers", "pillow", "torchvision", "torch"):
+        try:
+            parts.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            parts.append(f"no {package}")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

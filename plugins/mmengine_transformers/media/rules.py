@@ -1,0 +1,55 @@
+"""What a hosted model's media need of the scheduler and of attention, from its config. Imports no torch."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+_IMAGE_FIELDS = ("image_token_id", "image_token_index", "image_patch_id")
+_VIDEO_FIELDS = ("video_token_id", "video_token_index")
+
+
+class MediaRules(NamedTuple):
+    """`runs`: which tokens see one another, beside causal attention: "run": those of one embedding run;
+    "media": all media tokens of the prompt; "prompt": all prompt tokens; "": none. `atomic_runs`: an
+    embedding run is never split over two steps. `whole_prompt`: the whole prompt is computed in one step.
+    """
+
+    runs: str = ""
+    atomic_runs: bool = False
+    whole_prompt: bool = False
+
+
+def media_rules(config: Any) -> MediaRules:
+    """Return the rules for a model with this transformers config."""
+    kind = config.model_type
+    if kind == "gemma3":
+        return MediaRules("run", atomic_runs=True)
+    if kind == "gemma4":
+        text = config.get_text_config()
+        if getattr(text, "use_bidirectional_attention", None) == "vision":
+            return MediaRules("run", atomic_runs=True)
+    if kind == "molmo2":
+        return MediaRules("media", whole_prompt=True)
+    if kind == "paligemma":
+        return MediaRules("prompt", whole_prompt=True)
+    return MediaRules()
+
+
+def image_token_id(config: Any) -> int | None:
+    """Return the id of the token that stands for an image's embeddings, or None for a text model."""
+    return next(_integers(config, _IMAGE_FIELDS), None)
+
+
+def video_token_id(config: Any) -> int | None:
+    """Return the id of the token that stands for a video's embeddings, or None if the config names none."""
+    return next(_integers(config, _VIDEO_FIELDS), None)
+
+
+def media_token_ids(config: Any) -> frozenset[int]:
+    """Return the ids of all tokens that embeddings of media replace."""
+    indicators = getattr(config, "visual_indicator_token_ids", None) or ()  # Ovis 2.
+    return frozenset((*_integers(config, (*_IMAGE_FIELDS, *_VIDEO_FIELDS)), *indicators))
+
+
+def _integers(config: Any, names: Iterable[str]) -> Iterator[int]:
+    values = (getattr(config, name, None) for name in names)
+    return (value for value in values if type(value) is int)

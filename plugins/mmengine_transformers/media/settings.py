@@ -1,0 +1,163 @@
+"""Runs transformers' processor on one image or video at a time, in a decoding worker or in the engine.
+
+The image is loaded by mmengine's own code first: sizes, formats, EXIF, limits. The processor gets pixels.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmengine.errors import InvalidMedia, ModelError, in_one_line
+from mmengine.models.media_decoding import DecodedMedia
+from mmengine.processing.media.options import ImageOptions, VideoOptions
+from mmengine.processing.media.patches import PatchSettings
+from mmengine.processing.media.settings import CheckLength
+from mmengine.processing.media.sources import Access
+from mmengine_transformers.media.packing import pack
+
+_OPTIONS = frozenset({"max_pixels"})
+# Outputs of a processor for the prompt's tokens, which mmengine writes itself.
+_TEXT_KEYS = frozenset(
+    {
+        *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"),
+        *("moe_mm_token_type_ids", "text_replacement_offsets", "special_tokens_mask"),
+    }
+)
+_GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+
+
+@dataclass(frozen=True, slots=True)
+class HostedMedia:
+    """Implements MediaSettings with the processor of the model in `folder`.
+
+    `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes none.
+    `image_prompt`: the text with which the processor takes one image. `max_images`: images in a prompt; 0: no
+    limit. `embeds`: the tokens that an item's embeddings replace. `indicators`: the tokens that a model's
+    constants replace. `identity`: the processor's digest.
+    """
+
+    folder: str
+    image: str
+    image_prompt: str
+    video: str
+    max_images: int
+    embeds: tuple[str, ...]
+    indicators: tuple[str, ...]
+    identity: str
+    max_image_pixels: int
+
+    @property
+    def patches(self) -> PatchSettings:
+        return PatchSettings(1, 1, 1)
+
+    @property
+    def options(self) -> frozenset[str]:
+        return _OPTIONS
+
+    def describe(self) -> str:
+        return json.dumps({**asdict(self), "folder": ""}, sort_keys=True)
+
+    def prepare_image(
+        self, image: Image.Image, options: ImageOptions, check_length: CheckLength, where: str
+    ) -> DecodedMedia:
+        """See MediaSettings. `max_pixels` shrinks the image before the processor sees it."""
+        if options.max_pixels is not None and image.width * image.height > options.max_pixels:
+            scale = (options.max_pixels / (image.width * image.height)) ** 0.5
+            size = max(1, int(image.width * scale)), max(1, int(image.height * scale))
+            image = image.resize(size, Image.Resampling.BICUBIC)
+        self._check_early(image, check_length)
+        return self._packed("image", {"images": [image]}, check_length, where)
+
+    def prepare_video(
+        self, source: object, options: VideoOptions, access: Access, check_length: CheckLength, where: str
+    ) -> DecodedMedia:
+        raise InvalidMedia(f"{where}: videos are not supported for this model yet; send frames as images")
+
+    def _check_early(self, image: Image.Image, check_length: CheckLength) -> None:
+        """Check the item's length before its pixels are processed, where the processor can tell it."""
+        count = getattr(self._processor, "_get_num_multimodal_tokens", None)
+        if count is None:
+            return
+        try:
+            told = count(image_sizes=[(image.height, image.width)])["num_image_tokens"][0]
+        except Exception:  # Not every processor can tell; the length is checked again afterwards.
+            return
+        check_length(int(told))
+
+    def _packed(
+        self, modality: str, media: Mapping[str, object], check_length: CheckLength, where: str
+    ) -> DecodedMedia:
+        try:
+            text, tensors = process(self._processor, modality, self._prompt(modality), media)
+        except ModelError:
+            raise
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError, OverflowError) as error:
+            raise InvalidMedia(
+                f"{where} is refused by the model's own processor: {in_one_line(error, 200)}"
+            ) from None
+        places = re.findall("|".join(map(re.escape, (*self.indicators, *self.embeds))), text)
+        num_embeds = len(places)
+        check_length(num_embeds)
+        indicators = tuple(
+            (place, self.indicators.index(token))
+            for place, token in enumerate(places)
+            if token in self.indicators
+        )
+        grid = tensors.get(_GRIDS[modality])
+        size = 1, 1, num_embeds
+        if grid is not None:
+            frames, rows, columns = grid[1].reshape(-1)[:3].tolist()
+            size = frames, rows, columns
+        return DecodedMedia(pack(text, num_embeds, tensors, indicators), size)
+
+    def _prompt(self, modality: str) -> str:
+        return self.image_prompt if modality == "image" else self.video
+
+    @property
+    def _processor(self) -> Any:
+        # Slow to import: transformers loads torch.
+        from mmengine_transformers.media.processors import open_processor
+
+        return open_processor(Path(self.folder))
+
+
+def process(
+    processor: Any, modality: str, prompt: str, media: Mapping[str, object]
+) -> tuple[str, dict[str, tuple[str, np.ndarray]]]:
+    """Return what the processor writes for one item, and the item's tensors: torch's dtype and the stored
+    values by name. `prompt`: a text that stands for the item. Raises ModelError if the processor does not
+    tell what it writes.
+    """
+    out = processor(text=prompt, **media, return_text_replacement_offsets=True, return_tensors="pt")
+    found = out.get("text_replacement_offsets")
+    entries = [entry for entry in (found[0] if found else ()) if entry.get("type") == modality]
+    if len(entries) != 1:
+        raise ModelError(
+            f"the processor {type(processor).__name__} does not tell which text stands for one {modality} "
+            "(text_replacement_offsets), so a prompt cannot be split by item"
+        )
+    tensors = {}
+    for name, value in out.items():
+        if name not in _TEXT_KEYS and hasattr(value, "dtype"):
+            tensors[name] = _stored(value)
+    return entries[0]["replacement"], tensors
+
+
+def _stored(value: Any) -> tuple[str, np.ndarray]:
+    """Return a tensor's dtype by torch's name, and its stored values."""
+    name = str(value.dtype).removeprefix("torch.")
+    if name == "bfloat16":
+        return name, value.contiguous().view(dtype=_uint16()).numpy()
+    return name, np.asarray(value)
+
+
+def _uint16() -> Any:
+    import torch  # Loaded by the processor before.
+
+    return torch.uint16
