@@ -6,8 +6,8 @@ import msgspec
 
 from mmengine.config_checks import contradictions
 from mmengine.decode_errors import out_of_range
-from mmengine.engine_settings import EngineSettings
 from mmengine.errors import ConfigError, shown
+from mmengine.model_settings import ModelSettings
 
 # Settings that no decision depends on. A process that continues a log may change them.
 OPERATIONAL = (
@@ -23,7 +23,7 @@ MAX_MARKER_CHARS = 64
 ENCODER_CACHE = 32_768  # embeddings in the encoder cache if free memory is not measured
 
 
-class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine's settings, with their checks."""
 
     _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` read this

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 from mmengine.engine_settings import EngineSettings
+from mmengine.model_settings import ModelSettings
 
 
-def contradictions(config: EngineSettings) -> Iterator[str]:
+def contradictions(config: ModelSettings) -> Iterator[str]:
     """Yield an error for each pair of settings that exclude each other."""
     yield from _own_contradictions(config)
+    yield from _model_rules(config)
     yield from _vllm_scheduler(config) if config.compat else _own_scheduler(config)
 
 
@@ -80,6 +82,29 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
                 f"max_item_embeds {config.max_item_embeds} is larger than {name} {getattr(config, name)}: "
                 f"such an item could never be encoded; raise {name} or lower max_item_embeds"
             )
+
+
+def _model_rules(config: ModelSettings) -> Iterator[str]:
+    """Yield errors for settings that a model with atomic runs or whole prompts does not support."""
+    rules = [name for name in ("atomic_runs", "whole_prompt") if getattr(config, name)]
+    if not rules:
+        return
+    if config.compat:
+        yield f"compat {config.compat} does not know {rules[0]}, which this model needs; choose no compat"
+    if config.num_state_slots:
+        yield f"{rules[0]} cannot go with recurrent states (num_state_slots {config.num_state_slots})"
+    if config.lookahead_tokens:
+        yield (
+            f"lookahead_tokens {config.lookahead_tokens} reads tokens of the next chunk, which {rules[0]} "
+            "does not allow; choose a drafter without a KV cache, such as ngram"
+        )
+    if config.block_store:
+        yield f"block_store stores blocks of any prefix, which {rules[0]} does not allow; set no block_store"
+    if config.whole_prompt and config.encoder_piece:
+        yield (
+            f"encoder_piece {config.encoder_piece} encodes images over several steps, and whole_prompt needs "
+            "all of them in one; set encoder_piece 0"
+        )
 
 
 def _own_scheduler(config: EngineSettings) -> Iterator[str]:

@@ -271,6 +271,18 @@ def num_before(media: Sequence[MediaItem], position: int) -> int:
     return bisect_right(media, position, key=_END)
 
 
+def run_start(media: Sequence[MediaItem], position: int) -> int:
+    """Return where the run begins that has tokens before and after `position`, or `position` if there is no
+    such run.
+    """
+    index = num_before(media, position)
+    if index < len(media):
+        for start, length in media[index].runs:
+            if start < position < start + length:
+                return start
+    return position
+
+
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """A LoRA adapter, as the scheduler sees it: identified by its content and not by its name.
 

@@ -14,7 +14,9 @@ import numpy as np
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.media_decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.sharding import Shard
-from mmengine.models.states import StateSpec, StepStates
+from mmengine.models.spec import LayerAttention as LayerAttention
+from mmengine.models.spec import ModelSpec as ModelSpec
+from mmengine.models.states import StepStates
 from mmengine.request import CallFormat, MediaItem
 
 
@@ -204,33 +206,6 @@ class TurnProcessor(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """Model sizes that the runtime and the scheduler need."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_size: int
-    vocab_size: int
-    max_model_len: int
-    num_deepstack: int  # A media token has (1 + num_deepstack) * hidden_size encoder features.
-    patch_width: int  # Number of values in a patch; 0 for a model without an encoder.
-    merge_size: int = 2  # An embedding is made from merge_size x merge_size patches.
-    weights_held: str = ""  # A text for users: the quantised formats of the matrices in memory, or "".
-    state: StateSpec | None = None  # The layers with recurrent states in place of KV, if any.
-
-    @property
-    def num_kv_layers(self) -> int:
-        """Return how many layers have attention. An AttentionPort numbers these layers separately."""
-        return self.num_layers - (self.state.num_layers if self.state is not None else 0)
-
-    @property
-    def has_encoder(self) -> bool:
-        return self.patch_width > 0
-
-
 class AttentionPort(Protocol):
     """The decoder's access to the paged KV cache in a step over a ragged batch with t tokens.
 
@@ -243,8 +218,10 @@ class AttentionPort(Protocol):
         """Store k and v, each [t, num_kv_heads, head_dim], in the step's slots."""
 
     def run(self, layer: int, q: Any) -> Any:
-        """Return causal attention's output for q [t, num_heads, head_dim], in the same shape. A token
-        attends to itself and to its row's earlier tokens.
+        """Return the attention output for q [t, num_heads, head_dim], in the same shape. A token
+        attends to itself and to its row's earlier tokens, as `ModelSpec.attention` limits or extends them.
+
+        If a layer has sinks, `run` also takes `sinks`, a tensor [num_heads].
         """
 
 

@@ -16,11 +16,13 @@ from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.state import State
 from mmengine.replay.cache_invariants import broken_adapters, broken_encoder, broken_media, broken_parts
 from mmengine.replay.row_invariants import (
+    broken_atomic_runs,
     broken_chunks,
     broken_ends,
     broken_grammars,
     broken_hits,
     broken_overlap,
+    broken_whole_prompt,
     broken_writes,
 )
 
@@ -289,6 +291,8 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "tenants": _tenants,
     "budgets": _budgets,
     "chunks": broken_chunks,
+    "atomic_runs": broken_atomic_runs,
+    "whole_prompt": broken_whole_prompt,
     "computed": _computed,
     "hits": broken_hits,
     "writes": broken_writes,

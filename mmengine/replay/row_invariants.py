@@ -12,6 +12,7 @@ from mmengine.core.state.blocks import block_extras, threshold_of
 from mmengine.core.state.columns import RUNS_ON
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.state import State
+from mmengine.request import run_start
 
 
 def _name(state: State, row: int) -> str:
@@ -76,6 +77,31 @@ def broken_chunks(state: State) -> Iterator[str]:
         )
 
 
+def broken_atomic_runs(state: State) -> Iterator[str]:
+    """Check that no row's computed tokens end inside an embedding run, neither before nor after its step."""
+    rows = state.running if state.config.atomic_runs else state.running[:0]
+    for row in rows.tolist():
+        media, after = state.requests_by_row[row].request.media, int(state.num_computed[row])
+        for computed in (after - int(state.scheduled[row]), after) if media else ():
+            start = run_start(media, computed)
+            if start != computed:
+                yield (
+                    f"row {row} of request {_name(state, row)} has {computed} computed tokens, which splits "
+                    f"the embedding run at token {start}; one step must compute the whole run"
+                )
+
+
+def broken_whole_prompt(state: State) -> Iterator[str]:
+    """Check that no row has computed a part of its prompt."""
+    for row in state.running.tolist() if state.config.whole_prompt else ():
+        computed, num_prompt = int(state.num_computed[row]), state.requests_by_row[row].num_prompt
+        if computed < num_prompt:
+            yield (
+                f"row {row} of request {_name(state, row)} has computed {computed} of the prompt's "
+                f"{num_prompt} tokens; one step must compute the whole prompt"
+            )
+
+
 def broken_writes(state: State) -> Iterator[str]:
     """Check that a row holds alone the blocks that it will write: all blocks after its computed tokens."""
     rows = state.running
@@ -120,7 +146,8 @@ def broken_hits(state: State) -> Iterator[str]:
             continue
         own = numbers[owners == row]
         last = int(own.max(initial=-1)) + 1
-        extras = block_extras(req_state.request, 0, last, state.block_size, state.constants.media_ahead)
+        ahead, whole_prompt = state.constants.media_ahead, state.config.whole_prompt
+        extras = block_extras(req_state.request, 0, last, state.block_size, ahead, whole_prompt)
         for number, block in zip(own.tolist(), blocks[owners == row].tolist(), strict=True):
             if index.extra.get(block, b"") != extras.get(number, b""):
                 yield (

@@ -68,6 +68,7 @@ def prepare(
             plan.slot_mapping,
             plan.block_table,
             plan.num_drafts,
+            rows.run_ids(plan),
         ),
         sample_tokens=None if sample_tokens is None else on_device[4 * num_tokens : end],
         places=places,

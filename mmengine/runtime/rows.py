@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mmengine.core.executor import PADDING, Admission, StepPlan
+from mmengine.models.spec import RunKind
 from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParams
+from mmengine.runtime.attention.run_ids import RunIds
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
@@ -62,7 +64,12 @@ class RowColumns:
     """
 
     def __init__(
-        self, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int], positions_of: PositionsOf
+        self,
+        max_rows: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        positions_of: PositionsOf,
+        runs: RunKind = "",
     ) -> None:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
         self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), PADDING, dtype=np.int32)
@@ -71,6 +78,7 @@ class RowColumns:
         # For rows with MIN_TOKENS: token ids that may not be sampled yet, padded with the first of these ids.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
+        self._runs = RunIds(runs, max_rows) if runs else None
         self._rows_of_last, self._last = b"", self.columns[:0]
         self.vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
@@ -82,6 +90,8 @@ class RowColumns:
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)
         self._prompt_positions[row] = positions
+        if self._runs is not None:
+            self._runs.admit(row, request)
         self._rows_of_last, self._last = b"", self.columns[:0]
         self.columns[row] = (
             self._options(request),
@@ -181,6 +191,10 @@ class RowColumns:
                 stored = self._prompt_positions[plan.rows[n]]
                 chunk = stored[:, plan.num_computed[n] : plan.num_computed[n] + plan.num_scheduled[n]]
                 out[:, starts[n] : starts[n] + chunk.shape[1]] = chunk
+
+    def run_ids(self, plan: StepPlan) -> np.ndarray | None:
+        """Return `AttentionMeta.run_ids` for a step."""
+        return None if self._runs is None else self._runs.of(plan)
 
 
 def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:

@@ -85,7 +85,9 @@ class ModelRunner:
         if placement.device.has_own_memory and spec.has_encoder:
             self._features.hold_all(placement.dtype, device)
         self._parts = EncoderParts(model, config.encoder_even_patches or EVEN_PATCHES, device)
-        self._rows = RowColumns(config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of)
+        self._rows = RowColumns(
+            config.max_num_seqs, spec.vocab_size, config.eos_token_ids, positions_of, spec.runs
+        )
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if head is not None:

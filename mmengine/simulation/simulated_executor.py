@@ -20,6 +20,7 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
 from mmengine.simulation.device import embeds_of
+from mmengine.simulation.simulated_rules import add_prompts, prompt_value, run_value
 from mmengine.simulation.simulated_states import SimulatedStates
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -67,6 +68,7 @@ class SimulatedExecutor:
     ):
         self._block_size = config.block_size
         self._num_draft_tokens = config.num_draft_tokens
+        self._atomic_runs, self._whole_prompt = config.atomic_runs, config.whole_prompt
         self._vocab_size, self._eos_in = vocab_size, eos_in
         self._fault, self._cost, self._check_kv = fault, cost, check_kv
         self._arrived = arrived
@@ -161,6 +163,10 @@ class SimulatedExecutor:
                 raise ExecutorFailed("a span leaves its item")
             places = np.arange(span.item_start, span.item_start + span.length)
             values[span.start : span.start + span.length] += feature_values(span.key, places)
+            if self._atomic_runs:
+                values[span.start : span.start + span.length] += run_value(span.length)
+        if self._whole_prompt:
+            add_prompts(plan, self._requests, values)
         self._values[plan.slot_mapping] = values
         starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
         sums = np.cumsum(values, dtype=np.uint64)
@@ -316,6 +322,10 @@ def reference_tokens(
         for start, length in item.runs:
             values[start : start + length] += feature_values(key, np.arange(offset, offset + length))
             offset += length
+            if config.atomic_runs:
+                values[start : start + length] += run_value(length)
+    if config.whole_prompt:
+        values += prompt_value(request, len(prompt))
     total = values.sum(dtype=np.uint64, keepdims=True)
     sampling, salt = request.sampling, np.array([request.sample_index], np.uint64)
     tokens: list[int] = []

@@ -306,6 +306,23 @@ OPPOSED = {  # pattern in the message -> (contradicting settings, changes that r
         {"compat": "vllm", "swap_blocks": 9},
         {"compat": ""},
     ),
+    "compat vllm does not know atomic_runs": ({"compat": "vllm", "atomic_runs": True}, {"compat": ""}),
+    "whole_prompt cannot go with recurrent states .num_state_slots 3": (
+        {"whole_prompt": True, "num_state_slots": 3},
+        {"num_state_slots": 0},
+    ),
+    "lookahead_tokens 1 reads tokens of the next chunk, which atomic_runs does": (
+        {"atomic_runs": True, "num_draft_tokens": 1, "lookahead_tokens": 1},
+        {"lookahead_tokens": 0},
+    ),
+    "block_store stores blocks of any prefix, which atomic_runs does not allow": (
+        {"atomic_runs": True, "block_store": "folder", "block_store_path": "/nowhere"},
+        {"block_store": ""},
+    ),
+    "encoder_piece 5 encodes images over several steps, and whole_prompt": (
+        {"whole_prompt": True, "encoder_piece": 5},
+        {"encoder_piece": 0},
+    ),
     "compat vllm has no admission_reserve output": (
         {"compat": "vllm", "admission_reserve": "output"},
         {"admission_reserve": "prompt"},

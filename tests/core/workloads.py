@@ -4,6 +4,7 @@ import random
 from collections import deque
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
@@ -31,7 +32,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     max_num_seqs = rng.randint(1, 6)
     compat = rng.choice(["", "", "vllm"])
     num_draft_tokens = rng.choice([0, 0, 1, 3])
-    return EngineConfig(
+    config = EngineConfig(
         max_num_seqs=max_num_seqs,
         token_budget=rng.randint(max(max_num_seqs, block_size, 4), 40),
         max_model_len=max_model_len,
@@ -65,6 +66,20 @@ def small_config(rng: random.Random) -> EngineConfig:
         max_loras=(0, 0, 1, 2)[max_model_len % 4],
         lora_bytes=(100, 250, 400)[max_model_len % 3],
     )
+    if compat or config.num_state_slots or config.lookahead_tokens:
+        return config
+    # Half of these models have a rule for what a step computes whole.
+    match config.num_blocks % 4:
+        case 1:
+            return msgspec.structs.replace(config, atomic_runs=True)
+        case 2:
+            return msgspec.structs.replace(config, whole_prompt=True, encoder_piece=0)
+    return config
+
+
+def longest_chunk(config: EngineConfig) -> int:
+    """Return the largest number of tokens that a step computes for one request."""
+    return min(config.token_budget, config.long_prefill_token_threshold or config.token_budget)
 
 
 def small_request(
@@ -74,6 +89,8 @@ def small_request(
     With `like`, the request is sometimes another answer to the prompt of `like`.
     """
     length = rng.randint(1, config.max_model_len - 1)
+    if config.whole_prompt:
+        length = min(length, longest_chunk(config))
     prompt = np.array([rng.randrange(3) for _ in range(length)], np.int32)
     shared = rng.randrange(3)
     prompt[: length // 2] = shared
@@ -101,12 +118,18 @@ def small_request(
 def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaItem]:
     """Return images, and videos whose runs have text between them, in ascending order."""
     items, place = [], 0
+    longest = min(8, longest_chunk(config)) if config.atomic_runs else 8
+    budget = min(config.encoder_budget, config.encoder_cache_size)
     most_runs = [1, 1, 3] if config.split_media or config.compat else [1]
     while rng.random() < 0.6 and len(items) < 3:
         runs, left = [], config.largest_item
+        if config.whole_prompt:
+            left = min(left, budget - sum(item.num_embeds for item in items))
+            if not left:
+                break
         for _ in range(rng.choice(most_runs)):
             start = place + rng.randint(0, 4)
-            size = rng.randint(1, max(1, min(left, 8)))
+            size = rng.randint(1, max(1, min(left, longest)))
             if start + size > length or size > left:
                 break
             runs.append((start, size))

@@ -10,6 +10,7 @@ from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.fetches import PASSED, Passed, decide_fetch
 from mmengine.core.decide.leases import lease_to_take
 from mmengine.core.decide.start import Start, start_of
+from mmengine.core.decide.whole_runs import whole_chunk
 from mmengine.core.state.blocks import threshold_of
 from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.core.state.read_only import RequestView
@@ -62,7 +63,7 @@ class Admission:
             if not length:
                 return None
             draft = self.draft(view)
-            length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
+            length = self.cut(view, draft, req_state, start, length)
             admission = self._admission(view, req_state, start, length, draft) if length else None
             decision = admission or draft.left_behind(given_up=length > 0)
             if length or decision is not None:
@@ -90,7 +91,7 @@ class Admission:
                 continue
             length = self.first_chunk(view, req_state, start)
             draft = self.draft(view)
-            if not length or draft.cut(req_state, view.free_rows[-1], start.num_computed, length):
+            if not length or self.cut(view, draft, req_state, start, length):
                 return None
             if draft.large is not None:
                 return draft.large
@@ -119,7 +120,14 @@ class Admission:
             left += padding
             if left > view.tokens_left:
                 return 0
-        return min(left, view.tokens_left, threshold_of(view.config, len(view.requests)) or left)
+        length = min(left, view.tokens_left, threshold_of(view.config, len(view.requests)) or left)
+        return whole_chunk(view, req_state, start.num_computed, length)
+
+    def cut(self, view: View, draft: EncoderDraft, req_state: RequestView, start: Start, length: int) -> int:
+        """Cut the first chunk before the first item that does not fit the encoder's limits, and return its
+        new length. 0: the request cannot start in this step."""
+        length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
+        return whole_chunk(view, req_state, start.num_computed, length) if length else 0
 
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
         """Return how many blocks must be free so that the request can start with `length` tokens: its new

@@ -1,11 +1,10 @@
 """Checks requests and observations before they become events in the log."""
 
-import math
-
 import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.decide.content_checks import PROMPT, check_content
 from mmengine.core.state.request_state import ASKED, SETTLED
 from mmengine.core.state.sessions import IDLE
 from mmengine.core.state.view import View
@@ -14,7 +13,6 @@ from mmengine.events import vocabulary as ev
 from mmengine.request import (
     PREFILL,
     Adapter,
-    MediaItem,
     Request,
     SamplingParams,
     ThinkingBudget,
@@ -26,10 +24,6 @@ MAX_SALT_CHARS = 1024
 MAX_PROMPT_LOGPROBS = 2**18  # prompt tokens times their alternatives; 2 MiB in the log
 MAX_DIGEST_BYTES = 64  # longest digest that names an adapter
 MAX_ENVELOPE_BYTES = 2**20  # most bytes that a server may keep with a request in the log
-# settings that limit the size of a media item; 0 means no limit
-_ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")
-PROMPT = FieldPath("prompt")
-_CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
 
 
 def accept(view: View, observation: ev.Event) -> list[ev.Event]:
@@ -211,96 +205,3 @@ def _check_integer(name: str, value: int, low: int, high: int) -> None:
         raise InvalidRequest(
             f"{FIELD} must be an integer from {low} to {high}, not {shown(value)}", path=FieldPath(name)
         )
-
-
-def check_content(
-    prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig, max_media: int | None = None
-) -> None:
-    """Raise InvalidRequest for a prompt (int32 [n]) or media that exceed the limits of these settings."""
-    _check_prompt(prompt, config)
-    if max_media is not None and len(media) > max_media:
-        raise InvalidRequest(
-            f"{len(media)} images and videos in one session; max_media_per_session is {max_media}"
-        )
-    if max_media is None and len(media) > config.max_media_per_request:
-        raise InvalidRequest(
-            f"{len(media)} images and videos in one request; max_media_per_request is "
-            f"{config.max_media_per_request}"
-        )
-    _check_media(prompt, media, config)
-
-
-def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
-    if prompt.dtype != np.int32 or prompt.ndim != 1:
-        raise InvalidRequest(
-            f"the prompt must be int32 [n], not {prompt.dtype} {list(prompt.shape)}", path=PROMPT
-        )
-    if not len(prompt):
-        raise InvalidRequest("the prompt is empty: give it at least one token", path=PROMPT)
-    if int(prompt.min()) < 0:
-        raise InvalidRequest(
-            f"the prompt holds the token id {int(prompt.min())}; ids are not negative", path=PROMPT
-        )
-    if len(prompt) >= config.max_model_len:
-        raise InvalidRequest(
-            f"prompt is too long: {len(prompt)} tokens > {config.max_model_len - 1} maximum; "
-            f"max_model_len is {config.max_model_len} for prompt and answer: shorten the prompt, use smaller "
-            "images, or raise max_model_len",
-            code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            path=PROMPT,
-        )
-
-
-def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit or, if items are not split across
-    chunks, the largest chunk.
-    """
-    end, sizes = 0, dict[bytes, int]()
-    is_whole = not config.split_media and not config.compat
-    most = _least(config, _ITEM_LIMITS)
-    most_tokens = _least(config, _CHUNK_LIMITS) if is_whole else math.inf
-    for number, item in enumerate(media):
-        if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
-            raise InvalidRequest(f"media item {number} must be a MediaItem with a hash (bytes)")
-        end, size = _check_runs(item, number, end, len(prompt))
-        if size > most:
-            raise _too_large(f"{item.modality} {number}", size, "embeddings", config, _ITEM_LIMITS)
-        if (span := end - item.start) > most_tokens:
-            what = "tokens at once (split_media is off)"
-            raise _too_large(f"{item.modality} {number}", span, what, config, _CHUNK_LIMITS)
-        if sizes.setdefault(item.mm_hash, size) != size:
-            raise InvalidRequest(f"{item.modality} {number} has the hash of another item, but not its size")
-
-
-def _least(config: EngineConfig, names: tuple[str, ...]) -> float:
-    """Return the smallest of these limits; 0 means no limit."""
-    return min((limit for name in names if (limit := getattr(config, name))), default=math.inf)
-
-
-def _too_large(
-    item: str, size: int, what: str, config: EngineConfig, names: tuple[str, ...]
-) -> InvalidRequest:
-    name, limit = next((name, limit) for name in names if 0 < (limit := getattr(config, name)) < size)
-    return InvalidRequest(
-        f"{item} needs {size} {what}, but {name} is {limit}; use a smaller one, or raise {name}"
-    )
-
-
-def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
-    """Check that the item's runs ascend, begin at `end` or later, do not overlap, and lie in the prompt.
-    Returns the last run's end and the length of all runs together.
-    """
-    size = 0
-    if not item.runs:
-        raise InvalidRequest(f"{item.modality} {number} has no embeddings in the prompt")
-    for start, length in item.runs:
-        if type(start) is not int or type(length) is not int:
-            raise InvalidRequest(f"{item.modality} {number} has a run that is not a pair of integers")
-        if start < end or length < 1 or start + length > num_prompt:
-            raise InvalidRequest(
-                f"{item.modality} {number} claims {shown(length)} prompt tokens from {shown(start)} on, "
-                f"which overlap other media or exceed the prompt of {num_prompt} tokens"
-            )
-        end = start + length
-        size += length
-    return end, size

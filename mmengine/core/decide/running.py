@@ -6,6 +6,7 @@ import numpy as np
 
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.decide.leases import lease_to_take
+from mmengine.core.decide.whole_runs import whole_chunk
 from mmengine.core.state.blocks import further_blocks, threshold_of
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.sessions import NO_BLOCKS
@@ -170,12 +171,13 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
-    """Return `wanted` with chunks cut before embeddings that do not fit the encoder's limits. `media`: the
-    indices into `rows` of the chunks that reach embeddings."""
+    """Return `wanted` with chunks cut before embeddings that do not fit the encoder's limits, and not inside
+    a run that must not be split. `media`: the indices into `rows` of the chunks that reach embeddings."""
     wanted = wanted.copy()
     for place in media.tolist():
         left = max(0, view.tokens_left - int(wanted[:place].sum()))
         row, length = int(rows[place]), min(int(wanted[place]), left)
-        start = int(view.num_computed[row])
-        wanted[place] = draft.cut(view.requests_by_row[row], row, start, length)
+        start, req_state = int(view.num_computed[row]), view.requests_by_row[row]
+        length = whole_chunk(view, req_state, start, length)
+        wanted[place] = draft.cut(req_state, row, start, length)
     return wanted

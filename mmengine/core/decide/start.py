@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mmengine.core.decide.whole_runs import whole_hits
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.prefix_index import NO_BLOCK
@@ -12,7 +13,7 @@ from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW, SETTLED, RequestState
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
-from mmengine.request import Request
+from mmengine.request import Request, run_start
 
 
 class Start(NamedTuple):
@@ -76,9 +77,9 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     """Return a start that shares the prompt's blocks with the group's leader, once that prompt is computed.
 
-    The request shares all blocks before the last prompt token. If the last token's block holds earlier tokens
-    too, that block is copied. None: the request waits for the leader. `_NOTHING_SHARED`: there is nothing to
-    share.
+    The request shares all blocks before the last prompt token, or before the atomic run with this token. If
+    the block at this position holds earlier tokens too, that block is copied. None: the request waits for the
+    leader. `_NOTHING_SHARED`: there is nothing to share.
     """
     leader = view.requests.get(req_state.request.group)
     if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
@@ -94,6 +95,8 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     if view.config.num_state_slots:
         return _NOTHING_SHARED  # the request starts from the state kept before the prompt's last token
     last = req_state.num_prompt - 1
+    if view.config.atomic_runs:
+        last = run_start(req_state.request.media, last)
     table, number = view.block_table[leader.row], last // view.block_size
     copied = last % view.block_size > 0
     return Start(table[:number].copy(), last, int(table[number]) if copied else NO_BLOCK)
@@ -125,7 +128,10 @@ def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
     if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):
         return np.zeros(0, np.int32)
     tokens = content_windows(req_state.tokens, 0, count, size, view.content_width)
-    extras = block_extras(req_state.request, 0, count, size, view.constants.media_ahead)
+    ahead, whole_prompt = view.constants.media_ahead, view.config.whole_prompt
+    extras = block_extras(req_state.request, 0, count, size, ahead, whole_prompt)
     found = view.blocks.find_first(tokens, extras)
+    if view.config.atomic_runs:
+        found = found[: whole_hits(req_state.request.media, len(found), size)]
     recomputes = view.config.compat == "vllm-0.32" and view.config.lookahead_tokens
     return found[:-1] if recomputes else found

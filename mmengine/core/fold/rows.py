@@ -58,6 +58,7 @@ def fill_row(
     state.num_prefills += req_state.request.is_prefill
     state.next_media[row] = next_media(media, computed)
     rooted = req_state.request.cache_salt or req_state.request.adapter is not None
+    rooted = rooted or state.config.whole_prompt
     salted = state.block_size if rooted else 0
     state.plain_from[row] = media[-1].end if media else salted
 
@@ -149,7 +150,8 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
     content, blocks = int(state.content[row]), state.block_table[row, first:last].copy()
     if content != NO_CONTENT:
         request = state.requests_by_row[row].request
-        extras = block_extras(request, first, last, state.block_size, state.constants.media_ahead)
+        ahead, whole_prompt = state.constants.media_ahead, state.config.whole_prompt
+        extras = block_extras(request, first, last, state.block_size, ahead, whole_prompt)
         extras = {number - first: extra for number, extra in extras.items()}
         tokens = state.block_tokens[row, first:last]
         state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)

@@ -14,6 +14,7 @@ from mmengine.request import Request, num_before
 # Values in the last field of _PART:
 OF_SALT = -1  # the hash is that of a tenant's salt
 OF_ADAPTER = -2  # the hash is a LoRA adapter's digest
+OF_PROMPT = -3  # the hash is that of the whole prompt
 # Length of the hash before it, position relative to the block, index of the run's first embedding.
 _PART = struct.Struct("<Iqq")
 
@@ -96,7 +97,7 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 
 
 def block_extras(
-    request: Request, first: int, last: int, block_size: int, ahead: int = 0
+    request: Request, first: int, last: int, block_size: int, ahead: int = 0, whole_prompt: bool = False
 ) -> dict[int, bytes]:
     """Return the facts that determine the contents of blocks [first, last) beside their tokens, as bytes
     keyed by block number. Blocks without such facts have no entry.
@@ -104,7 +105,8 @@ def block_extras(
     The facts are the media embeddings in the block or in the `ahead` tokens after it: for each run, the
     item's hash, the run's position relative to the block, and its first embedding's index. Block 0 also
     has the hash of the tenant's salt and the adapter's digest. Each hash is followed by its length, so that
-    equal bytes mean equal facts.
+    equal bytes mean equal facts. With `whole_prompt` block 0 also has the prompt's hash, because the KV of
+    each token depends on the whole prompt.
     """
     extras: dict[int, bytes] = {}
     for item in request.media[num_before(request.media, first * block_size) :]:
@@ -121,7 +123,19 @@ def block_extras(
     if request.adapter is not None and first == 0 < last:
         digest = request.adapter.digest
         extras[0] = extras.get(0, b"") + digest + _PART.pack(len(digest), 0, OF_ADAPTER)
+    if whole_prompt and first == 0 < last:
+        digest = _prompt_hash(request)
+        extras[0] = extras.get(0, b"") + digest + _PART.pack(len(digest), 0, OF_PROMPT)
     return extras
+
+
+def _prompt_hash(request: Request) -> bytes:
+    """Return SHA-256 over the prompt's token ids and media."""
+    found = hashlib.sha256(request.prompt_token_ids.astype("<i4").tobytes())
+    for item in request.media:
+        found.update(_PART.pack(len(item.mm_hash), item.start, len(item.runs)) + item.mm_hash)
+        found.update(np.array(item.runs, "<i8").tobytes())
+    return found.digest()
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:

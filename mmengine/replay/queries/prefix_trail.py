@@ -44,7 +44,7 @@ class PrefixTrail:
         self.num_blocks = (len(tokens) - 1) // size
         self._windows = content_windows(tokens, 0, self.num_blocks, size, width)
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
-        self._extras = block_extras(request, 0, self.num_blocks, size, ahead)
+        self._extras = block_extras(request, 0, self.num_blocks, size, ahead, state.config.whole_prompt)
         self._by = by
         self._blocks: list[int] = []  # The blocks that hold the prefix now, in order.
         self._content: list[int] = []

@@ -14,6 +14,7 @@ from mmengine.core.decide.encoder_draft import Shortage
 from mmengine.core.decide.running import Wanted
 from mmengine.core.decide.start import start_of
 from mmengine.core.decide.vllm.scheduler import VllmScheduler
+from mmengine.core.decide.whole_runs import least_chunk
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import further_blocks
 from mmengine.core.state.columns import ReadOnlyArray
@@ -259,9 +260,10 @@ class Reasons:
             return Reason(name, GROUP, other=req_state.request.group)
         length = admission.first_chunk(view, req_state, start)
         if not length:
-            return Reason(name, TOKENS, 1 + view.config.num_draft_tokens, view.tokens_left)
+            needed = max(1 + view.config.num_draft_tokens, least_chunk(view, req_state, start.num_computed))
+            return Reason(name, TOKENS, needed, view.tokens_left)
         draft = admission.draft(view)
-        length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
+        length = admission.cut(view, draft, req_state, start, length)
         if not length:
             if places is not None:
                 places.pass_over(req_state)

@@ -79,7 +79,8 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
         return
     known = min(len(cached), (len(req_state.tokens) + size - state.content_width) // size)
     tokens = content_windows(req_state.tokens, 0, known, size, state.content_width)
-    extras = block_extras(req_state.request, 0, known, size, state.constants.media_ahead)
+    ahead, whole_prompt = state.constants.media_ahead, state.config.whole_prompt
+    extras = block_extras(req_state.request, 0, known, size, ahead, whole_prompt)
     found = state.blocks.find_first(tokens, extras)
     same = int(np.cumprod(found == cached[: len(found)]).sum())
     if same < len(cached):

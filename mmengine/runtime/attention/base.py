@@ -26,6 +26,8 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
     table: np.ndarray
     # int32 [n], how many of each row's last tokens are drafts; None: no drafts
     num_drafts: np.ndarray | None = None
+    # int32 [t], each token's run (ModelSpec.runs), numbered within its row; -1: no run. None: no runs
+    run_ids: np.ndarray | None = None
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copy slots [t], table [n, b] and kv_lens [n] to `device` as int64 tensors, in a single transfer."""

@@ -13,6 +13,7 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.registry import Registry
 from mmengine.runtime.attention import flashinfer_capability, native_paged, triton_capability
 from mmengine.runtime.attention.base import AttentionBackend
+from mmengine.runtime.attention.layered import LayeredAttention, check_spec, log_features, masked_features
 from mmengine.runtime.kv.pool import KVPool
 
 ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
@@ -35,7 +36,7 @@ log = structlog.get_logger("mmengine.operators")
 def make_backend(
     name: str, spec: ModelSpec, kv: KVPool, *, batch_invariant: bool = False
 ) -> AttentionBackend:
-    """Return the backend called `name`.
+    """Return the backend called `name`. In layers that need more than plain causal attention, torch computes.
 
     "auto" returns the first backend in the device's preferred order that works for the pool and the
     model's shape, else torch. With `batch_invariant` a row's result has the same bits whatever other rows are
@@ -44,6 +45,22 @@ def make_backend(
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.
     """
+    if not spec.attention:
+        return _plain_backend(name, spec, kv, batch_invariant)
+    check_spec(spec, name)
+    if masked_features(spec):
+        if batch_invariant:
+            raise ConfigError(
+                "batch_invariant needs a batch-invariant attention backend, and torch computes some of this "
+                "model's layers; set no batch_invariant"
+            )
+        log_features(spec)
+    is_plain = any(layer.is_plain(spec.head_dim) for layer in spec.attention)
+    plain = _plain_backend(name, spec, kv, batch_invariant) if is_plain else None
+    return LayeredAttention(spec, kv, plain)
+
+
+def _plain_backend(name: str, spec: ModelSpec, kv: KVPool, batch_invariant: bool) -> AttentionBackend:
     if batch_invariant:
         return _invariant(name, spec, kv)
     if name == "auto":

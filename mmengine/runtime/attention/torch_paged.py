@@ -141,14 +141,14 @@ class TorchPagedAttention:
     ) -> Group:
         kv_lens = meta.kv_lens[rows]
         kv_len = int(kv_lens.max())
-        places = _places(rows, self._device)
+        places = token_places(rows, self._device)
         mask = None
         if (kv_lens != kv_len).any():
             beyond = torch.arange(kv_len, device=self._device) >= kv_lens_device[places][:, None]
             mask = torch.zeros(beyond.shape, dtype=self._dtype, device=self._device)
             mask = mask.masked_fill_(beyond, float("-inf"))[:, None, None, :]
         pages = self._page_index(table[places], kv_len)
-        return Group(_places(starts[rows], self._device), len(rows), 1, kv_len, pages, mask)
+        return Group(token_places(starts[rows], self._device), len(rows), 1, kv_len, pages, mask)
 
     def _prefill_groups(
         self, meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, table: Tensor
@@ -159,10 +159,10 @@ class TorchPagedAttention:
         groups = []
         for (query_len, kv_len), members in shapes.items():
             tokens = (starts[members][:, None] + np.arange(query_len)).reshape(-1)
-            tables = table[_places(np.array(members), self._device)]
+            tables = table[token_places(np.array(members), self._device)]
             groups.append(
                 Group(
-                    _places(tokens, self._device),
+                    token_places(tokens, self._device),
                     len(members),
                     query_len,
                     kv_len,
@@ -185,7 +185,7 @@ class TorchPagedAttention:
         return mask.triu_(kv_len - query_len + 1)
 
 
-def _places(indices: np.ndarray, device: torch.device) -> Places:
+def token_places(indices: np.ndarray, device: torch.device) -> Places:
     """Return a slice (a view, no copy) if the ascending indices are adjacent, else an index tensor."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices):

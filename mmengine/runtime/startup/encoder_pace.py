@@ -15,11 +15,12 @@ PIECE_NS = 10**9
 def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_threads: int) -> EngineConfig:
     """Return `config` with encoder_piece, encoder_even_patches and encoder_work_ns measured where unset.
 
-    They stay unset if the encoder cannot pause within an item, or with `compat` (vLLM's decisions). Raises
-    ConfigError if encoder_piece is set in these cases.
+    They stay unset if the encoder cannot pause within an item, with `compat` (vLLM's decisions), or with
+    `whole_prompt`, whose first step needs all items. Raises ConfigError if encoder_piece is set in these
+    cases.
     """
     measure = getattr(model, "measure_encoder", None)
-    if config.compat or measure is None:
+    if config.compat or config.whole_prompt or measure is None:
         return _without_pieces(config)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -86,6 +86,8 @@ def resolve(
         encoder_cache_size=cached,
         max_model_len=min(wanted_len, room),
         eos_token_ids=config.eos_token_ids or eos_token_ids,
+        atomic_runs=config.atomic_runs or spec.atomic_runs,
+        whole_prompt=config.whole_prompt or spec.whole_prompt,
     )
 
 

@@ -1,0 +1,42 @@
+"""The simulated KV of models that compute embedding runs or prompts whole.
+
+A token's number then also depends on the other tokens that it attends to in its step. So a run that is split
+over steps, or a prefix hit with the KV of another prompt, changes the output.
+"""
+
+import hashlib
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan
+from mmengine.request import Request
+
+_FACTOR = 0x94D049BB133111EB
+
+
+def run_value(length: int) -> np.uint64:
+    """Return the number that is added to each token of a run with `length` tokens in the same step."""
+    return np.uint64(length * _FACTOR % 2**64)
+
+
+def prompt_value(request: Request, num_known: int) -> np.uint64:
+    """Return the number that is added to each prompt token if its step computes the prompt's tokens up to
+    `num_known`.
+    """
+    num_known = min(num_known, len(request.prompt_token_ids))
+    found = hashlib.blake2b(request.prompt_token_ids[:num_known].tobytes(), digest_size=8)
+    for item in request.media:
+        found.update(item.mm_hash)
+    return np.uint64(int.from_bytes(found.digest(), "little"))
+
+
+def add_prompts(plan: StepPlan, requests: list[Request | None], values: np.ndarray) -> None:
+    """Add each row's `prompt_value` to the values of its prompt tokens, uint64 [t], in place."""
+    starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
+    for place, row in enumerate(plan.rows.tolist()):
+        request, computed = requests[row], int(plan.num_computed[place])
+        assert request is not None
+        reach = computed + int(plan.num_scheduled[place])
+        count = min(reach, len(request.prompt_token_ids)) - computed
+        if count > 0:
+            values[starts[place] : starts[place] + count] += prompt_value(request, reach)
