@@ -111,7 +111,7 @@ def build(
         config = msgspec.structs.replace(config, max_loras=MAX_LORAS)
     try:
         folder = resolve_folder(model)
-        plugin = plugin_for(folder)
+        plugin = plugin_for(folder, config.model_impl)
         placement = _placement(device, dtype, attention, folder, config)
         _check_quantize(config, placement)
         with placement.device.current(), _weights_ahead(folder):

@@ -134,6 +134,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_dtype: Annotated[
         Literal["auto", "fp8"], described("Data type of the KV cache; auto: the model's.")
     ] = "auto"
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        described(
+            "native: mmengine's own description of the architecture; transformers: transformers' modules; "
+            "auto: native if there is one."
+        ),
+    ] = "auto"
     quantize: Annotated[
         Literal["none", "int8", "fp8"],
         described("Quantisation of the decoder's weights at load, for a checkpoint that is not quantised."),

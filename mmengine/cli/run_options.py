@@ -185,6 +185,14 @@ class Model:
             help="Rounding of activations for int8 and int4 weights; results are outside parity.",
         ),
     ] = None
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        typer.Option(
+            rich_help_panel=MODEL,
+            help="Model implementation: native (a description), transformers (its modules), or auto (native "
+            "if there is one).",
+        ),
+    ] = "auto"
     tensor_parallel: Annotated[
         int, typer.Option(rich_help_panel=MODEL, help="Number of devices to shard the model over.")
     ] = 1
@@ -258,6 +266,7 @@ class Model:
                 *([f"spec={self.spec}"] if self.spec else []),
                 *([f"quantize={self.quantize}"] if self.quantize else []),
                 *([f"activations={self.activations}"] if self.activations else []),
+                *([f"model_impl={self.model_impl}"] if self.model_impl != "auto" else []),
                 *([f"tensor_parallel={self.tensor_parallel}"] if self.tensor_parallel != 1 else []),
             ]
         )

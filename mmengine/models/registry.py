@@ -1,11 +1,13 @@
 """Finds the plugin for a model by its architecture. Plugins are entry points in the group `mmengine.models`;
-mmengine's own plugins are found in the same way as plugins from other packages.
+mmengine's own plugins are found in the same way as plugins from other packages. An architecture that no
+plugin claims is served by the fallback, which runs transformers' modules.
 """
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, Protocol
 
-from mmengine.checkpoint.model_files import has_model_file, read_model_json
+from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
 from mmengine.errors import ModelError
 from mmengine.models.plugin import ModelPlugin
 from mmengine.registry import Registry
@@ -19,28 +21,54 @@ PLUGINS: Registry[ModelPlugin] = Registry(
     error=ModelError,
     broken="the model plugin {name} ({value}) does not load: {reason}; {advice}",
 )
+FALLBACK = "transformers"
+FALLBACKS: Registry["FallbackPlugin"] = Registry(
+    "mmengine.fallback_models",
+    "model implementation",
+    own={FALLBACK: "mmengine_transformers:plugin [transformers]"},
+    kind="FallbackPlugin",
+    is_one=lambda found: hasattr(found, "check"),
+    error=ModelError,
+)
+ModelImpl = Literal["auto", "native", "transformers"]
 
 
-def plugin_for(folder: Path) -> ModelPlugin:
+class FallbackPlugin(ModelPlugin, Protocol):
+    """A plugin without a list of architectures."""
+
+    def check(self, folder: Path) -> None:
+        """Raise ModelError with the reason if the plugin cannot serve the model in `folder`."""
+
+
+def plugin_for(folder: Path, impl: ModelImpl = "auto") -> ModelPlugin:
     """Return the plugin that serves the `architectures` in a folder's config.json or in a GGUF file.
 
-    Raises ModelError for a folder that is missing or holds no model, a broken config.json, and an
-    architecture that no installed plugin serves.
+    `impl`: "native" for a plugin that describes the architecture, "transformers" for the fallback, "auto" for
+    the fallback only if no plugin describes the architecture. Raises ModelError for a folder that is missing
+    or holds no model, a broken config.json, and an architecture that is not served.
     """
     architectures = _architectures(folder)
     plugins = load_plugins()
-    for architecture in architectures:
-        if architecture in plugins:
-            return plugins[architecture]
+    described = next((plugins[name] for name in architectures if name in plugins), None)
+    if described is not None and impl != FALLBACK:
+        return described
     if not plugins:
         raise ModelError(
             f'no model plugin is installed: nothing registers an entry point in the group "{PLUGINS.group}"; '
             "install mmengine again"
         )
+    if impl != "native" and not is_gguf(folder):
+        return _fallback_for(folder)
     article = "an" if architectures[0][:1].lower() in "aeiou" else "a"
     raise ModelError(
         f"{folder} is {article} {', '.join(architectures)}; mmengine serves {', '.join(sorted(plugins))}"
     )
+
+
+def _fallback_for(folder: Path) -> FallbackPlugin:
+    fallback = FALLBACKS.load(FALLBACK)
+    fallback.check(folder)
+    return fallback
 
 
 @lru_cache(maxsize=1)

@@ -85,7 +85,18 @@ def test_the_plugin_is_chosen_by_architecture(install, tmp_path):
 def test_folders_that_no_plugin_serves(install, tmp_path, config, words):
     install(QWEN)
     with pytest.raises(ModelError, match=words):
-        registry.plugin_for(model_folder(tmp_path / "model", config))
+        registry.plugin_for(model_folder(tmp_path / "model", config), "native")
+
+
+def test_the_fallback_serves_what_no_plugin_describes(install, tmp_path):
+    install(QWEN)
+    qwen = model_folder(tmp_path / "qwen", {"architectures": ["Qwen3VLForConditionalGeneration"]})
+    llama = model_folder(tmp_path / "llama", {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    from mmengine_qwen3_vl import plugin
+    from mmengine_transformers import plugin as fallback
+
+    assert registry.plugin_for(qwen) is registry.plugin_for(qwen, "native") is plugin
+    assert registry.plugin_for(llama) is registry.plugin_for(llama, "transformers") is fallback
 
 
 def test_folders_that_are_no_models(install, tmp_path):

@@ -1,0 +1,124 @@
+"""The attention function that transformers' modules call, over mmengine's paged KV.
+
+transformers finds the function by name (AttentionInterface) and passes the calling module. Each attention
+module has a HostedLayer as its attribute `mmengine_layer`, which knows the layer's index in the KV pool.
+transformers has no mask function of the same name, so it builds no mask.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from mmengine.models.plugin import AttentionPort, LayerAttention
+
+NAME = "mmengine"
+ATTRIBUTE = "mmengine_layer"
+
+
+class Heads(NamedTuple):
+    """A layer's heads, or the pool's, which are the largest of all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What all attention layers of a model share during a forward pass: the port, and positions int64 [t]."""
+
+    port: AttentionPort | None = None
+    positions: Tensor | None = None
+
+
+class HostedLayer:
+    """Connects an attention module to layer `index` of the port.
+
+    The port's layers all have the heads `pool`. A layer with other heads pads its keys, values and queries
+    with zeros, and repeats its KV heads: neither changes the output.
+    """
+
+    def __init__(
+        self, index: int, spec: LayerAttention, heads: Heads, pool: Heads, scale: float, context: StepContext
+    ) -> None:
+        """`scale`: what the module multiplies its scores by. The port multiplies by the pool's
+        head_dim ** -0.5, so queries are multiplied by the quotient.
+        """
+        self._index, self._spec, self._context = index, spec, context
+        self._stores = spec.kv_layer == index
+        self._heads, self._pool = heads, pool
+        self._is_plain = heads == Heads(*pool[:3], pool.head_dim)
+        factor = scale * pool.head_dim**0.5
+        self._factor = 1.0 if abs(factor - 1) < 1e-6 else factor
+        self._repeats = pool.num_kv_heads // heads.num_kv_heads
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        """Return attention's output [1, t, heads, value_dim] for q, k and v, [1, heads, t, head size]."""
+        port = self._context.port
+        if port is None:
+            raise RuntimeError("attention was called outside a step")
+        q, k, v = (each[0].transpose(0, 1) for each in (q, k, v))
+        if self._factor != 1.0:
+            q = q * self._factor
+        if not self._is_plain:
+            q, k, v = self._padded_queries(q), self._padded_kv(k), self._padded_kv(v)
+        if self._stores:
+            port.append(self._index, k, v)
+        if self._spec.has_sinks and sinks is not None:
+            out = port.run(self._index, q, sinks=self._padded_sinks(sinks))
+        else:
+            out = port.run(self._index, q)
+        return (out if self._is_plain else self._unpadded(out))[None]
+
+    def _padded_kv(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, self._pool.head_dim - x.shape[2]))
+        return x if self._repeats == 1 else x.repeat_interleave(self._repeats, 1)
+
+    def _padded_queries(self, q: Tensor) -> Tensor:
+        grouped = q.unflatten(1, (self._heads.num_kv_heads, -1))
+        more = self._group - grouped.shape[2]
+        return F.pad(grouped, (0, self._pool.head_dim - q.shape[2], 0, more)).flatten(1, 2)
+
+    def _padded_sinks(self, sinks: Tensor) -> Tensor:
+        grouped = sinks.view(self._heads.num_kv_heads, -1)
+        return F.pad(grouped, (0, self._group - grouped.shape[1])).flatten()
+
+    def _unpadded(self, out: Tensor) -> Tensor:
+        grouped = out.unflatten(1, (self._heads.num_kv_heads, -1))
+        size = self._heads.num_heads // self._heads.num_kv_heads
+        return grouped[:, :, :size, : self._heads.value_dim].flatten(1, 2)
+
+    @property
+    def _group(self) -> int:
+        """Return how many of the pool's query heads belong to one of the layer's KV heads."""
+        return self._pool.num_heads // self._heads.num_kv_heads
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """See AttentionInterface. Windows, caps and scales come from the layer's spec, which `calls` derived from
+    the arguments of this call.
+    """
+    return getattr(module, ATTRIBUTE).attend(query, key, value, s_aux), None
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def use_attention(decoder: nn.Module, name: str) -> None:
+    """Make every module of a decoder call the attention function called `name`."""
+    configs = {id(each.config): each.config for each in decoder.modules() if hasattr(each, "config")}
+    for config in configs.values():
+        config._attn_implementation = name

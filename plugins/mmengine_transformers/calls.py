@@ -1,0 +1,141 @@
+"""Records how a decoder calls attention, and derives each layer's attention from the calls."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from mmengine.errors import ModelError
+from mmengine.models.plugin import LayerAttention
+from mmengine_transformers.attention import Heads
+
+RECORDER = "mmengine_recorder"
+RECORDS = "mmengine_records"
+# Arguments of an attention call that say nothing about which keys a query sees or how scores are computed.
+NEUTRAL = frozenset(
+    ["dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
+     "output_router_logits", "return_dict", "is_causal", "deterministic", "target_dtype"]
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class AttentionCall:
+    """One call of the attention function, with the sizes of its arguments."""
+
+    module: nn.Module
+    heads: Heads
+    num_tokens: int
+    num_keys: int
+    key: Tensor = field(repr=False)
+    options: dict[str, Any] = field(repr=False)
+    has_mask: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Return what scores are multiplied by."""
+        given = self.options.get("scaling")
+        return float(self.heads.head_dim**-0.5 if given is None else given)
+
+
+def record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Record the call, and return zeros with the shape of attention's output."""
+    heads = Heads(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
+    call = AttentionCall(
+        module, heads, query.shape[2], key.shape[2], key, options, attention_mask is not None
+    )
+    getattr(module, RECORDS).append(call)
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+AttentionInterface.register(RECORDER, record)
+
+
+@contextmanager
+def recording(decoder: nn.Module) -> Iterator[list[AttentionCall]]:
+    """While the context lasts, collect the calls of a decoder whose attention function is RECORDER."""
+    calls: list[AttentionCall] = []
+    modules = list(decoder.modules())
+    for module in modules:
+        setattr(module, RECORDS, calls)
+    try:
+        yield calls
+    finally:
+        for module in modules:
+            delattr(module, RECORDS)
+
+
+def layers_of(
+    name: str, calls: list[AttentionCall], num_layers: int, num_tokens: int
+) -> tuple[LayerAttention, ...]:
+    """Return each layer's attention. Raises ModelError for calls that a paged KV cache cannot serve.
+
+    `name`: the architecture, for messages. `num_layers`: how many layers the decoder has.
+    """
+    _check_counts(name, calls, num_layers)
+    layers: list[LayerAttention] = []
+    stored: dict[int, int] = {}  # Maps a key tensor's address to the layer that stores it.
+    for index, call in enumerate(calls):
+        _check_call(name, call, num_tokens)
+        options = call.options
+        origin = stored.setdefault(call.key.data_ptr(), index)
+        layers.append(
+            LayerAttention(
+                kv_layer=origin,
+                window=int(options.get("sliding_window") or 0),
+                softcap=float(options.get("softcap") or 0),
+                has_sinks=options.get("s_aux") is not None,
+            )
+        )
+    return tuple(layers)
+
+
+def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
+    """Return the heads that every layer fits in: keys and values have one size. Raises ModelError."""
+    heads = [call.heads for call in calls]
+    num_kv_heads = math.lcm(*(each.num_kv_heads for each in heads))
+    group = max(-(-each.num_heads // num_kv_heads) for each in heads)
+    size = max(max(each.head_dim, each.value_dim) for each in heads)
+    if num_kv_heads > max(each.num_heads for each in heads):
+        raise ModelError(f"{name} cannot be served: its layers' numbers of KV heads do not divide each other")
+    return Heads(group * num_kv_heads, num_kv_heads, size, size)
+
+
+def _check_counts(name: str, calls: list[AttentionCall], num_layers: int) -> None:
+    seen = [id(call.module) for call in calls]
+    if len(set(seen)) < len(seen):
+        raise ModelError(f"{name} cannot be served: a layer calls attention more than once per token")
+    if len(seen) != num_layers:
+        raise ModelError(
+            f"{name} cannot be served: {num_layers} layers call attention {len(seen)} times, so some layers "
+            "keep their state elsewhere or are repeated"
+        )
+
+
+def _check_call(name: str, call: AttentionCall, num_tokens: int) -> None:
+    reason = ""
+    strange = sorted(
+        each
+        for each, value in call.options.items()
+        if value is not None and each not in NEUTRAL | {"scaling", "sliding_window", "softcap", "s_aux"}
+    )
+    if call.has_mask:
+        reason = "the model builds its attention masks itself"
+    elif call.num_keys != num_tokens or call.num_tokens != num_tokens:
+        reason = f"a layer has {call.num_keys} keys for {num_tokens} tokens"
+    elif strange:
+        reason = f"attention gets the unknown arguments {', '.join(strange)}"
+    elif call.options.get("is_causal") is False or getattr(call.module, "is_causal", True) is False:
+        reason = "a layer's attention is not causal"
+    if reason:
+        raise ModelError(f"{name} cannot be served: {reason}")

@@ -1,0 +1,145 @@
+"""Finds transformers' config and class for a folder's model, and refuses what this plugin cannot serve.
+
+Reads config.json only. The config object is built from that file's values; nothing is downloaded, and code in
+the folder is never imported.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mmengine.checkpoint.model_files import is_gguf, read_model_json
+from mmengine.errors import ModelError, in_one_line
+
+LAYER_KINDS = frozenset(["full_attention", "sliding_attention", "chunked_attention"])
+# Fields whose presence with a true value makes a decoder attend to another sequence.
+CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention_layers")
+MAX_CONFIG_NODES = 100_000
+
+
+def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """Return the config and the model class for a folder. Raises ModelError that names the architecture and
+    the reason if this plugin cannot serve the model.
+    """
+    if is_gguf(folder):
+        raise ModelError(f"{folder}: GGUF files are served by mmengine's own model descriptions only")
+    values = read_model_json(folder, "config.json")
+    architecture = _architecture(folder, values)
+    found = getattr(transformers, architecture, None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise ModelError(_unknown(folder, architecture, values))
+    config = _config(folder, architecture, found, values)
+    reason = _reason(found, config)
+    if reason:
+        raise ModelError(f"{folder} is a {architecture}, which cannot be served: {reason}")
+    return config, found
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the decoder's part of a config."""
+    return config.get_text_config(decoder=True)
+
+
+def _architecture(folder: Path, values: dict[str, object]) -> str:
+    names = values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelError(f'{folder / "config.json"} names no architecture: "architectures" must be a list')
+    return names[0][:100]
+
+
+def _unknown(folder: Path, architecture: str, values: dict[str, object]) -> str:
+    version = transformers.__version__
+    if values.get("auto_map") is not None:
+        return (
+            f"{folder} is a {architecture}, which transformers {version} does not have: the folder brings "
+            "its own code, which is never run; install a version of transformers that has the class"
+        )
+    return f"{folder} is a {architecture}, for which transformers {version} has no class; update transformers"
+
+
+def _config(
+    folder: Path, architecture: str, model_class: type[PreTrainedModel], values: dict[str, Any]
+) -> PreTrainedConfig:
+    if len(json.dumps(values)) > MAX_CONFIG_NODES * 8:
+        raise ModelError(f"{folder / 'config.json'} is too large for a model's config")
+    kind = values.get("model_type")
+    expected = model_class.config_class
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        if expected is None or not isinstance(kind, str | None):
+            raise ModelError(f"{folder / 'config.json'}: transformers has no model_type {str(kind)[:60]!r}")
+        config_class = expected
+    else:
+        config_class = CONFIG_MAPPING[kind]
+    if expected is not None and not issubclass(config_class, expected):
+        raise ModelError(
+            f"{folder / 'config.json'}: model_type {str(kind)[:60]!r} does not belong to {architecture}"
+        )
+    plain = {name: value for name, value in values.items() if name not in ("auto_map", "quantization_config")}
+    try:
+        return config_class.from_dict(plain)
+    except Exception as error:  # A config class raises any exception for values that it does not expect.
+        raise ModelError(
+            f"{folder / 'config.json'} is no config that {architecture} accepts: {in_one_line(error)[:300]}"
+        ) from error
+
+
+def _reason(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
+    """Return why this plugin cannot serve a model, as one clause, or "" if it may be able to."""
+    text = text_config(config)
+    if _any(config, "is_encoder_decoder") or _any(text, *CROSS_ATTENTION):
+        return "it is an encoder-decoder or has cross attention, and only decoders are served"
+    if "Diffusion" in model_class.__name__ or _any(text, "diffusion", "block_diffusion"):
+        return "it denoises blocks of tokens instead of generating one token after another"
+    if not model_class.can_generate():
+        return "it has no language model head"
+    if getattr(model_class, "_is_stateful", False):
+        return "it has recurrent layers, whose states bypass the attention function"
+    kinds = getattr(text, "layer_types", None) or ()
+    strange = sorted({str(kind)[:40] for kind in kinds} - LAYER_KINDS)
+    if strange:
+        return f"its layers {', '.join(strange)} bypass the attention function"
+    if not model_class._supports_attention_backend:
+        return "its modules do not call transformers' attention interface"
+    return _rotary_reason(text)
+
+
+def _any(config: PreTrainedConfig, *names: str) -> bool:
+    return any(bool(getattr(config, name, None)) for name in names)
+
+
+def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
+    """Yield each dict of rotary parameters of a decoder config; layer kinds may have their own."""
+    found = getattr(config, "rope_parameters", None)
+    if not isinstance(found, dict):
+        return
+    inner = [each for each in found.values() if isinstance(each, dict) and "rope_type" in each]
+    yield from inner or [found]
+
+
+def rotary_limit(config: PreTrainedConfig) -> int:
+    """Return how many positions have the same rotary factors whatever the longest row of a call is, or 0 if
+    the factors never depend on it.
+    """
+    limits = []
+    for each in rotary_kinds(config):
+        kind = each.get("rope_type", each.get("type"))
+        if kind == "longrope" or (kind == "dynamic" and not each.get("alpha")):
+            original = each.get("original_max_position_embeddings")
+            limits.append(original or getattr(config, "original_max_position_embeddings", None))
+            if kind == "dynamic":
+                limits[-1] = limits[-1] or config.max_position_embeddings
+    return min((int(limit or -1) for limit in limits), default=0)
+
+
+def _rotary_reason(config: PreTrainedConfig) -> str:
+    if rotary_limit(config) < 0:
+        return (
+            "its rotary factors depend on the longest row of a call, and the config has no "
+            "original_max_position_embeddings below which they are fixed"
+        )
+    return ""

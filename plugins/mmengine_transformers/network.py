@@ -1,0 +1,135 @@
+"""A VisionLanguageModel whose decoder and head are transformers' modules."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmengine.errors import ConfigError, ModelError
+from mmengine.models.network import DTYPES
+from mmengine.models.plugin import AttentionPort, AuxHiddenStates, LayerAttention, ModelSpec
+from mmengine.models.progress import report_step
+from mmengine.models.quantising import Activations, Quantize
+from mmengine.models.states import StepStates
+from mmengine_transformers.attention import (
+    ATTRIBUTE,
+    NAME,
+    Heads,
+    HostedLayer,
+    StepContext,
+    use_attention,
+)
+from mmengine_transformers.body import DecoderBody
+from mmengine_transformers.calls import RECORDER, AttentionCall, layers_of, pool_heads, recording
+from mmengine_transformers.classes import read_model, rotary_limit, text_config
+from mmengine_transformers.head import Head
+from mmengine_transformers.packed import kernels_for
+from mmengine_transformers.parts import ModelParts, parts_of
+from mmengine_transformers.probe import check_against_own_forward
+from mmengine_transformers.weights import build_empty, load_weights
+
+PROBE_TOKENS = 8
+_log = logging.getLogger("mmengine.models")
+
+
+class HostedNetwork:
+    """The networks of a transformers model on a device. `batch_invariant` is False."""
+
+    batch_invariant = False
+
+    def __init__(self, parts: ModelParts, spec: ModelSpec, body: DecoderBody, head: Head) -> None:
+        self.spec, self._parts, self._body, self._head = spec, parts, body, head
+        self._input_ids = torch.empty(0, dtype=torch.int64)  # of the step that `forward` computes next
+
+    def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
+        raise ModelError("this model takes no images")
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings [t, hidden] for token ids int64 [t]."""
+        self._input_ids = input_ids
+        return self._parts.embedding(input_ids)
+
+    def forward(
+        self,
+        embeds: Tensor,
+        deepstack: Tensor | None,
+        positions: Tensor,
+        attention: AttentionPort,
+        aux_hidden_states: AuxHiddenStates | None = None,
+        states: StepStates | None = None,
+    ) -> Tensor:
+        """See VisionLanguageModel. Raises ConfigError for draft heads, which need a described model."""
+        if aux_hidden_states is not None:
+            raise ConfigError(
+                "draft heads read layers that only described models give; use spec none or ngram"
+            )
+        report_step()
+        return self._body(self._input_ids, embeds, positions, attention, deepstack)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+
+def load_network(
+    folder: Path, *, device: str, dtype: str, quantize: Quantize = "none", activations: Activations = "model"
+) -> HostedNetwork:
+    """Load a folder's model, and check it. Raises ModelError for a model that cannot be served, and
+    ConfigError for a device, dtype or quantisation that cannot be used.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    where, kind = torch.device(device), DTYPES[dtype]
+    if quantize != "none" and kernels_for(where, kind) is None:
+        raise ConfigError(f"quantize {quantize} needs the CPU's kernels; leave quantize out")
+    config, model_class = read_model(folder)
+    model = build_empty(model_class, config, kind)
+    held = load_weights(model, folder, where, kind, quantize, activations)
+    parts, context = parts_of(model), StepContext()
+    with torch.inference_mode():
+        calls, layers = _record(parts, where)
+        pool = pool_heads(type(model).__name__, calls)
+        for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
+            setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
+        body, head = DecoderBody(parts, context), Head(parts)
+        check_against_own_forward(parts, body, head, layers, where)
+        use_attention(parts.decoder, NAME)
+    return HostedNetwork(parts, _spec(parts, pool, layers, held), body, head)
+
+
+def _record(
+    parts: ModelParts, device: torch.device
+) -> tuple[list[AttentionCall], tuple[LayerAttention, ...]]:
+    """Run the decoder on a few tokens, and return its attention calls and what they say about the layers."""
+    embeds = parts.embedding(torch.arange(1, PROBE_TOKENS + 1, device=device))[None]
+    positions = torch.arange(PROBE_TOKENS, device=device)[None]
+    use_attention(parts.decoder, RECORDER)
+    with recording(parts.decoder) as calls:
+        parts.decoder(inputs_embeds=embeds, position_ids=positions, use_cache=False, attention_mask=None)
+    name = type(parts.model).__name__
+    num_layers = text_config(parts.model.config).num_hidden_layers
+    return calls, layers_of(name, calls, num_layers, PROBE_TOKENS)
+
+
+def _spec(parts: ModelParts, pool: Heads, layers: tuple[LayerAttention, ...], held: str) -> ModelSpec:
+    config = text_config(parts.model.config)
+    longest = int(getattr(config, "max_position_embeddings", None) or 4096)
+    limit = rotary_limit(config)
+    if limit and limit < longest:
+        _log.warning("max_model_len is at most %d: longer rows change the rotary factors of all rows", limit)
+        longest = limit
+    is_plain = all(layer == LayerAttention(index) for index, layer in enumerate(layers))
+    return ModelSpec(
+        num_layers=len(layers),
+        num_heads=pool.num_heads,
+        num_kv_heads=pool.num_kv_heads,
+        head_dim=pool.head_dim,
+        hidden_size=config.hidden_size,
+        vocab_size=parts.head.out_features,
+        max_model_len=longest,
+        num_deepstack=0,
+        patch_width=0,
+        weights_held=held,
+        attention=() if is_plain else layers,
+    )

@@ -1,0 +1,65 @@
+"""Linear layers and embeddings whose matrix is packed for the CPU's kernels."""
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from mmengine.models.reader import WeightReader
+from mmengine.native import library as native
+from mmengine.native.dtypes import DTYPES
+from mmengine.native.linear import PackedLinear
+
+
+def kernels_for(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Return the kernels if they multiply matrices of this dtype on this device, else None."""
+    return native.load() if device.type == "cpu" and dtype in DTYPES else None
+
+
+class PackedLayer(nn.Module):
+    """Takes nn.Linear's place: y = x w^T + bias for x [..., k]. With `float32` the result is float32."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        reader: WeightReader,
+        weight: str,
+        bias: str | None,
+        *,
+        bias_values: Tensor | None = None,
+        float32: bool = False,
+    ) -> None:
+        """Read and pack the tensors `weight` and `bias`. `bias_values`: a bias that is read already."""
+        super().__init__()
+        self.bias = reader.read(bias) if bias is not None else bias_values
+        self.packed = PackedLinear(library, reader.held(weight), self.bias)
+        self.in_features, self.out_features = self.packed.c.k, self.packed.c.n
+        self._float32 = float32
+
+    @property
+    def weight(self) -> Tensor:
+        """Return a tensor without memory, whose shape and dtype are the matrix's."""
+        return torch.empty(self.out_features, self.in_features, dtype=self.packed.dtype, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        if rows.dtype != self.packed.dtype or (len(rows) and rows.stride(1) != 1):
+            rows = rows.to(self.packed.dtype).contiguous()
+        return self.packed(rows, float32=self._float32).view(*x.shape[:-1], self.out_features)
+
+
+class PackedEmbedding(nn.Module):
+    """Takes nn.Embedding's place where the head has the same matrix: unpacks rows from the head."""
+
+    def __init__(self, head: PackedLayer) -> None:
+        super().__init__()
+        self._rows = head.packed.rows
+        self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
+        self._head = [head]  # In a list, so that the head is not registered a second time.
+
+    @property
+    def weight(self) -> Tensor:
+        return self._head[0].weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self._rows(input_ids.reshape(-1)).view(*input_ids.shape, self.embedding_dim)

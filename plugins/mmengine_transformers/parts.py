@@ -1,0 +1,43 @@
+"""Finds a transformers model's parts: the decoder, its layers, and the module that owns the head."""
+
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmengine.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """`decoder`: computes hidden states from embeddings. `owner`: its forward applies `head` to what its
+    body, the attribute `body_name`, returns. For a text model, `owner` is the whole model.
+    """
+
+    model: PreTrainedModel
+    decoder: PreTrainedModel
+    owner: PreTrainedModel
+    body_name: str
+    head: nn.Module
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+
+def parts_of(model: PreTrainedModel) -> ModelParts:
+    """Return a model's parts. Raises ModelError if they cannot be told apart."""
+    name = type(model).__name__
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(f"{name} cannot be served: it has no language model head")
+    owners = [each for each in model.modules() if any(child is head for child in each.children())]
+    if len(owners) != 1 or not isinstance(owners[0], PreTrainedModel):
+        raise ModelError(f"{name} cannot be served: its language model head is not a model's own module")
+    owner, decoder = owners[0], model.get_decoder()
+    while decoder.get_output_embeddings() is not None:
+        decoder = decoder.get_decoder()
+    body_name = owner.base_model_prefix
+    if not isinstance(getattr(owner, body_name, None), PreTrainedModel):
+        raise ModelError(f"{name} cannot be served: it has no body {body_name!r} in front of the head")
+    return ModelParts(model, decoder, owner, body_name, head)

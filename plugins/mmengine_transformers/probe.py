@@ -1,0 +1,63 @@
+"""Compares the plugin's path with the model's own forward, on two short rows in chunks."""
+
+import torch
+from torch import Tensor
+
+from mmengine.errors import ModelError
+from mmengine.models.plugin import LayerAttention
+from mmengine_transformers.attention import NAME, use_attention
+from mmengine_transformers.body import DecoderBody
+from mmengine_transformers.head import Head
+from mmengine_transformers.parts import ModelParts
+from mmengine_transformers.reference_port import ReferencePort
+
+ROWS = ((12, 5), (7, 3))  # Length of each row, and of its first chunk: most tokens are in second chunks.
+# Largest allowed difference between the two paths' logits of a token, relative to the largest logit. In
+# 16 bits the median token's counts, because a router's near tie changes a token's experts and all its logits.
+EXACT_LIMIT, ROUNDED_LIMIT = 1e-3, 0.1
+
+
+class TwoRows:
+    """A port over two rows of tokens: each row has its own ReferencePort."""
+
+    def __init__(self, layers: tuple[LayerAttention, ...]) -> None:
+        self._rows = [ReferencePort(layers) for _ in ROWS]
+        self.counts: tuple[int, ...] = ()
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        for row, own_k, own_v in zip(self._rows, k.split(self.counts), v.split(self.counts), strict=True):
+            row.append(layer, own_k, own_v)
+
+    def run(self, layer: int, q: Tensor, *, sinks: Tensor | None = None) -> Tensor:
+        pairs = zip(self._rows, q.split(self.counts), strict=True)
+        return torch.cat([row.run(layer, own, sinks=sinks) for row, own in pairs])
+
+
+def check_against_own_forward(
+    parts: ModelParts, body: DecoderBody, head: Head, layers: tuple[LayerAttention, ...], device: torch.device
+) -> None:
+    """Raise ModelError if the logits differ. Leaves the decoder with the plugin's attention function."""
+    model = parts.model
+    size = parts.embedding.num_embeddings
+    ids = [torch.arange(3, 3 + 5 * count, 5, device=device) % size for count, _ in ROWS]
+    use_attention(parts.decoder, "eager")
+    own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
+    use_attention(parts.decoder, NAME)
+    port, found = TwoRows(layers), []
+    chunks = [[(0, first) for _, first in ROWS], [(first, count) for count, first in ROWS]]
+    for chunk in chunks:
+        port.counts = tuple(end - start for start, end in chunk)
+        input_ids = torch.cat([row[start:end] for row, (start, end) in zip(ids, chunk)])
+        embeds = parts.embedding(input_ids)
+        positions = torch.cat([torch.arange(start, end, device=device) for start, end in chunk])
+        hidden = body(input_ids, embeds, positions.expand(3, -1), port)
+        found.append(head(hidden).split(port.counts))
+    ours = torch.cat([torch.cat(pieces) for pieces in zip(*found, strict=True)])
+    gaps = (ours - own).abs().amax(-1) / own.abs().max().clamp(min=1e-6)
+    is_exact = embeds.dtype == torch.float32
+    gap, limit = float(gaps.max() if is_exact else gaps.median()), EXACT_LIMIT if is_exact else ROUNDED_LIMIT
+    if not gap <= limit:
+        raise ModelError(
+            f"{type(model).__name__} cannot be served: on two short rows in chunks the logits differ from "
+            f"the model's own by {gap:.1%} of the largest"
+        )

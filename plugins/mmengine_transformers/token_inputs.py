@@ -1,0 +1,28 @@
+"""Computes the decoder's inputs that depend on token ids, beside the embeddings."""
+
+import torch
+from torch import Tensor
+
+from mmengine_transformers.classes import text_config
+from mmengine_transformers.parts import ModelParts
+
+
+class TokenInputs:
+    """The further inputs that a decoder takes for its tokens: per-layer embeddings (Gemma 3n and 4)."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        config = text_config(parts.model.config)
+        has_layers = bool(getattr(config, "hidden_size_per_layer_input", 0))
+        self._per_layer = getattr(parts.decoder, "get_per_layer_inputs", None) if has_layers else None
+        # Media placeholders have the padding token's per-layer embeddings.
+        self._padding = int(getattr(config, "pad_token_id", None) or 0)
+        self._placeholders: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """Return the inputs by name for token ids int64 [t]."""
+        if self._per_layer is None:
+            return {}
+        ids = input_ids[None]
+        if self._placeholders is not None:
+            ids = ids.masked_fill(torch.isin(ids, self._placeholders), self._padding)
+        return {"per_layer_inputs": self._per_layer(ids)}
