@@ -34,6 +34,7 @@ PROGRAMS = {
     "stress": "core.stress",
     "conformance": "core.conformance",
     "log": "core.log",
+    "log_debug": "core.log_debug",
     "resume": "core.resume",
     "report_page": "core.report_page",
     "serve": "server.serve",

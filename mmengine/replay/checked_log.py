@@ -8,6 +8,7 @@ otherwise the iteration ends before the record, and readers return what they hav
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from itertools import chain
 from pathlib import Path
 
@@ -84,6 +85,19 @@ class CheckedLog:
         self.started = self._started(folder)
         self.config = _replay_config(self.started, folder)
         self._live: set[str] = set() if base is None else set(base[0].requests)
+        self._begins = base is None  # The first record is STARTED.
+
+    def resumed(self, records: Iterator[Record], state: State, position: int) -> "CheckedLog":
+        """Return a reader of the same log that begins at record `position`. `records`: the records from
+        there on. `state`: the state before them. Both readers share `findings`.
+        """
+        log = copy(self)
+        log.is_over = False
+        log._is_doubtful = bool(self.findings) and self.findings.listed[0].sequence < position
+        log.begins_after, log._begins = position - 1, position == 0
+        log._records, log._live = records, set(state.requests)
+        log.first = log.record = next(records, None)
+        return log
 
     def _started(self, folder: Path) -> ev.Started:
         if self._base is not None:
@@ -109,9 +123,9 @@ class CheckedLog:
     def __iter__(self) -> Iterator[Record]:
         if self.first is None:
             return
-        if self._base is None:
+        if self._begins:
             yield self.first
-        for record in self._records if self._base is None else chain((self.first,), self._records):
+        for record in self._records if self._begins else chain((self.first,), self._records):
             if self.is_over:
                 return
             self.record = record

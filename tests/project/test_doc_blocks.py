@@ -30,6 +30,7 @@ RUN = {
     ("docs/tutorials/a_bad_night.md", ""): "tests/test_debugging.py",
     ("docs/tutorials/a_bad_night.md", "indented"): HERE,
     ("docs/reference/log.md", "python"): HERE,
+    ("docs/reference/debugger.md", "indented"): "tests/cli/test_debug_command.py",
     ("docs/explanation/crash.md", "python"): HERE,
     ("docs/reference/pipeline.md", "python"): HERE,
     ("docs/how-to/tools.md", "python"): HERE,

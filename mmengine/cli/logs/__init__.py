@@ -4,6 +4,7 @@ import typer
 
 from mmengine.cli.commands import Command, Group
 from mmengine.cli.logs import (
+    debug,
     diff,
     export,
     fsck,
@@ -29,6 +30,7 @@ log_app.command(cls=Command, help=verify.HELP)(verify.verify)
 log_app.command(cls=Command, help=show.HELP)(show.show)
 log_app.command(cls=Command, help=why.HELP)(why.why)
 log_app.command(cls=Command, help=pending.HELP)(pending.pending)
+log_app.command(cls=Command, help=debug.HELP)(debug.debug)
 log_app.command(cls=Command, help=diff.HELP)(diff.diff)
 log_app.command(cls=Command, help=export.HELP)(export.export)
 log_app.command(cls=Command, help=redact.HELP)(redact.redact)

@@ -81,6 +81,11 @@ def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, obj
     return None
 
 
+def described_event(state: State, event: ev.Event) -> str:
+    """Return a text about an event that names a request. `state`: the state before the event."""
+    return _own(state, event)[0]
+
+
 def _own(state: State, event: ev.Event) -> tuple[str, dict[str, object]]:
     """Describe an event that names the request."""
     match event:

@@ -17,6 +17,12 @@ class SteadyClock:
         self._offset_ns: int | None = None
         self._last_ns = 0
 
+    def resume(self, offset_ns: int, last_ns: int) -> None:
+        """Continue in the middle of a log: `offset_ns` is added to the process's times, and `last_ns` is the
+        time so far.
+        """
+        self._offset_ns, self._last_ns = offset_ns, last_ns
+
     def of(self, record: Record) -> int:
         if self._offset_ns is None:
             self._offset_ns = -record.mono_ns

@@ -1,0 +1,125 @@
+"""`mmengine log debug`: a debugger for a log, in the terminal."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmengine.cli.logs.findings import reported
+from mmengine.cli.logs.printing import Folder, clean, console, existing, printable
+
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
+    from rich.console import Console
+
+    from mmengine.replay.debug.commands.session import Session
+    from mmengine.replay.debug.views import Block
+
+HELP = (
+    "Debug a log: step forward and back, stop at conditions, and inspect the state.\n\n"
+    "The commands are those of gdb and rr where they have them: step, reverse-step, break, watch, continue, "
+    "reverse-continue, info. help lists them.\n\n"
+    "[bold]Examples[/bold]\n\n  mmengine log debug run.log\n\n"
+    '  mmengine log debug run.log --ex "break preempted" --ex continue --ex "info queue"'
+)
+PROMPT = "(mm) "
+FAILED = 1  # Exit code if a command of a script fails.
+
+
+def debug(
+    folder: Folder,
+    script: Annotated[
+        list[Path] | None,
+        typer.Option("--command", "-x", help="File with a command per line; may be repeated."),
+    ] = None,
+    execute: Annotated[
+        list[str] | None,
+        typer.Option("--ex", "-e", help="Command, run after the files; may be repeated.", metavar="COMMAND"),
+    ] = None,
+    batch: Annotated[bool, typer.Option("--batch", help="Exit after these commands.")] = False,
+) -> None:
+    from mmengine.replay.debug import open_debugger  # Lazy, like all below: help needs none of them.
+    from mmengine.replay.debug.commands.session import Session
+    from mmengine.simulation.bounded_files import existing as existing_file
+    from mmengine.simulation.bounded_files import lines
+
+    commands = [
+        line.decode(errors="replace") for path in script or () for _, line in lines(existing_file(path), None)
+    ]
+    commands += execute or []
+    is_batch = batch or bool(commands) and not sys.stdin.isatty()
+    with reported(existing(folder)) as findings, _progress() as progress:
+        debugger = open_debugger(folder, findings, progress=progress)
+        debugger.can_evaluate = True
+        session, out = Session(debugger), console()
+        is_done = _run_script(session, commands, out)
+        if is_done and not is_batch and not session.is_over:
+            _converse(session, out)
+    if not is_done:
+        raise typer.Exit(FAILED)
+
+
+def _run_script(session: "Session", lines: list[str], out: "Console") -> bool:
+    """Run a script up to the first command that fails. Return whether none failed."""
+    for line in lines:
+        out.print(f"{PROMPT}{printable(line.strip())}", markup=False, highlight=False, soft_wrap=True)
+        blocks, error = session.try_run(line)
+        print_blocks(blocks, out)
+        if error:
+            print(f"mmengine: {printable(error, 1000)}", file=sys.stderr)
+            return False
+        if session.is_over:
+            return True
+    return True
+
+
+def _converse(session: "Session", out: "Console") -> None:
+    """Run the commands that a person types, until quit or the end of the input."""
+    from mmengine.cli.logs.debug_prompt import prompts
+
+    print_blocks(session.here("help explains the commands; quit ends the session"), out)
+    for line in prompts(session, PROMPT if sys.stdin.isatty() else ""):
+        try:
+            blocks, error = session.try_run(line)
+        except KeyboardInterrupt:
+            blocks, error = session.here("interrupted"), ""
+        print_blocks(blocks, out)
+        if error:
+            out.print(printable(error, 1000), markup=False, highlight=False, soft_wrap=True)
+        if session.is_over:
+            return
+
+
+def print_blocks(blocks: "list[Block]", out: "Console") -> None:
+    """Print texts and tables. Texts of a log are printed without control characters and markup."""
+    from rich.table import Table as RichTable
+
+    from mmengine.replay.debug.views import Text
+
+    for block in blocks:
+        if isinstance(block, Text):
+            for line in block.lines:
+                out.print(printable(line, 2000), markup=False, highlight=False, soft_wrap=True)
+            continue
+        table = RichTable(title=clean(block.title), title_justify="left", title_style="bold")
+        for name in block.header:
+            table.add_column(clean(name), overflow="fold")
+        for row in block.rows:
+            table.add_row(*(clean(str(cell)) for cell in row))
+        out.print(table)
+        if block.note:
+            out.print(printable(block.note, 2000), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda position: None
+        return
+    with console.status("reading the log") as status:
+        yield lambda position: status.update(f"reading the log: record {position}")

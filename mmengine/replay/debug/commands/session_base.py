@@ -1,0 +1,43 @@
+"""What the commands of a session share: a debugger, the selected request, and named positions."""
+
+from mmengine.errors import InvalidRequest
+from mmengine.replay.debug.debugger import Debugger
+from mmengine.replay.debug.event_text import event_text
+from mmengine.replay.debug.views import Block, Text
+
+
+class SessionBase:
+    """A session on one log. `request`: the selected request, or "". `marks`: named positions. `is_over`:
+    whether `quit` ran.
+    """
+
+    def __init__(self, debugger: Debugger):
+        self.debugger = debugger
+        self.request = ""
+        self.marks: dict[str, int] = {}
+        self.is_over = False
+
+    def here(self, why: str = "") -> list[Block]:
+        """Return the position, with the next record."""
+        navigator = self.debugger.navigator
+        record = navigator.record
+        lines = [why] if why else []
+        if record is None:
+            what = (
+                "a decision that the state cannot take" if navigator.findings.last else "the end of the log"
+            )
+            lines.append(f"step {navigator.state.step}: {what}")
+        else:
+            kind, ms = type(record.event).__name__, navigator.cursor.time_ns / 1e6
+            lines.append(f"step {record.step}, record {record.sequence}, {ms:.1f} ms: {kind}")
+            lines.append(f"  {event_text(navigator.state, record.event)}")
+        found = [each for each in navigator.findings.listed if each.sequence == navigator.position]
+        lines += [f"  breaks the rule {each.rule}: {each.text}" for each in found]
+        return [Text(lines)]
+
+    def selected(self, name: str) -> str:
+        """Return a request's id: `name`, or the selected request. Raises InvalidRequest without both."""
+        if not name and not self.request:
+            raise InvalidRequest("name a request, or select one with: request ID")
+        self.request = name or self.request
+        return self.request

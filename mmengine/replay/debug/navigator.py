@@ -1,0 +1,173 @@
+"""Moves a state to any position of a log.
+
+A position is the number of a record that is not applied yet: the state there is the state before this record.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mmengine.config import EngineConfig
+from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.state import State
+from mmengine.errors import ConfigError
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.events.segment import segment_paths
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.debug.records import RecordFile
+from mmengine.replay.debug.saved_states import MAX_BYTES, CopiedState, Mark, Marks, PackedState, SavedState
+from mmengine.replay.findings import Findings
+from mmengine.replay.rerun.clock import SteadyClock
+
+MAX_NAMES = 2**22  # requests whose arrivals are remembered
+
+
+class Cursor:
+    """A state that moves forward. `record`: the next record, or None at the end. `time_ns`: that record's
+    time since the log's first record.
+    """
+
+    def __init__(self, log: CheckedLog, state: State, clock: SteadyClock, position: int):
+        self.state, self.position, self.clock = state, position, clock
+        self._log, self._records = log, iter(log)
+        self.record: Record | None = None
+        self.time_ns = 0
+        self._read()
+
+    def advance(self) -> None:
+        """Apply the next record, and read the one after it. Does nothing at the end."""
+        record = self.record
+        if record is None:
+            return
+        with self._log.naming(record):
+            evolve(self.state, record.event)
+        if self._log.is_over:
+            self.record = None
+            return
+        self.position = record.sequence + 1
+        self._read()
+
+    def _read(self) -> None:
+        self.record = record = next(self._records, None)
+        if record is None:
+            return
+        with self._log.naming(record):
+            self._log.check(self.state, record.event)
+            self.time_ns = self.clock.of(record)
+        if self._log.is_over:
+            self.record = None
+
+
+class Navigator:
+    """A log, with the state at `position`. The state is replaced when the position moves back.
+
+    `max_bytes`: limit on the copies of states in memory. `findings`: as in CheckedLog. `progress`: called
+    with the position now and then while unread records are read. Raises `verify`'s errors.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        findings: Findings | None = None,
+        max_bytes: int = MAX_BYTES,
+        progress: Callable[[int], None] = lambda position: None,
+    ):
+        self.folder, self.progress = folder, progress
+        self.log = CheckedLog(folder, findings=findings)
+        self.findings, self.started, self.config = self.log.findings, self.log.started, self.log.config
+        self._can_pack = not self.log.started.host and _is_resolved(self.config)
+        self._file = RecordFile(segment_paths(folder))
+        state = self.log.first_state()
+        self.first = self.log.begins_after + 1
+        self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, self._saved(state, self.first)), max_bytes)
+        self.end: int | None = None  # the position behind the last record, when it is known
+        self.arrivals: dict[str, list[int]] = {}  # request id -> positions of its QUEUED
+        self._frontier = self.first  # records before it were read
+        self.cursor = self._cursor_at(self.marks.all[0], state)
+
+    @property
+    def position(self) -> int:
+        return self.cursor.position
+
+    @property
+    def state(self) -> State:
+        return self.cursor.state
+
+    @property
+    def record(self) -> Record | None:
+        return self.cursor.record
+
+    def advance(self) -> None:
+        """Apply the next record."""
+        self._advance(self.cursor)
+
+    def go(self, position: int) -> None:
+        """Move to a position, at most to the end."""
+        here = self.position
+        mark = self.marks.before(min(position, self._frontier))
+        if position < here or mark.position > here:
+            self.cursor = self._cursor_at(mark, mark.saved.restore())
+        while self.position < position and self.cursor.record is not None:
+            self.advance()
+
+    def walk(self, position: int) -> Iterator[Cursor]:
+        """Yield a cursor of its own at `position`, and again after each record, to the end. The navigator's
+        position stays.
+        """
+        mark = self.marks.before(min(position, self._frontier))
+        cursor = self._cursor_at(mark, mark.saved.restore())
+        while cursor.record is not None and cursor.position < position:
+            self._advance(cursor)
+        while cursor.record is not None:
+            yield cursor
+            self._advance(cursor)
+        yield cursor
+
+    def _advance(self, cursor: Cursor) -> None:
+        cursor.advance()
+        record = cursor.record
+        if cursor.position <= self._frontier and record is not None:
+            return
+        self._frontier = max(self._frontier, cursor.position)
+        if record is None:
+            self.end = cursor.position
+            return
+        self._note(cursor, record)
+
+    def _note(self, cursor: Cursor, record: Record) -> None:
+        """Remember what a record that was never read before tells, and save the state if it is due."""
+        event = record.event
+        if isinstance(event, ev.Queued) and len(self.arrivals) < MAX_NAMES:
+            self.arrivals.setdefault(event.request_id, []).append(record.sequence)
+        if record.sequence % 4096 == 0:
+            self.progress(record.sequence)
+        behind = record.sequence - self.marks.last.position
+        every = self.marks.every_records
+        is_good = isinstance(event, ev.Checkpoint) or behind >= 2 * every
+        if behind >= every and is_good and not cursor.state.step_fetched:
+            saved = self._saved(cursor.state, record.sequence)
+            clock_ns = cursor.time_ns - record.mono_ns
+            place = record.step, cursor.time_ns, clock_ns, record.offset
+            self.marks.add(Mark(record.sequence, *place, saved))
+
+    def _saved(self, state: State, position: int) -> SavedState:
+        # A snapshot refuses a state that a broken build's decisions made.
+        if self._can_pack and not self.findings:
+            return PackedState.of(state, self.started, position)
+        return CopiedState(state)
+
+    def _cursor_at(self, mark: Mark, state: State) -> Cursor:
+        records = self._file.records(mark.position, mark.offset)
+        clock = SteadyClock()
+        if mark.position > self.first:
+            clock.resume(mark.clock_ns, mark.time_ns)
+        return Cursor(self.log.resumed(records, state, mark.position), state, clock, mark.position)
+
+
+def _is_resolved(config: EngineConfig) -> bool:
+    """Return whether a snapshot can hold a state with these settings."""
+    try:
+        config.check_resolved()
+    except ConfigError:
+        return False
+    return True

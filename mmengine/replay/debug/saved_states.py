@@ -1,0 +1,158 @@
+"""Keeps copies of a log's state, so that any position is reached from a near copy.
+
+A copy is packed like a snapshot (core/snapshot) if a snapshot can hold the state, and otherwise a copy of the
+object: a snapshot does not hold what vLLM's rules add to a state.
+"""
+
+from bisect import bisect_right
+from copy import deepcopy
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import zstandard
+from numpy.lib.stride_tricks import sliding_window_view
+
+from mmengine.core.snapshot import snapshot
+from mmengine.core.snapshot.saving import body_of
+from mmengine.core.state.state import State
+from mmengine.errors import CorruptLog
+from mmengine.events import vocabulary as ev
+
+EVERY_RECORDS = 1024  # smallest distance between two copies
+MAX_BYTES = 256 * 2**20  # default limit on all copies
+MAX_STATE_BYTES = 2**30  # of one unpacked copy
+
+
+class SavedState(Protocol):
+    """A copy of a state. `num_bytes`: its size."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def restore(self) -> State:
+        """Return a new state that equals the copied one. Raises CorruptLog for damaged bytes."""
+
+
+class PackedState:
+    """A copy of a state as a packed snapshot."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes):
+        self.data = data
+
+    @classmethod
+    def of(cls, state: State, started: ev.Started, position: int) -> "PackedState":
+        packed = snapshot.packed(body_of(state, started, position - 1))
+        return cls(zstandard.ZstdCompressor(level=1).compress(packed))
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+    def restore(self) -> State:
+        return snapshot.restore(unpacked(self.data))[0]
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return a packed state's snapshot. Raises CorruptLog for damaged bytes."""
+    try:
+        if not 0 <= zstandard.frame_content_size(data) <= MAX_STATE_BYTES:
+            raise zstandard.ZstdError("it claims an impossible size")
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        raise CorruptLog(f"a saved state cannot be unpacked: {error}") from None
+
+
+class CopiedState:
+    """A copy of a state's objects. The zeros at the ends of the two widest columns' rows are left out."""
+
+    def __init__(self, state: State):
+        self._state = _copied(state)
+        self._rows = [
+            (row, _trimmed(state.token_ids[row]), _trimmed(state.block_table[row]))
+            for row in range(state.config.num_rows)
+        ]
+        self._shapes = state.token_ids.shape, state.block_table.shape
+        known = sum(len(each.tokens) for each in state.requests.values())
+        kept = sum(tokens.nbytes + table.nbytes for _, tokens, table in self._rows)
+        width = state.content_width
+        self.num_bytes = kept + 4 * known + state.config.num_blocks * (4 * width + 64) + 65536
+
+    def restore(self) -> State:
+        state = _copied(self._state)
+        tokens, table = (np.zeros(shape, np.int32) for shape in self._shapes)
+        for row, known, blocks in self._rows:
+            tokens[row, : len(known)], table[row, : len(blocks)] = known, blocks
+        windows = sliding_window_view(tokens, state.content_width, axis=1)
+        state.__dict__.update(
+            token_ids=tokens, block_table=table, block_tokens=windows[:, :: state.config.block_size]
+        )
+        return state
+
+
+def _trimmed(values: np.ndarray) -> np.ndarray:
+    """Return a copy without the zeros at the end."""
+    used = np.flatnonzero(values)
+    return values[: int(used[-1]) + 1 if len(used) else 0].copy()
+
+
+def _copied(state: State) -> State:
+    """Return a deep copy of the state without its two widest columns. Requests and settings are shared,
+    because nothing changes them.
+    """
+    shared = [state.config, state.constants, state.policy]
+    shared += [req_state.request for req_state in state.requests.values()]
+    steps = [state.step_encoded, *(flight.encoded for flight in state.flights)]
+    shared += [request for encoded in steps for _, request, _ in encoded]
+    memo: dict[int, object] = {id(each): each for each in shared}
+    for name in ("token_ids", "block_table", "block_tokens"):
+        memo[id(getattr(state, name))] = None
+    return deepcopy(state, memo)
+
+
+class Mark(NamedTuple):
+    """A copy of the state before record `position`.
+
+    `step`: the record's step. `time_ns`: its time since the log's first record. `clock_ns`: what the clock
+    adds to this process's times. `offset`: where the record's frame begins in its segment, in bytes.
+    """
+
+    position: int
+    step: int
+    time_ns: int
+    clock_ns: int
+    offset: int
+    saved: SavedState
+
+
+class Marks:
+    """The marks of a log, in order, with a limit of `max_bytes` on their copies. If they exceed it, every
+    second mark is dropped, and later marks are further apart.
+    """
+
+    def __init__(self, first: Mark, max_bytes: int = MAX_BYTES, every_records: int = EVERY_RECORDS):
+        self.all, self._max_bytes, self.every_records = [first], max_bytes, every_records
+        self._num_bytes = first.saved.num_bytes
+
+    @property
+    def last(self) -> Mark:
+        return self.all[-1]
+
+    def add(self, mark: Mark) -> None:
+        """Add a mark behind all others."""
+        self.all.append(mark)
+        self._num_bytes += mark.saved.num_bytes
+        if self._num_bytes > self._max_bytes and len(self.all) > 2:
+            self.all = self.all[::2]
+            self.every_records *= 2
+            self._num_bytes = sum(each.saved.num_bytes for each in self.all)
+
+    def before(self, position: int) -> Mark:
+        """Return the last mark at or before a position, or the first mark."""
+        return self.all[max(0, bisect_right(self.all, position, key=lambda each: each.position) - 1)]
+
+    def after(self, position: int) -> Mark | None:
+        """Return the first mark behind a position, or None."""
+        place = bisect_right(self.all, position, key=lambda each: each.position)
+        return self.all[place] if place < len(self.all) else None

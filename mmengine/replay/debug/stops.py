@@ -1,0 +1,128 @@
+"""Breakpoints and watchpoints: where `continue` and `reverse-continue` stop."""
+
+from collections.abc import Callable
+from types import CodeType
+
+from mmengine.errors import InvalidRequest
+from mmengine.replay.debug.facts import OF_THE_RECORD, Facts, ObjectFacts
+from mmengine.replay.debug.filters import Filter, find_object
+
+
+class Condition:
+    """A condition, from a filter or a Python expression. `reads_record`: whether it reads the next record,
+    and not only the state.
+    """
+
+    def __init__(self, text: str, holds: Callable[[Facts], object], *, reads_record: bool):
+        self.text, self._holds, self.reads_record = text, holds, reads_record
+
+    @classmethod
+    def of_filter(cls, found: Filter) -> "Condition":
+        return cls(found.text, found.holds, reads_record=found.reads_record)
+
+    @classmethod
+    def of_code(cls, text: str) -> "Condition":
+        """Return a condition from a Python expression that the user typed. Raises InvalidRequest for a
+        syntax error.
+        """
+        code = compiled(text)
+        reads = bool(OF_THE_RECORD & set(code.co_names))
+        return cls(text, lambda facts: evaluated(code, facts), reads_record=reads)
+
+    def holds(self, facts: Facts) -> bool:
+        return bool(self._holds(facts))
+
+
+def compiled(text: str) -> CodeType:
+    """Return a Python expression's code. Raises InvalidRequest for a syntax error."""
+    try:
+        return compile(text, "<expression>", "eval")
+    except (SyntaxError, ValueError) as error:
+        raise InvalidRequest(f"{text!r} is neither a filter nor a Python expression: {error}") from None
+
+
+def evaluated(code: CodeType, facts: Facts) -> object:
+    """Return an expression's value. Raises InvalidRequest for any error in it."""
+    try:
+        value: object = eval(code, {}, facts)  # noqa: S307 - the user's own text, see docs/reference/debugger.md
+        return value
+    except Exception as error:
+        raise InvalidRequest(f"the expression failed: {type(error).__name__}: {error}") from None
+
+
+class Stop:
+    """A breakpoint. It stops before a record for which the condition holds. A condition that reads only the
+    state stops where it becomes true.
+    """
+
+    kind = "breakpoint"
+
+    def __init__(self, number: int, condition: Condition):
+        self.number, self.text, self._condition = number, condition.text, condition
+        self.is_enabled, self.num_hits = True, 0
+        self._before: bool | None = None
+
+    def begin(self, facts: Facts) -> None:
+        """Note the condition's value at the first position of a search."""
+        self._before = self._condition.holds(facts)
+
+    def first(self, facts: Facts) -> str:
+        """Return why a search stops at the log's first position, or ""."""
+        self._before = False
+        return self.hits(facts)
+
+    def hits(self, facts: Facts) -> str:
+        """Return why the search stops at this position, or "". Call it at each position after `begin`, in
+        order.
+        """
+        value, before = self._condition.holds(facts), self._before
+        self._before = value
+        return self.text if value and (self._condition.reads_record or not before) else ""
+
+
+class Watch(Stop):
+    """A watchpoint. It stops after a record that changes a value."""
+
+    kind = "watchpoint"
+
+    def __init__(self, number: int, text: str, value: Callable[[Facts], object]):
+        self.number, self.text, self._value = number, text, value
+        self.is_enabled, self.num_hits = True, 0
+        self._old: object = None
+
+    def begin(self, facts: Facts) -> None:
+        self._old = self._value(facts)
+
+    def first(self, facts: Facts) -> str:
+        self.begin(facts)
+        return ""
+
+    def hits(self, facts: Facts) -> str:
+        old, new = self._old, self._value(facts)
+        self._old = new
+        return f"{self.text}: {changed(old, new)}" if _differs(old, new) else ""
+
+
+def _differs(old: object, new: object) -> bool:
+    return bool(type(old) is not type(new) or old != new)
+
+
+def changed(old: object, new: object) -> str:
+    """Return what changed between two values, with the fields' names if they are facts."""
+    if not isinstance(old, ObjectFacts) or not isinstance(new, ObjectFacts):
+        return f"{_shown(old)} -> {_shown(new)}"
+    pairs = zip(new._fields, old, new, strict=True)
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in pairs if before != after)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, ObjectFacts):
+        return ", ".join(f"{name} {each}" for name, each in zip(value._fields, value, strict=True))
+    return str(value)
+
+
+def value_of(kind: str, name: str) -> Callable[[Facts], object]:
+    """Return the function that reads a request, a block, a row or an entry."""
+    return lambda facts: find_object(facts, kind, name)
