@@ -216,7 +216,7 @@ def _assemble(
     make_executor = TorchExecutor if ranks is None else ranks.executor
     executor = make_executor(
         network,
-        plugin.positions,
+        getattr(network, "positions", plugin.positions),
         config,
         placement,
         stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mmengine.models.plugin import AttentionPort
 from mmengine_transformers.attention import StepContext
+from mmengine_transformers.media.positions import GridPositions
 from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.token_inputs import TokenInputs
 
@@ -14,11 +15,11 @@ from mmengine_transformers.token_inputs import TokenInputs
 class DecoderBody:
     """Computes hidden states with the decoder's own forward, whose attention goes to a port.
 
-    `position_rows`: 0 if the decoder takes one row of positions, else the number of rows.
+    `grid_positions`: computes the positions of a decoder that takes several rows of them.
     """
 
-    def __init__(self, parts: ModelParts, context: StepContext, position_rows: int = 0) -> None:
-        self._decoder, self._context, self._position_rows = parts.decoder, context, position_rows
+    def __init__(self, parts: ModelParts, context: StepContext, grid: GridPositions | None = None) -> None:
+        self._decoder, self._context, self.grid_positions = parts.decoder, context, grid
         self._token_inputs = TokenInputs(parts)
         self._options: dict[str, Any] = {"use_cache": False, "attention_mask": None, "return_dict": True}
 
@@ -37,8 +38,8 @@ class DecoderBody:
         if deepstack is not None:
             options["visual_pos_masks"] = torch.ones(1, len(embeds), dtype=torch.bool, device=embeds.device)
             options["deepstack_visual_embeds"] = list(deepstack.unbind(0))
-        rows = self._position_rows
-        shaped = positions[:rows, None] if rows else positions[:1]
+        grid = self.grid_positions
+        shaped = positions[:1] if grid is None else grid.unpack(positions)[:, None]
         context.port, context.positions = port, positions[0]
         try:
             out = self._decoder(inputs_embeds=embeds[None], position_ids=shaped, **options)

@@ -76,17 +76,18 @@ def recording(decoder: nn.Module) -> Iterator[list[AttentionCall]]:
 
 
 def layers_of(
-    name: str, calls: list[AttentionCall], num_layers: int, num_tokens: int
+    name: str, calls: list[AttentionCall], num_layers: int, num_tokens: int, *, is_causal: bool = True
 ) -> tuple[LayerAttention, ...]:
     """Return each layer's attention. Raises ModelError for calls that a paged KV cache cannot serve.
 
-    `name`: the architecture, for messages. `num_layers`: how many layers the decoder has.
+    `name`: the architecture, for messages. `num_layers`: how many layers the decoder has. `is_causal`: False
+    for a model whose prompt tokens all see one another, which its layers say by themselves.
     """
     _check_counts(name, calls, num_layers)
     layers: list[LayerAttention] = []
     stored: dict[int, int] = {}  # Maps a key tensor's address to the layer that stores it.
     for index, call in enumerate(calls):
-        _check_call(name, call, num_tokens)
+        _check_call(name, call, num_tokens, is_causal)
         options = call.options
         origin = stored.setdefault(call.key.data_ptr(), index)
         layers.append(
@@ -122,7 +123,7 @@ def _check_counts(name: str, calls: list[AttentionCall], num_layers: int) -> Non
         )
 
 
-def _check_call(name: str, call: AttentionCall, num_tokens: int) -> None:
+def _check_call(name: str, call: AttentionCall, num_tokens: int, is_causal: bool) -> None:
     reason = ""
     strange = sorted(
         each
@@ -135,7 +136,7 @@ def _check_call(name: str, call: AttentionCall, num_tokens: int) -> None:
         reason = f"a layer has {call.num_keys} keys for {num_tokens} tokens"
     elif strange:
         reason = f"attention gets the unknown arguments {', '.join(strange)}"
-    elif call.options.get("is_causal") is False or getattr(call.module, "is_causal", True) is False:
+    elif is_causal and False in (call.options.get("is_causal"), getattr(call.module, "is_causal", True)):
         reason = "a layer's attention is not causal"
     if reason:
         raise ModelError(f"{name} cannot be served: {reason}")

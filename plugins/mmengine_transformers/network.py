@@ -4,15 +4,18 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mmengine.errors import ConfigError, ModelError
+from mmengine.models.decoder.positions import text_positions
 from mmengine.models.network import DTYPES
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, LayerAttention, ModelSpec
 from mmengine.models.progress import report_step
 from mmengine.models.quantising import Activations, Quantize
 from mmengine.models.states import StepStates
+from mmengine.request import MediaItem
 from mmengine_transformers.attention import (
     ATTRIBUTE,
     NAME,
@@ -25,6 +28,11 @@ from mmengine_transformers.body import DecoderBody
 from mmengine_transformers.calls import RECORDER, AttentionCall, layers_of, pool_heads, recording
 from mmengine_transformers.classes import read_model, rotary_limit, text_config
 from mmengine_transformers.head import Head
+from mmengine_transformers.layer_rules import temperature_limit, with_rules
+from mmengine_transformers.media.features import MediaEncoder
+from mmengine_transformers.media.opening import open_encoder
+from mmengine_transformers.media.positions import grid_positions
+from mmengine_transformers.media.rules import media_rules
 from mmengine_transformers.packed import kernels_for
 from mmengine_transformers.parts import ModelParts, parts_of
 from mmengine_transformers.probe import check_against_own_forward
@@ -39,12 +47,23 @@ class HostedNetwork:
 
     batch_invariant = False
 
-    def __init__(self, parts: ModelParts, spec: ModelSpec, body: DecoderBody, head: Head) -> None:
+    def __init__(
+        self, parts: ModelParts, spec: ModelSpec, body: DecoderBody, head: Head, encoder: MediaEncoder | None
+    ) -> None:
         self.spec, self._parts, self._body, self._head = spec, parts, body, head
+        self._encoder = encoder
         self._input_ids = torch.empty(0, dtype=torch.int64)  # of the step that `forward` computes next
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        raise ModelError("this model takes no images")
+        """See VisionLanguageModel. Raises ModelError for a text model."""
+        if self._encoder is None:
+            raise ModelError("this model takes no images")
+        return self._encoder.encode(patches, grids)
+
+    def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
+        """See ModelPlugin.positions."""
+        grid = self._body.grid_positions
+        return text_positions(len(prompt_token_ids)) if grid is None else grid(prompt_token_ids, media)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [t, hidden] for token ids int64 [t]."""
@@ -92,10 +111,12 @@ def load_network(
         pool = pool_heads(type(model).__name__, calls)
         for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
             setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
-        body, head = DecoderBody(parts, context), Head(parts)
-        check_against_own_forward(parts, body, head, layers, where)
+        body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
+        if media_rules(config).runs != "prompt":  # Such a model's own forward never splits a prompt.
+            check_against_own_forward(parts, body, head, layers, where)
         use_attention(parts.decoder, NAME)
-    return HostedNetwork(parts, _spec(parts, pool, layers, held), body, head)
+        encoder = open_encoder(model, folder)
+    return HostedNetwork(parts, _spec(parts, pool, layers, held, encoder), body, head, encoder)
 
 
 def _record(
@@ -109,16 +130,30 @@ def _record(
         parts.decoder(inputs_embeds=embeds, position_ids=positions, use_cache=False, attention_mask=None)
     name = type(parts.model).__name__
     num_layers = text_config(parts.model.config).num_hidden_layers
-    return calls, layers_of(name, calls, num_layers, PROBE_TOKENS)
+    config = parts.model.config
+    is_causal = media_rules(config).runs != "prompt"
+    layers = layers_of(name, calls, num_layers, PROBE_TOKENS, is_causal=is_causal)
+    return calls, with_rules(layers, config)
 
 
-def _spec(parts: ModelParts, pool: Heads, layers: tuple[LayerAttention, ...], held: str) -> ModelSpec:
+def _spec(
+    parts: ModelParts,
+    pool: Heads,
+    layers: tuple[LayerAttention, ...],
+    held: str,
+    encoder: MediaEncoder | None,
+) -> ModelSpec:
     config = text_config(parts.model.config)
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     limit = rotary_limit(config)
     if limit and limit < longest:
         _log.warning("max_model_len is at most %d: longer rows change the rotary factors of all rows", limit)
         longest = limit
+    limit = temperature_limit(parts.model.config)
+    if limit and limit < longest:
+        _log.warning("max_model_len is at most %d: later tokens have a temperature that is not served", limit)
+        longest = limit
+    rules = media_rules(parts.model.config)
     is_plain = all(layer == LayerAttention(index) for index, layer in enumerate(layers))
     return ModelSpec(
         num_layers=len(layers),
@@ -128,8 +163,12 @@ def _spec(parts: ModelParts, pool: Heads, layers: tuple[LayerAttention, ...], he
         hidden_size=config.hidden_size,
         vocab_size=parts.head.out_features,
         max_model_len=longest,
-        num_deepstack=0,
-        patch_width=0,
+        num_deepstack=0 if encoder is None else encoder.num_deepstack,
+        patch_width=0 if encoder is None else encoder.patch_width,
+        merge_size=1,
         weights_held=held,
         attention=() if is_plain else layers,
+        runs=rules.runs if encoder is not None else "",
+        atomic_runs=rules.atomic_runs,
+        whole_prompt=rules.whole_prompt,
     )

@@ -1,28 +1,99 @@
-"""Describes a model's prompts to the shared processor."""
+"""Describes a model's prompts and media to the shared processor."""
 
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
+from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.checkpoint.model_files import read_model_json
+from mmengine.checkpoint.names import TensorNames
+from mmengine.errors import InvalidRequest
 from mmengine.processing.chat.template import ChatTemplate
+from mmengine.processing.chat.token_writer import Piece, Run
 from mmengine.processing.chat.tokens import ChatTokenizer
-from mmengine.processing.description import Description, read_generation
+from mmengine.processing.description import Description, MediaDescription, read_generation
+from mmengine.processing.media.loader import LoadedMedia
+from mmengine.processing.media.sources import MediaPart
 from mmengine.processing.processor import ChatProcessor
+from mmengine_transformers.media.packing import read_header
+from mmengine_transformers.media.settings import HostedMedia
 
-VERSION = "transformers-processing-1"  # Changes when the same input would give other tokens.
+VERSION = "transformers-processing-1"  # Changes when the same input would give other tokens or pixels.
+DEFAULT_POSITIONS = 4096
+
+
+class HostedProcessor(ChatProcessor):
+    """A ChatProcessor that refuses more images in a prompt than transformers' processor treats alike."""
+
+    def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
+        super()._check_counts(pieces, parts)
+        settings = None if self.media is None else self.media.settings
+        images = sum(part.modality == "image" for part in parts)
+        if isinstance(settings, HostedMedia) and 0 < settings.max_images < images:
+            raise InvalidRequest(
+                f"the prompt has {images} images; the limit of this model is {settings.max_images}, because "
+                "its processor treats several images otherwise than one: send one image in a request",
+                path=("messages",),
+            )
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for a text model's folder. Raises ModelError, which names the problem."""
-    values, tokenizer = read_model_json(folder, "config.json"), ChatTokenizer.of_folder(folder)
-    ends = values.get("eos_token_id")
+    """Return the processor for a model's folder. Raises ModelError, which names the problem."""
+    folder = Path(folder)
+    values = read_model_json(folder, "config.json")
+    settings = _media_settings(folder, values)
+    markers = () if settings is None else tuple(filter(None, (settings.image, settings.video)))
+    tokenizer = ChatTokenizer.of_folder(folder, markers)
+    media = None if settings is None else _description(folder, settings, tokenizer)
+    modalities = () if media is None else media.modalities
+    text = values.get("text_config") if isinstance(values.get("text_config"), dict) else {}
+    ends = values.get("eos_token_id", text.get("eos_token_id"))
     listed = ends if isinstance(ends, list) else [ends]
-    return ChatProcessor(
+    return HostedProcessor(
         Description(
             version=VERSION,
             tokenizer=tokenizer,
-            template=ChatTemplate.of_folder(folder, tokenizer, optional=True),
-            max_positions=values.get("max_position_embeddings") or 4096,
+            template=ChatTemplate.of_folder(folder, tokenizer, modalities, optional=True),
+            max_positions=_positions(values) or _positions(text) or DEFAULT_POSITIONS,
             generation=read_generation(folder),
             eos_token_ids=tuple(each for each in listed if type(each) is int),
+            media=media,
         )
     )
+
+
+def _positions(values: dict[str, object]) -> int:
+    found = values.get("max_position_embeddings")
+    return found if type(found) is int and found > 0 else 0
+
+
+def _media_settings(folder: Path, values: dict[str, object]) -> HostedMedia | None:
+    """Return the media settings, or None for a text model, for which transformers is not imported."""
+    if not isinstance(values.get("vision_config"), dict):
+        return None
+    # These modules import transformers, which is slow.
+    from mmengine_transformers.classes import read_model
+    from mmengine_transformers.media.opening import open_media
+
+    return open_media(folder, read_model(folder)[0])
+
+
+def _description(folder: Path, settings: HostedMedia, tokenizer: ChatTokenizer) -> MediaDescription:
+    ids = [tokenizer.special[token] for token in (*settings.embeds, *settings.indicators)]
+    placed = frozenset(ids)
+
+    def tokens(_: int, loaded: LoadedMedia) -> Iterator[Piece]:
+        """Yield an item's tokens as transformers' processor writes them; equal placeholders form a run."""
+        for piece, equal in groupby(tokenizer.split(read_header(loaded.patches).text)):
+            if piece in placed and isinstance(piece, int):
+                yield Run(piece, sum(1 for _ in equal))
+            else:
+                yield from equal
+
+    pads = {
+        tokenizer.marked[text]: kind
+        for text, kind in ((settings.image, "image"), (settings.video, "video"))
+        if text
+    }
+    encoder = f"{fingerprint(folder, TensorNames(()))} {settings.identity}"
+    return MediaDescription(settings, pads, tokens, encoder)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from mmengine_transformers.classes import text_config
+from mmengine_transformers.media.rules import media_token_ids
 from mmengine_transformers.parts import ModelParts
 
 
@@ -16,13 +17,17 @@ class TokenInputs:
         self._per_layer = getattr(parts.decoder, "get_per_layer_inputs", None) if has_layers else None
         # Media placeholders have the padding token's per-layer embeddings.
         self._padding = int(getattr(config, "pad_token_id", None) or 0)
-        self._placeholders: Tensor | None = None
+        tokens = sorted(media_token_ids(parts.model.config))
+        self._placeholders = torch.tensor(tokens, device=parts.model.device) if tokens else None
+        self._has_kinds = parts.model.config.model_type == "ernie4_5_vl_moe"  # Experts differ for media.
 
     def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:
         """Return the inputs by name for token ids int64 [t]."""
+        ids = input_ids[None]
+        if self._has_kinds and self._placeholders is not None:
+            return {"moe_mm_token_type_ids": torch.isin(ids, self._placeholders).long()}
         if self._per_layer is None:
             return {}
-        ids = input_ids[None]
         if self._placeholders is not None:
             ids = ids.masked_fill(torch.isin(ids, self._placeholders), self._padding)
         return {"per_layer_inputs": self._per_layer(ids)}

@@ -22,6 +22,12 @@ _PAIRED = 1 << 30  # Marks a number that holds two rows.
 _BITS = 15  # For each of the two rows.
 
 
+def grid_positions(model: Any) -> "GridPositions | None":
+    """Return the positions of a model with `get_rope_index`; None for a model with one row of positions."""
+    core = getattr(model, "model", model)
+    return GridPositions(core) if hasattr(core, "get_rope_index") else None
+
+
 class GridPositions:
     """The rotary positions of a model with `get_rope_index`. `num_rows`: rows that its decoder takes."""
 

@@ -11,11 +11,13 @@ class MediaRules(NamedTuple):
     """`runs`: which tokens see one another, beside causal attention: "run": those of one embedding run;
     "media": all media tokens of the prompt; "prompt": all prompt tokens; "": none. `atomic_runs`: an
     embedding run is never split over two steps. `whole_prompt`: the whole prompt is computed in one step.
+    `only_windows`: only layers with a window follow `runs`.
     """
 
     runs: str = ""
     atomic_runs: bool = False
     whole_prompt: bool = False
+    only_windows: bool = False
 
 
 def media_rules(config: Any) -> MediaRules:
@@ -26,7 +28,7 @@ def media_rules(config: Any) -> MediaRules:
     if kind == "gemma4":
         text = config.get_text_config()
         if getattr(text, "use_bidirectional_attention", None) == "vision":
-            return MediaRules("run", atomic_runs=True)
+            return MediaRules("run", atomic_runs=True, only_windows=True)
     if kind == "molmo2":
         return MediaRules("media", whole_prompt=True)
     if kind == "paligemma":
