@@ -216,6 +216,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["background", "always", "never"],
         described("When the log is synced to disk: in the background, before each effect, or never."),
     ] = "background"
+    log_vectors: Annotated[
+        bool,
+        described("Whether the log contains the vectors of embeddings and rerankers, beside their digests."),
+    ] = False
     log_retain_bytes: Annotated[
         int,
         between(

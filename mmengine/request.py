@@ -26,6 +26,7 @@ MAX_SEQUENCE_TOKENS = 16  # Largest number of tokens in such a sequence.
 MAX_NGRAM = 64  # Largest no_repeat_ngram_size.
 MAX_SEED = 2**63 - 1
 CallFormat = Literal["json", "xml"]  # Format in which a model's chat template writes tool calls.
+MAX_POOLED_LOGITS = 64  # Largest number of logits that a pooled request returns.
 MAX_AFTER = 256  # Largest number of tokens after which a grammar begins.
 
 
@@ -334,6 +335,17 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     end: Annotated[TokenIds, msgspec.Meta(min_length=1)]
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What a prefill-only request returns about its last token.
+
+    `kind` "embed": the hidden state after the final norm, float32 [hidden_size]. `kind` "logits": the logits
+    of `token_ids`, float32 [len(token_ids)].
+    """
+
+    kind: Literal["embed", "logits"]
+    token_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_POOLED_LOGITS)] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A validated request: token ids (int32 [n]), media, and sampling with its seed drawn.
@@ -343,7 +355,8 @@ class Request:
     request waits for its prefill and shares its blocks. `envelope`: bytes that a server keeps in the log with
     the request. `outputs`: int32 [m], the first tokens of the answer, which another engine sampled; they
     count as output tokens, and sampling continues after them. `adapter`: the LoRA adapter, None for the base
-    model. `tenant`: whom the request belongs to; waiting requests of different tenants take turns.
+    model. `tenant`: whom the request belongs to; waiting requests of different tenants take turns. `pooling`:
+    what a prefill-only request returns, None for an answer.
     """
 
     request_id: str
@@ -361,6 +374,7 @@ class Request:
     outputs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     adapter: Adapter | None = None
     tenant: str = ""
+    pooling: Pooling | None = None
 
     @property
     def visual_adapter(self) -> bytes:

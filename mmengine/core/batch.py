@@ -17,6 +17,7 @@ from mmengine.core.state.columns import NEVER, ReadOnlyArray, frozen
 from mmengine.core.state.overlap import draft_room
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
+from mmengine.request import Pooling
 
 _NO_BEGINS, _NONE_KEPT = (frozen(np.zeros((0, width), np.int32)) for width in (2, 3))
 SPARE_BLOCKS = 16  # blocks by which a row may grow before all tables are copied again
@@ -91,8 +92,16 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         part=_part(view),
         states=_states(view, rows, admitted) if view.config.num_state_slots else None,
         adapters=view.adapters.loaded,
+        pool=_pool(view, rows) if view.num_prefills else (),
         fetched=tuple((name, np.asarray(blocks)) for name, blocks in view.step_fetched),
     )
+
+
+def _pool(view: View, rows: ReadOnlyArray) -> tuple[tuple[int, Pooling], ...]:
+    """Return the pooled requests whose last prompt token is in the step, by index among `rows`."""
+    ends = np.flatnonzero(view.num_computed[rows] >= view.num_tokens[rows]).tolist()
+    found = ((place, view.requests_by_row[rows[place]].request.pooling) for place in ends)
+    return tuple((place, pooling) for place, pooling in found if pooling is not None)
 
 
 def _states(view: View, rows: ReadOnlyArray, admitted: Sequence[ev.Admitted]) -> StatePlan:

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from mmengine.core.executor import Executor, StepPlan, StepResult
+from mmengine.core.executor import Executor, PooledVector, StepPlan, StepResult
 from mmengine.core.state.state import State
 from mmengine.core.step_result import executed_event, writable
 from mmengine.errors import ExecutorFailed, ExecutorLost
@@ -24,6 +24,7 @@ class DispatchedSteps:
         # Contains an entry while a thread waits for the executor. Only the thread that removes the entry may
         # continue.
         self._awaited: list[None] = []
+        self.pooled: tuple[PooledVector, ...] = ()  # the vectors of the last collected step
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -47,7 +48,9 @@ class DispatchedSteps:
         try:
             if self._steps[0] is not None:
                 raise self._steps[0]
-            event = executed_event(self._await(), state, sampled)
+            result = self._await()
+            event = executed_event(result, state, sampled)
+            self.pooled = result.pooled
         # No request caused this error. All requests stay as they are, so that another process can resume
         # them.
         except ExecutorLost as error:

@@ -350,6 +350,8 @@ class EngineCore:
         self._emit(event)
         taken = None if before is None else self.state.num_tokens[sampled] - before
         self._collector.outputs.tokens(self.view, sampled, taken, event, drafts)
+        if self._dispatched.pooled:
+            self._collector.outputs.vectors(self.view, self._dispatched.pooled)
         if drafts is not None:
             self._stats.drafts = add_drafts(self._stats.drafts, drafts)
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())

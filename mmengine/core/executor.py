@@ -2,13 +2,14 @@
 log.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
-from mmengine.request import Request
+from mmengine.request import Pooling, Request
 
 # Values in place of a token id:
 PENDING = -1  # in `input_ids`: the token that the row samples in the previous step, which may still run
@@ -122,6 +123,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     states: StatePlan | None = None  # for models with recurrent states
     # digests of the adapters that rows may use; all other adapters may be unloaded
     adapters: tuple[bytes, ...] = ()
+    # (index among the n rows, what is pooled) for pooled requests whose last prompt token is in the step
+    pool: tuple[tuple[int, Pooling], ...] = ()
 
 
 _NONE = np.zeros(0, np.int32)
@@ -161,6 +164,22 @@ class PromptLogprobs(NamedTuple):
     logprobs: np.ndarray  # float32 [n, 1 + k]
 
 
+class PooledVector(NamedTuple):
+    """The result of a pooled request. `row`: its row. `digest`: SHA-256 of the vector's bytes, or b"" if the
+    vector is not finite.
+    """
+
+    row: int
+    digest: bytes
+    vector: np.ndarray  # float32 [d]; empty if a replayed log does not contain the vector
+
+    @classmethod
+    def of(cls, row: int, vector: np.ndarray) -> "PooledVector":
+        """Return the entry for a computed vector, float32 [d]."""
+        digest = hashlib.sha256(vector.tobytes()).digest() if np.isfinite(vector).all() else b""
+        return cls(row, digest, vector)
+
+
 class StepResult(msgspec.Struct, eq=False):
     """A step's result. An index in `stops`, `errors` and `logprobs` is an index into `plan.sample`. These
     lists have entries only for some rows, in ascending order.
@@ -186,6 +205,7 @@ class StepResult(msgspec.Struct, eq=False):
     draft_ns: int = 0  # the part of `device_ns` that making the drafts took
     host_ns: int = 0  # time that this process spent since the previous step returned; 0: unknown
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # of prompts that ended in this step
+    pooled: tuple[PooledVector, ...] = ()  # one for each row in `plan.pool`
 
 
 class Executor(Protocol):

@@ -1,6 +1,6 @@
 """Computes steps' outputs and counters from their events."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.decide.stalls import NO_PROGRESS, THRASH
-from mmengine.core.executor import PromptLogprobs
+from mmengine.core.executor import PooledVector, PromptLogprobs
 from mmengine.core.observer import Observer
 from mmengine.core.state.draft_counts import DraftCounts, StepDrafts
 from mmengine.core.state.state import State
@@ -22,11 +22,12 @@ from mmengine.ragged import counting
 class Output(msgspec.Struct, eq=False):
     """New tokens of one request, and its end if it ended.
 
-    `finish_reason`: stop, length, abort, error, rejected, or None while the request runs. `detail`: how the
-    text stopped (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`: prompt
-    tokens that were cached. `logprobs`: for each new token, pairs (token id, logprob) with the chosen token
-    first, if the request wants them. `num_drafts`: how many drafts the step verified for the request.
-    `num_accepted`: how many drafts are among the new tokens.
+    `finish_reason`: stop, length, pooled, abort, error, rejected, or None while the request runs. `detail`:
+    how the text stopped (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`:
+    prompt tokens that were cached. `logprobs`: for each new token, pairs (token id, logprob) with the chosen
+    token first, if the request wants them. `num_drafts`: how many drafts the step verified for the request.
+    `num_accepted`: how many drafts are among the new tokens. `vector`: float32 [d], a pooled request's
+    result.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class Output(msgspec.Struct, eq=False):
     num_accepted: int = 0
     prompt_logprobs: PromptLogprobs | None = None  # with the first token, if the request wants them
     code: ErrorCode | None = None
+    vector: np.ndarray | None = None
 
 
 _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
@@ -56,6 +58,7 @@ class Outputs:
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         self._drafted: dict[int, tuple[int, int]] = {}  # (proposed, accepted)
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
+        self._vectors: dict[str, np.ndarray] = {}  # of pooled requests, by request id
         self.admitted: list[str] = []  # requests that got a row in this step, for the first time or again
 
     def __bool__(self) -> bool:
@@ -109,6 +112,13 @@ class Outputs:
                 if len(of_row) < taken[index]:
                     of_row.append(entry)
 
+    def vectors(self, view: View, pooled: Sequence[PooledVector]) -> None:
+        """Add the step's pooled vectors. Vectors of requests that have left are dropped."""
+        for found in pooled:
+            req_state = view.requests_by_row[found.row]
+            if req_state is not None and len(found.vector):
+                self._vectors[req_state.request.request_id] = found.vector
+
     def finished(self, event: ev.Finished, num_cached: int) -> None:
         """Add a request's end. `num_cached`: how many prompt tokens were cached."""
         self._ends[event.request_id] = (event, num_cached)
@@ -148,7 +158,8 @@ class Outputs:
                 output.code = end[0].code
             yield output
         for name, (event, num_cached) in ends.items():
-            yield Output(name, [], event.reason, event.detail, num_cached, code=event.code)
+            vector = self._vectors.get(name)
+            yield Output(name, [], event.reason, event.detail, num_cached, code=event.code, vector=vector)
 
 
 @dataclass(slots=True)

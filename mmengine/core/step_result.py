@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmengine.core.executor import PromptLogprobs, StepResult
+from mmengine.core.executor import PooledVector, PromptLogprobs, StepResult
 from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
@@ -38,6 +38,26 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
             (index, ids.shape[1], ids.astype(np.int32).tobytes(), logprobs.astype(np.float32).tobytes())
             for index, ids, logprobs in result.prompt_logprobs
         ),
+        _pooled(result, state),
+    )
+
+
+def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes], ...]:
+    """Return the vectors for the log. Raises ExecutorFailed if a row that ends its prompt has no vector."""
+    missing = set(state.pooled_rows()) - {found.row for found in result.pooled}
+    if missing:
+        raise ExecutorFailed(f"the executor gave no vector for the pooled request in row {min(missing)}")
+    keeps = state.config.log_vectors
+    return tuple(
+        (found.row, found.digest, found.vector.astype(np.float32).tobytes() if keeps else b"")
+        for found in result.pooled
+    )
+
+
+def pooled_vectors(event: ev.Executed) -> tuple[PooledVector, ...]:
+    """Return an event's pooled vectors as arrays. Raises ValueError for bytes that are not float32."""
+    return tuple(
+        PooledVector(row, digest, np.frombuffer(vector, np.float32)) for row, digest, vector in event.pooled
     )
 
 

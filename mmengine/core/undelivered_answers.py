@@ -18,7 +18,7 @@ from mmengine.core.snapshot import body as saved
 from mmengine.core.snapshot.snapshot import digest_of
 from mmengine.core.state.request_state import NO_ROW, RequestState, queued_of, request_of
 from mmengine.core.state.state import State
-from mmengine.core.step_result import prompt_logprobs
+from mmengine.core.step_result import pooled_vectors, prompt_logprobs
 from mmengine.errors import CorruptLog, ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
@@ -48,6 +48,7 @@ class ResumedAnswer:
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     code: ErrorCode | None = None
+    vector: np.ndarray | None = None  # a pooled request's, if the log contains it
     order: bytes = b""  # of a prompt's first choice: see core/choice_orders.py
 
     def add(self, output: Output) -> None:
@@ -56,6 +57,7 @@ class ResumedAnswer:
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.vector = output.vector if output.vector is not None else self.vector
         if output.finish_reason is not None:
             self.reason, self.detail, self.code = output.finish_reason, output.detail, output.code
             self.num_cached_tokens = output.num_cached_tokens
@@ -74,13 +76,15 @@ class _Scores:
 
     logprobs: Logprobs | None = None
     of_prompt: PromptLogprobs | None = None
+    vector: np.ndarray | None = None  # float32 [d], of a pooled request
 
     def __len__(self) -> int:
         """Return about how many logprobs there are. All tokens are assumed to have as many as the first
         token.
         """
         return len(self.logprobs or ()) * len((self.logprobs or ((),))[0]) + (
-            0 if self.of_prompt is None else self.of_prompt.logprobs.size
+            (0 if self.of_prompt is None else self.of_prompt.logprobs.size)
+            + (0 if self.vector is None else self.vector.size)
         )
 
 
@@ -147,7 +151,13 @@ class UndeliveredAnswers(Observer):
 
     def after(self, event: ev.Event) -> None:
         """Keep the order and the logprobs of the tokens that the requests got from `event`."""
-        if not isinstance(event, ev.Executed) or not len(self._owners):
+        if not isinstance(event, ev.Executed):
+            return
+        for vector in pooled_vectors(event):
+            scores = self._scores_of(self._state.requests_by_row[vector.row])
+            if scores is not None and len(vector.vector):
+                scores.vector = vector.vector
+        if not len(self._owners):
             return
         counts = self._state.num_tokens[self._sampled] - self._num_tokens
         self._orders.sample(self._sampled, counts)
@@ -203,6 +213,7 @@ class UndeliveredAnswers(Observer):
                 ended.num_cached,
                 ended.scores.of_prompt,
                 ended.code,
+                ended.scores.vector,
                 orders.get(name, b""),
             )
         return answers
@@ -285,7 +296,9 @@ def _saved_scores(scores: _Scores) -> saved.Scores:
     if found is not None:
         width = found.token_ids.shape[1]
         of_prompt = width, found.token_ids.tobytes(), found.logprobs.tobytes()
-    return saved.Scores(None if scores.logprobs is None else tuple(scores.logprobs), of_prompt)
+    logprobs = None if scores.logprobs is None else tuple(scores.logprobs)
+    vector = b"" if scores.vector is None else scores.vector.astype(np.float32).tobytes()
+    return saved.Scores(logprobs, of_prompt, vector)
 
 
 def _filled_scores(found: saved.Scores) -> _Scores:
@@ -294,4 +307,5 @@ def _filled_scores(found: saved.Scores) -> _Scores:
         width, token_ids, logprobs = found.of_prompt
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         of_prompt = PromptLogprobs(0, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
-    return _Scores(None if found.logprobs is None else list(found.logprobs), of_prompt)
+    vector = np.frombuffer(found.vector, np.float32) if found.vector else None
+    return _Scores(None if found.logprobs is None else list(found.logprobs), of_prompt, vector)

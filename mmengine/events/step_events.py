@@ -152,6 +152,10 @@ class Executed(EventBase, frozen=True):
     `prompt_logprobs`: (index, 1 + k, token ids, float32 logprobs). Token ids and logprobs are [n, 1 + k] for
     n prompt tokens: each prompt token, then the k likeliest tokens at its position. The first prompt token
     has an id but no logprobs.
+
+    `pooled`: (row, digest, vector) for each pooled request whose prompt ended in this step. `digest`: SHA-256
+    of the vector's float32 bytes; b"": the vector is not finite, and the request fails. `vector`: float32
+    with log_vectors, else b"".
     """
 
     token_ids: bytes
@@ -166,6 +170,7 @@ class Executed(EventBase, frozen=True):
     draft_ns: int = 0
     host_ns: int = 0
     prompt_logprobs: tuple[tuple[int, int, bytes, bytes], ...] = ()
+    pooled: tuple[tuple[int, bytes, bytes], ...] = ()
 
 
 class Drafted(EventBase, frozen=True):

@@ -34,7 +34,7 @@ from mmengine.events.store_events import Arrived as Arrived
 from mmengine.events.store_events import Fetched as Fetched
 from mmengine.events.store_events import Lost as Lost
 from mmengine.events.store_events import Offered as Offered
-from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, MediaItem, Pooling, SamplingParams, ThinkingBudget
 
 SCHEMA_VERSION = 1
 NO_SLOT = -1  # in `grammar_slot`: the request uses no slot
@@ -119,6 +119,7 @@ class Queued(EventBase, frozen=True):
     `thinking`: the limit on reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer
     already has; the engine continues after them. `adapter`: the LoRA adapter, or None for the base model.
     `tenant`: a keyed hash of the API key, or ""; waiting requests of different tenants take turns.
+    `pooling`: what a prefill-only request returns; None: the request has an answer.
     """
 
     request_id: str
@@ -137,6 +138,7 @@ class Queued(EventBase, frozen=True):
     outputs: bytes = b""
     adapter: Adapter | None = None
     tenant: str = ""
+    pooling: Pooling | None = None
 
 
 class GrammarReady(EventBase, frozen=True):
@@ -170,10 +172,11 @@ class Failed(EventBase, frozen=True):
 
 
 class Finished(EventBase, frozen=True):
-    """Decision: the request ended. `reason`: stop, length, abort, error, or rejected (the queue was full).
+    """Decision: the request ended. `reason`: stop, length, pooled (a vector is the result), abort,
+    error, or rejected (the queue was full).
 
     `detail`: a text for people. `code`: the reason for programs if there is no complete answer; None after
-    stop and length.
+    stop, length and pooled.
     """
 
     request_id: str

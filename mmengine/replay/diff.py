@@ -22,7 +22,7 @@ from mmengine.replay.timeline import fold, taken_tokens
 
 Match = Literal["id", "arrival"]
 _PASSED_OVER = (ev.Started, ev.Checkpoint, ev.Delivered)
-_TIMES = {"device_ns", "draft_ns", "host_ns", "logprobs", "prompt_logprobs"}
+_TIMES = {"device_ns", "draft_ns", "host_ns", "logprobs", "prompt_logprobs", "pooled"}
 
 
 class Side(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.digest import where_apart
 from mmengine.core.state.state import State
-from mmengine.core.step_result import prompt_logprobs
+from mmengine.core.step_result import pooled_vectors, prompt_logprobs
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -106,6 +106,7 @@ class LogTape:
             event.draft_ns,
             event.host_ns,
             tuple(prompt_logprobs(event)),
+            pooled_vectors(event),
         )
 
     def discard(self) -> None:

@@ -15,6 +15,7 @@ from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import CLOSES, GRAMMAR, THINKING, RowColumns
 from mmengine.runtime.sampling.lazy_masks import LazyMaskResult, uses_lazy_mask
+from mmengine.runtime.sampling.pooling import PooledRow
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import COUNTED, SampledTokens, Sampler
@@ -49,6 +50,7 @@ class ComputedStep(msgspec.Struct, frozen=True, eq=False):
     runs: Runs | None
     target_states: TargetStates | None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    pooled: tuple[PooledRow, ...] = ()
 
     @property
     def depends_on_sampled(self) -> bool:
@@ -74,6 +76,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     target_states: TargetStates | None = None
     draft_room: np.ndarray | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    pooled: tuple[PooledRow, ...] = ()
 
 
 @dataclass(slots=True)

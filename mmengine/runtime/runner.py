@@ -40,6 +40,7 @@ from mmengine.runtime.result_reader import ComputedStep, LaunchedStep, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, THINKING, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
 from mmengine.runtime.sampling.lazy_masks import LazyMaskResult
+from mmengine.runtime.sampling.pooling import pool_rows, vectors_of
 from mmengine.runtime.sampling.prompt_logprobs import PromptLogprobsGatherer
 from mmengine.runtime.sampling.runs import Runs, runs_of
 from mmengine.runtime.sampling.sample_rows import SampleRows
@@ -239,7 +240,8 @@ class ModelRunner:
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
-            return ComputedStep(plan, batch, logits, runs, target_states, prompt_logprobs)
+            pooled = pool_rows(plan, hidden, inputs.places, self._model.logits)
+            return ComputedStep(plan, batch, logits, runs, target_states, prompt_logprobs, pooled)
 
     def _encode(self, plan: StepPlan, pixels: Mapping[str, Sequence[MediaInput]]) -> None:
         last = None
@@ -343,7 +345,11 @@ class ModelRunner:
         if logits is None:
             nothing = SampledTokens(torch.empty(0, dtype=torch.int64), None)
             return LaunchedStep(
-                batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room
+                batch,
+                nothing,
+                target_states=computed.target_states,
+                draft_room=plan.draft_room,
+                pooled=computed.pooled,
             )
         forced = self._thinking.forced_tokens(batch, runs) if batch.wanted & THINKING else NO_FORCED_TOKENS
         if batch.wanted & GRAMMAR:
@@ -368,6 +374,7 @@ class ModelRunner:
             computed.target_states,
             room,
             computed.prompt_logprobs,
+            computed.pooled,
         )
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
@@ -382,6 +389,7 @@ class ModelRunner:
         """Wait for a launched step, and return its result. The executor sets `device_ns`."""
         with torch.inference_mode():
             result = self._reader.read(launched)
+            result.pooled = vectors_of(launched.pooled)
         result.prompt_logprobs = launched.prompt_logprobs
         return result
 

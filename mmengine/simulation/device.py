@@ -4,8 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.request import Request
+from mmengine.simulation.sampled_rows import pooled_vectors
 
 
 class Observer(Protocol):
@@ -72,6 +75,8 @@ class TimedExecutor:
         plan, device_ns, end_ns = self._plans.popleft()
         self.clock_ns = max(self.clock_ns, end_ns)
         result = self._run(plan, device_ns)
+        if plan.pool:
+            result.pooled = pooled_vectors(plan, plan.input_ids.astype(np.uint64))
         result.host_ns = max(0, self.clock_ns - self._since_ns - device_ns)
         self._since_ns = self.clock_ns
         for observer in self._observers:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.core.executor import StepPlan
+from mmengine.core.executor import PooledVector, StepPlan
 
 
 class SampledRows(NamedTuple):
@@ -25,6 +25,18 @@ class SampledRows(NamedTuple):
         drafts = input_ids[np.where(there, index, 0)]
         right = there & (drafts == tokens[:, :-1])
         return np.logical_and.accumulate(right, axis=1).sum(axis=1)
+
+
+def pooled_vectors(plan: StepPlan, sums: np.ndarray) -> tuple[PooledVector, ...]:
+    """Return a vector for each pooled row, float32 [4]. `sums`: uint64 [t], a number for each of the plan's
+    tokens, from which the row's vector follows.
+    """
+    last = np.cumsum(plan.num_scheduled, dtype=np.int64) - 1
+    found = []
+    for place, _ in plan.pool:
+        pieces = np.frombuffer(np.uint64(sums[last[place]]).tobytes(), np.uint16)
+        found.append(PooledVector.of(int(plan.rows[place]), pieces.astype(np.float32)))
+    return tuple(found)
 
 
 def sampled_rows(plan: StepPlan) -> SampledRows:

@@ -20,6 +20,7 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.errors import ExecutorFailed
 from mmengine.request import Request
 from mmengine.simulation.device import embeds_of
+from mmengine.simulation.sampled_rows import pooled_vectors
 from mmengine.simulation.simulated_rules import add_prompts, prompt_value, run_value
 from mmengine.simulation.simulated_states import SimulatedStates
 
@@ -124,6 +125,8 @@ class SimulatedExecutor:
         self._copy(plan)
         self._write(plan)
         result = self._sample(plan, device_ns)
+        if plan.pool:
+            result.pooled = pooled_vectors(plan, self._sums[plan.slot_mapping])
         last = np.cumsum(result.counts) - 1 if result.counts is not None else slice(None)
         self._last_tokens[plan.rows[plan.sample]] = result.token_ids[last]
         return result

@@ -25,7 +25,7 @@ from mmengine.events.codec import (
     frame_at,
     records_in,
 )
-from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
+from mmengine.request import Adapter, GrammarRequest, MediaItem, Pooling, SamplingParams, ThinkingBudget
 from tests.events.logs import one_of_each
 
 INTS = st.integers(-(2**63), 2**64 - 1)
@@ -72,6 +72,7 @@ FIELDS = {
     ev.Queued: (
         *(TEXT, BYTES, SAMPLING, st.lists(MEDIA, max_size=2).map(tuple), INTS, INTS, TEXT, INTS),
         *(st.none() | GRAMMAR, TEXT, INTS, BYTES, st.none() | THINKING, BYTES, st.none() | ADAPTER, TEXT),
+        st.none() | st.builds(Pooling, st.sampled_from(["embed", "logits"]), IDS),
     ),
     ev.Fetched: (TEXT, BYTES, BYTES),
     ev.Arrived: (TEXT, BYTES),
@@ -104,6 +105,7 @@ FIELDS = {
         *(BYTES, PAIRS, PAIRS, LOGPROBS.map(tuple), INTS),
         *(st.none() | BYTES, BYTES, st.none() | BYTES, st.none() | BYTES, INTS, INTS),
         st.lists(st.tuples(INTS, INTS, BYTES, BYTES), max_size=3).map(tuple),
+        st.lists(st.tuples(INTS, BYTES, BYTES), max_size=3).map(tuple),
     ),
     ev.SessionOpened: (TEXT, TEXT, INTS, BYTES),
     ev.Appended: (TEXT, TEXT, INTS, INTS, st.booleans(), INTS),

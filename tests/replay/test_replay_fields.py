@@ -4,6 +4,7 @@ changes a single field, keeps the checksum valid, and compares verify's verdict 
 
 import random
 import re
+from dataclasses import replace as replace_fields
 from functools import cache
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from mmengine.core.engine import EngineCore
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import verify
-from mmengine.request import Adapter, GrammarRequest, ThinkingBudget
+from mmengine.request import PREFILL, Adapter, GrammarRequest, Pooling, ThinkingBudget
+from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.halves import host_config, run_in_halves
 from tests.core.shaky_store import ShakyStore
+from tests.core.small_engine import request, settings_of
 from tests.core.test_store_chaos import Engine, plain_config, prompt
 from tests.events.logs import column, rewrite
 from tests.golden.make_golden import crashed_run
@@ -38,6 +42,7 @@ OTHERS = {
     "Queued.priority": lambda old: [old + 1000],
     "Queued.grammar": lambda old: [GrammarRequest("regex", "a")] if old is None else [None],
     "Queued.thinking": lambda old: [ThinkingBudget(3, True, (), (5,))] if old is None else [None],
+    "Queued.pooling": lambda old: [None if old else Pooling("embed")],
     "Queued.adapter": lambda old: [None] if old else [Adapter(b"other", 10)],
     "AdapterLoaded.adapter": lambda old: [replace(old, digest=b"other")],
     "Admitted.copy": lambda old: [(1, 2)],
@@ -53,6 +58,7 @@ OTHERS = {
     "Executed.host_ns": lambda old: [old + 10**9],
     "Executed.draft_ns": lambda old: [old + 10**9],
     "Executed.prompt_logprobs": lambda old: [old[1:] or ((0, 1, column(5), bytes(4)),)],
+    "Executed.pooled": lambda old: [old[1:] or ((0, bytes(32), b""),)],
     "Recovered.steps": lambda old: [(*old, 77)],
     "Recovered.cuts": lambda old: [(*old, ("1.mmlog", 5, 5))],
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
@@ -106,6 +112,18 @@ def fetched_run(folder):
         store.values[torn] = bytes(len(store.values[torn]))
 
 
+def pooled_run(folder):
+    """Run requests with vectors beside requests with answers."""
+    config = settings_of(token_budget=8)
+    core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
+    for name in "abc":
+        core.submit(replace_fields(request(name, 11), sampling=PREFILL, pooling=Pooling("embed")))
+        core.submit(request(name.upper(), 5))
+    while core.has_work:
+        core.step()
+    core.close()
+
+
 RECORDED = "recorded in vLLM"
 
 
@@ -136,6 +154,7 @@ RUNS = {
     ),
     "with a store": fetched_run,
     "with sessions": session_run,
+    "with vectors": pooled_run,
     RECORDED: recorded_run,
     "in halves": lambda folder: run_in_halves(DRAFTING, 3, folder),
     "overlapping halves": lambda folder: run_in_halves(OVERLAPPING, 3, folder),

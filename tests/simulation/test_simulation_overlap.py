@@ -59,7 +59,7 @@ class Steady(TimedExecutor):
 
 def test_a_step_takes_the_time_between_two_results():
     """The engine's own work adds no time while the device computes."""
-    plan, executor = SimpleNamespace(admitted=(), encode=(), part=None, rows=np.zeros(1)), Steady()
+    plan, executor = SimpleNamespace(admitted=(), encode=(), part=None, pool=(), rows=np.zeros(1)), Steady()
     executor.wait_until(1000)
     executor.dispatch(plan)
     assert executor.collect().host_ns == 30

@@ -12,8 +12,9 @@ from mmengine.events import vocabulary as ev
 
 
 def complete(view: View) -> list[ev.Finished | ev.Preempted]:
-    """Return FINISHED for requests that stopped, reached their length limit, failed or were cancelled. Return
-    PREEMPTED for requests that are retried after a failed step or a crash, or after a cache reset.
+    """Return FINISHED for requests that stopped, were pooled, reached their length limit, failed or were
+    cancelled. Return PREEMPTED for requests that are retried after a failed step or a crash, or after a
+    cache reset.
 
     The events for rows come first, in admission order.
     """
@@ -86,4 +87,4 @@ def _end_of(view: View, req_state: RequestView) -> ev.Finished | ev.Preempted:
         return _failed(req_state)
     if ended == LOST:
         return ev.Preempted(name, row, "recompute", "the step failed")
-    return ev.Finished(name, "length")
+    return ev.Finished(name, "length" if req_state.request.pooling is None else "pooled")

@@ -13,6 +13,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.request import (
     PREFILL,
     Adapter,
+    Pooling,
     Request,
     SamplingParams,
     ThinkingBudget,
@@ -124,6 +125,8 @@ def _check_adapter(adapter: Adapter, config: EngineConfig) -> None:
 
 
 def _check_sampling(request: Request) -> None:
+    if request.pooling is not None:
+        _check_pooling(request)
     if not request.is_prefill:
         request.sampling.check()
         return
@@ -135,6 +138,19 @@ def _check_sampling(request: Request) -> None:
     if request.grammar is not None or len(request.outputs):
         raise InvalidRequest(
             f"{FIELD} 0 gives no answer: remove the grammar and the outputs", path=FieldPath("max_tokens")
+        )
+
+
+def _check_pooling(request: Request) -> None:
+    pooling = request.pooling
+    try:
+        msgspec.convert(msgspec.to_builtins(pooling), Pooling)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"{FIELD} is invalid: {error}", path=FieldPath("pooling")) from None
+    assert pooling is not None
+    if not request.is_prefill or bool(pooling.token_ids) != (pooling.kind == "logits"):
+        raise InvalidRequest(
+            f"{FIELD} needs max_tokens 0, and token ids for logits only", path=FieldPath("pooling")
         )
 
 

@@ -21,6 +21,8 @@ from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
+NO_VECTOR = "the model gave NaN or infinite values for this request"
+
 
 def close_step(state: State) -> Flight:
     """Close the open step and return it."""
@@ -73,6 +75,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
     if state.stale:
         deliver_stale(state, flight, event)
+    if event.pooled:
+        _apply_pooled(state, event)
     for index, what in event.errors:
         if state.ended[sampled[index]] != LEFT:
             state.ended[sampled[index]] = BROKEN
@@ -119,6 +123,15 @@ def apply_executed(state: State, event: ev.Executed) -> None:
             state.clear_suspicion(state.requests[flight.part_of])
     if state.leaving:
         free_rows_left(state)
+
+
+def _apply_pooled(state: State, event: ev.Executed) -> None:
+    """Add the vectors' digests to the history, and fail the requests whose vectors are not finite."""
+    for row, digest, _ in event.pooled:
+        state.history.update(digest)
+        if not digest and state.ended[row] != LEFT:
+            state.ended[row] = BROKEN
+            state.requests_by_row[row].detail = NO_VECTOR
 
 
 def apply_drafted(state: State, event: ev.Drafted) -> None:

@@ -137,10 +137,13 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class Scores(msgspec.Struct, array_like=True):
-    """An answer's logprobs, and its prompt's logprobs as (1 + k, int32 token ids, float32 logprobs)."""
+    """An answer's logprobs, its prompt's logprobs as (1 + k, int32 token ids, float32 logprobs), and a pooled
+    request's float32 vector.
+    """
 
     logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     of_prompt: tuple[int, bytes, bytes] | None = None
+    vector: bytes = b""
 
 
 class Answer(msgspec.Struct, array_like=True):

@@ -81,6 +81,7 @@ def request_of(event: Queued) -> Request:
         outputs=np.frombuffer(event.outputs, np.int32),
         adapter=event.adapter,
         tenant=event.tenant,
+        pooling=event.pooling,
     )
 
 
@@ -101,6 +102,7 @@ def queued_of(request: Request) -> Queued:
         outputs=request.outputs.tobytes(),
         adapter=request.adapter,
         tenant=request.tenant,
+        pooling=request.pooling,
     )
 
 

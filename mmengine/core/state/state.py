@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mmengine.config import EngineConfig
 from mmengine.core.state.adapters import AdapterPool
 from mmengine.core.state.blocks import BlockPool
-from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
+from mmengine.core.state.columns import LEFT, NEVER, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight, Part
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.grammar_slots import GrammarSlots
@@ -191,6 +191,18 @@ class State(Columns[np.ndarray]):
     def sampled_rows(self) -> np.ndarray:
         """Return the rows, intp, that give tokens in the step that returns next."""
         return self.flights[0].sampled if self.flights else self._due_rows()
+
+    def pooled_rows(self) -> list[int]:
+        """Return the rows of pooled requests whose prompts are complete with the step that returns next."""
+        if not self.num_prefills:
+            return []
+        flight = self.flights[0] if self.flights else None
+        rows = self.step_rows if flight is None else flight.rows
+        known = None if flight is None else flight.num_computed
+        computed = self.num_computed[rows] if known is None else known
+        whole = rows[computed >= self.num_tokens[rows]].tolist()
+        live = ((row, self.requests_by_row[row]) for row in whole if self.ended[row] != LEFT)
+        return [row for row, one in live if one is not None and one.request.pooling is not None]
 
     def filled_blocks(self) -> list[np.ndarray]:
         """Return the blocks whose content is complete with the step that returns next."""

@@ -292,6 +292,7 @@ class _Redactor:
             errors=tuple((index, self._hashes.text(what)) for index, what in event.errors),
             logprobs=(),
             prompt_logprobs=(),
+            pooled=tuple((row, digest and self._digest_of(digest), b"") for row, digest, _ in event.pooled),
         )
 
     def _drafted(self, event: ev.Drafted) -> ev.Drafted:

@@ -220,6 +220,7 @@ class Projection:
             errors=tuple((index[number], text) for number, text in event.errors if number in index),
             logprobs=(),
             prompt_logprobs=(),
+            pooled=tuple(one for one in event.pooled if one[0] in self._state.pooled_rows()),
             **{name: share.of(places) for name, share in piece.shares.items()},
         )
 

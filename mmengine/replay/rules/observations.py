@@ -46,6 +46,12 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
             raise ValueError(
                 f"prompt_logprobs has the index {found.row}, but the step has {len(sampled)} sampled rows"
             )
+    named, expected = [row for row, _, _ in event.pooled], set(state.pooled_rows())
+    rows = state.flights[0].rows if state.flights else state.step_rows
+    if len(set(named)) != len(named) or not expected <= set(named) <= set(rows.tolist()):
+        raise ValueError(f"pooled names the rows {named}, but the step pools {sorted(expected)}")
+    if any(len(digest) not in (0, 32) or len(vector) % 4 for _, digest, vector in event.pooled):
+        raise ValueError("pooled has a digest that is not SHA-256, or a vector that is not float32")
     if event.num_drafts is not None:
         _check_column("num_drafts", event.num_drafts, 0, state.config.num_draft_tokens + 1)
         num_drafts = np.frombuffer(event.num_drafts, np.int32)
