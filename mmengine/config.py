@@ -17,7 +17,7 @@ OPERATIONAL = (
     *("grammar_timeout_s", "max_digits", "spec", "reasoning_start", "reasoning_end", "cuda_graphs"),
     *("tensor_parallel", "batch_invariant"),
     *("block_store_path", "block_store_bytes", "fetch_timeout_s"),
-    "session_media_bytes",
+    *("session_media_bytes", "task"),
 )
 MAX_MARKER_CHARS = 64
 ENCODER_CACHE = 32_768  # embeddings in the encoder cache if free memory is not measured

@@ -304,6 +304,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar_timeout_s: Annotated[
         int, between(1, 10**6, "Seconds for compiling one grammar. After that the request is refused.")
     ] = 10
+    task: Annotated[
+        Literal["auto", "chat", "embed", "rerank"],
+        described("Task of the model; auto: as its folder says."),
+    ] = "auto"
     reasoning_start: Annotated[
         str, described("Text that begins reasoning; empty: the model does not reason.")
     ] = "<think>"

@@ -91,6 +91,7 @@ class Http:
     "max_header_bytes",
     "max_pixels",
     "max_messages",
+    "max_inputs",
     "max_prompts",
     "max_tools",
     "max_tool_bytes",

@@ -63,6 +63,13 @@ class ResumedAnswer:
             self.num_cached_tokens = output.num_cached_tokens
 
     @property
+    def is_gone(self) -> bool:
+        """Whether no consumer can get the answer: its request was cancelled, or the log has only the digest
+        of its vector.
+        """
+        return self.was_given_up or (self.reason == "pooled" and self.vector is None)
+
+    @property
     def was_given_up(self) -> bool:
         """Whether the request was cancelled by its consumer. A passed deadline does not count as
         cancelled.

@@ -13,7 +13,7 @@ import msgspec
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
-from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFailed, id_in_use
+from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, QueueFull, RequestFailed, id_in_use
 from mmengine.fleet.attempt import Carrier, ReplicaLost, RoutingLimits
 from mmengine.fleet.durable_requests import DurableRequests
 from mmengine.fleet.ledger import LedgerEntry
@@ -35,6 +35,8 @@ from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.typed_answers import AsyncAnswers
+from mmengine.serve.pooling.calls import Jobs
+from mmengine.serve.pooling.pooled_model import PooledModel
 from mmengine.serve.prompt.options import SUBMIT, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, PromptInput, request_ids
 from mmengine.serve.requests.adapters import LocalAdapter
@@ -45,7 +47,7 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.stream.request_stream import HeldAnswer, Stream
 from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import Reasoning
-from mmengine.serve.text.request_output import RequestOutput, engine_failed
+from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed
 
 COUNT_TRIES = 3  # attempts to have a replica count a prompt's tokens
 STRANDED_S = 5.0  # the fleet is not ready if no replica has answered a request for so long
@@ -100,6 +102,23 @@ class FleetEngine(AsyncAnswers):
     def keeps_held(self) -> bool:
         """Whether requests with `hold` survive this process's end."""
         return self._durable is not None
+
+    @property
+    def pooled(self) -> PooledModel:
+        """A chat model: replicas send no vectors."""
+        return PooledModel()
+
+    @property
+    def width(self) -> int:
+        """The length of the vectors, of which there are none."""
+        return 0
+
+    async def pool(self, jobs: Jobs) -> list[Completion]:
+        """Raise InvalidRequest."""
+        raise InvalidRequest(
+            "vectors belong to one engine, and this server has several; send the call to one engine's server",
+            code=ErrorCode.UNSUPPORTED_FIELD,
+        )
 
     @property
     def max_open(self) -> int:

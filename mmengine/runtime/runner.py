@@ -8,6 +8,7 @@ only after the previous step has been read, which may be long after its launch.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 
@@ -25,7 +26,7 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
-from mmengine.runtime.drafting.next_drafts import Drafting
+from mmengine.runtime.drafting.next_drafts import Drafting, drafts_for_no_row
 from mmengine.runtime.encoder_parts import EncoderParts
 from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.graphs.capture import Capture, capture
@@ -235,7 +236,7 @@ class ModelRunner:
             target_states = None
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
-            if head is not None and target_states is not None and _drafts_for_no_row(plan):
+            if head is not None and target_states is not None and drafts_for_no_row(plan):
                 head.wait(target_states)  # now, because the next step may be prepared before this one is read
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
@@ -338,18 +339,15 @@ class ModelRunner:
     def sample(self, computed: ComputedStep) -> LaunchedStep:
         """Launch the sampling for a launched step. With grammars, the previous step must have been read."""
         with torch.inference_mode():
-            return self._sample(computed)
+            launched = self._sample(computed)
+        return msgspec.structs.replace(launched, pooled=computed.pooled) if computed.pooled else launched
 
     def _sample(self, computed: ComputedStep) -> LaunchedStep:
         plan, batch, logits, runs = computed.plan, computed.batch, computed.logits, computed.runs
         if logits is None:
             nothing = SampledTokens(torch.empty(0, dtype=torch.int64), None)
             return LaunchedStep(
-                batch,
-                nothing,
-                target_states=computed.target_states,
-                draft_room=plan.draft_room,
-                pooled=computed.pooled,
+                batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room
             )
         forced = self._thinking.forced_tokens(batch, runs) if batch.wanted & THINKING else NO_FORCED_TOKENS
         if batch.wanted & GRAMMAR:
@@ -374,7 +372,6 @@ class ModelRunner:
             computed.target_states,
             room,
             computed.prompt_logprobs,
-            computed.pooled,
         )
 
     def _sample_rows(self, plan: StepPlan, runs: Runs | None, inputs: StepInputs) -> SampleRows:
@@ -403,7 +400,3 @@ class ModelRunner:
             self._states.close()
         if self._drafting is not None and self._drafting.head is not None:
             self._drafting.head.close()
-
-
-def _drafts_for_no_row(plan: StepPlan) -> bool:
-    return plan.draft_room is not None and not len(plan.draft_room)

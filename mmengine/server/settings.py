@@ -87,6 +87,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = False
     max_prompts: Annotated[int, between(1, 4096, "Prompts per /v1/completions call. More get 400.")] = 64
+    max_inputs: Annotated[
+        int, between(1, 2**16, "Inputs or documents per call for vectors or scores. More get 400.")
+    ] = 2048
     max_messages: Annotated[int, between(1, 2**20, "Messages, or input items, per call. More get 400.")] = (
         4096
     )

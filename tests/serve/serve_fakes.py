@@ -174,7 +174,9 @@ class FakeBuilt:
     executor: EchoExecutor
     config: EngineConfig
     processor: EchoProcessor = field(default_factory=EchoProcessor)
-    spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(vocab_size=257))
+    spec: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(vocab_size=257, has_encoder=False, hidden_size=0)
+    )
     grammars: Grammars = field(default_factory=lambda: Grammars(NoBackend(), deadline_s=1))
     device: str = "cpu"
     dtype: str = "float32"

@@ -81,6 +81,12 @@ class ChatTokenizer:
         places = range(len(framed) - len(bare) + 1)
         return tuple(framed[: next((i for i in places if framed[i : i + len(bare)] == bare), 0)])
 
+    @cached_property
+    def text_suffix(self) -> tuple[int, ...]:
+        """Return the tokens that the tokenizer's post-processor puts after a text, such as an end marker."""
+        bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
+        return tuple(framed[len(self.text_prefix) + len(bare) :])
+
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Return token ids. Without `allow_special` no text ever becomes a special token."""
         if allow_special:

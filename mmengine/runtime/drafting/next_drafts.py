@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from mmengine.core.executor import Admission
+from mmengine.core.executor import Admission, StepPlan
 from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter, GivenDrafts
 from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.rows import GRAMMAR, RowColumns
@@ -238,3 +238,8 @@ class Drafting:
         if self.failures[number] == 1:
             reason = f"{type(error).__name__}: {error}"[:300]
             log.warning("a drafter failed; its drafts are dropped", drafter=self.names[number], reason=reason)
+
+
+def drafts_for_no_row(plan: StepPlan) -> bool:
+    """Return whether the step after `plan` gets no drafts."""
+    return plan.draft_room is not None and not len(plan.draft_room)

@@ -24,11 +24,13 @@ from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.admission import Admission
 from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.async_engine.open_requests import OpenRequests
+from mmengine.serve.async_engine.pooled_answers import AsyncPooledAnswers
 from mmengine.serve.async_engine.preparation import FORM_WORKERS
 from mmengine.serve.async_engine.recovery import Recovery
 from mmengine.serve.async_engine.sessions import AsyncSession, AsyncSessions
 from mmengine.serve.async_engine.typed_answers import AsyncAnswers
 from mmengine.serve.engine.engine import Engine
+from mmengine.serve.pooling.pooled_model import PooledModel
 from mmengine.serve.prompt.media_memory import media_workers, schema_processes_of
 from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, PromptInput
@@ -49,7 +51,7 @@ STEP_FROZEN_S = 600.0  # the engine is not alive while a step takes longer
 T = TypeVar("T")
 
 
-class AsyncEngine(AsyncAnswers):
+class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     """An engine that runs on its own thread. Takes the same arguments as `Engine`; the constructor loads the
     model.
 
@@ -125,6 +127,16 @@ class AsyncEngine(AsyncAnswers):
         return self._engine.reasoning.can_end
 
     @property
+    def pooled(self) -> PooledModel:
+        """What the model does with pooled requests."""
+        return self._engine.pooled
+
+    @property
+    def width(self) -> int:
+        """The length of the model's vectors."""
+        return self._engine.built.spec.hidden_size
+
+    @property
     def max_open(self) -> int:
         """Maximum number of concurrently open requests."""
         return self._open.limit
@@ -149,6 +161,10 @@ class AsyncEngine(AsyncAnswers):
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         return self._submit(Prompt.of(prompt), make_options(sampling, options), form, hold)
+
+    def stream_job(self, prompt: Prompt, options: Options) -> Stream:
+        """Submit a prepared call's prompt, and return its output stream."""
+        return self._submit(prompt, options, None, False)
 
     def _submit(
         self, prompt: Prompt, options: Options, form: Callable[[], ResponseFormat] | None, hold: bool

@@ -9,6 +9,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
 from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
+from mmengine.serve.pooling.calls import Jobs
+from mmengine.serve.pooling.pooled_model import PooledModel
 from mmengine.serve.prompt.options import SubmitOptions
 from mmengine.serve.prompt.prompt import PromptInput
 from mmengine.serve.requests.adapters import LocalAdapter
@@ -51,6 +53,14 @@ class ServedEngine(Protocol):
     async def load_adapter(self, name: str, source: str) -> LocalAdapter: ...
 
     async def unload_adapter(self, name: str) -> None: ...
+
+    @property
+    def pooled(self) -> PooledModel: ...
+
+    @property
+    def width(self) -> int: ...
+
+    async def pool(self, jobs: Jobs) -> list[Completion]: ...
 
     @property
     def can_end_reasoning(self) -> bool: ...

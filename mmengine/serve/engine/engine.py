@@ -21,8 +21,10 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.batch.run_batch import Job, Result, outputs_of, run_batch
+from mmengine.serve.engine.pooled_answers import PooledAnswers
 from mmengine.serve.engine.session import Session
 from mmengine.serve.engine.typed_answers import TypedAnswers
+from mmengine.serve.pooling.pooled_model import pooled_model_of
 from mmengine.serve.prompt.media_memory import MediaMemory, decoders_of
 from mmengine.serve.prompt.options import Options, SessionOptions, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, PromptInput
@@ -51,7 +53,7 @@ ARGUMENTS = ("model", "config", "device", "dtype", "attention", "log", "resume",
 GRAMMAR_PAUSE_S = 0.02  # how long a step without work waits for a grammar, in seconds
 
 
-class Engine(TypedAnswers):
+class Engine(TypedAnswers, PooledAnswers):
     """Runs a model on the caller's thread. Not thread-safe; AsyncEngine serves many callers.
 
     * `model`: a folder, a hub id, or None for the embedded checkpoint.
@@ -104,6 +106,7 @@ class Engine(TypedAnswers):
         self.processor = self.built.processor
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
+        self.pooled = pooled_model_of(self.built)
         self.batch_done: dict[str, Completion] = {}  # answers that no batch has taken yet
         self._closed = False
         self._received = True  # whether the next step marks the last step's answers as received
@@ -181,6 +184,8 @@ class Engine(TypedAnswers):
         """Queue a prompt that was prepared before, perhaps on another thread."""
         if self._closed:
             raise InvalidRequest("the engine is closed")
+        if not options.is_prefill:
+            self.pooled.check_chats()
         return self._submission.submit(prepared, options, stream=stream)
 
     @property

@@ -16,6 +16,7 @@ from mmengine.request import (
     MAX_CHOICES,
     PREFILL,
     GrammarRequest,
+    Pooling,
     SamplingParams,
     ThinkingBudget,
     check_unicode,
@@ -141,6 +142,7 @@ class Options:
     * `thinking_token_budget`: maximum number of reasoning tokens; None and -1 for no limit. `thinking` is
       this limit together with the reasoning markers, for this prompt.
     * `adapter`: the LoRA adapter's name; "" for the model alone.
+    * `pooling`: the vector that a request without an answer returns.
     """
 
     sampling: SamplingParams = SamplingParams()
@@ -161,11 +163,12 @@ class Options:
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
     adapter: str = ""
+    pooling: Pooling | None = None
     place: SessionPlace | None = None  # in a session: how the prompt extends it
 
     @property
     def is_prefill(self) -> bool:
-        """Whether a session's content is computed without an answer."""
+        """Whether the prompt is computed without an answer."""
         return self.sampling == PREFILL
 
     def at(self, place: SessionPlace, request_id: str) -> "Options":

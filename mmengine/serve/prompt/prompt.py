@@ -13,6 +13,7 @@ import numpy as np
 from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Adapter, Request
+from mmengine.serve.prompt.framed_text import FramedText
 from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options
 
 MAX_LOOKED_AT = 1024  # message parts that `has_media` examines
@@ -21,7 +22,8 @@ MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: chat `messages`, a `text` that already has its placeholders, or `token_ids`.
+    """A prompt: chat `messages`, a `text` that already has its placeholders, `token_ids`, or a `framed` text
+    without placeholders.
 
     `images` and `videos` fill placeholders without data, in order. Relative paths are resolved against
     `base_folder`. `media_options` are limits on pixels and frames for all media of the prompt. With
@@ -40,6 +42,7 @@ class Prompt:
     media_options: dict[str, Any] | None = field(default=None)
     template_options: Mapping[str, Any] | None = None
     token_ids: Sequence[int] | None = None
+    framed: FramedText | None = None
 
     @classmethod
     def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
@@ -84,8 +87,10 @@ class Prompt:
         template: dict[str, Any] = {}
         if self.template_options:
             template = {"template_options": self.template_options}
-        if [self.text, self.messages, self.token_ids].count(None) != 2:
+        if [self.text, self.messages, self.token_ids, self.framed].count(None) != 3:
             raise InvalidRequest("a prompt needs one of messages, text and token ids")
+        if self.framed is not None:
+            return self.framed.prepare(processor)
         if self.token_ids is not None:
             return _of_tokens(self.token_ids, processor)
         if self.text is not None:
@@ -187,6 +192,7 @@ def core_requests(
             thinking=options.thinking,
             outputs=np.asarray(options.outputs, dtype=np.int32),
             adapter=adapter,
+            pooling=options.pooling,
         )
         for index, name in enumerate(core_ids(request_id, count))
     ]

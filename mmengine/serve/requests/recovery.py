@@ -70,8 +70,8 @@ def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Reco
     """Return the recovered requests by request id, and the core ids of answers that no caller can claim.
     `resumed` maps core ids to answers.
 
-    An answer cannot be claimed if its request was cancelled, or if another choice of the request was already
-    delivered or cancelled.
+    An answer cannot be claimed if its request was cancelled, if its vector is not in the log, or if another
+    choice of the request was already delivered or cancelled.
     """
     choices: dict[str, dict[str, ResumedAnswer]] = {}  # first choice's core id -> all choices by core id
     for name, answer in resumed.items():
@@ -81,7 +81,7 @@ def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Reco
     for first, answers in choices.items():
         request_id = first.removesuffix("/0") if len(answers) > 1 else first
         names = core_ids(request_id, len(answers))
-        if answers.keys() != set(names) or any(answer.was_given_up for answer in answers.values()):
+        if answers.keys() != set(names) or any(answer.is_gone for answer in answers.values()):
             unclaimed += answers
             continue
         tokens = sum(len(answer.token_ids) for answer in answers.values())

@@ -49,6 +49,7 @@ class _Pending:
     num_drafts: int = 0
     num_accepted: int = 0
     prompt_scores: PromptLogprobs | None = None
+    vector: np.ndarray | None = None
 
 
 class RunningRequests:
@@ -152,6 +153,7 @@ class RunningRequests:
             answer.logprobs = (answer.logprobs or []) + list(output.logprobs)
         pending.num_cached_tokens = max(pending.num_cached_tokens, output.num_cached_tokens)
         pending.prompt_scores = output.prompt_logprobs or pending.prompt_scores
+        pending.vector = output.vector if output.vector is not None else pending.vector
         pending.num_drafts += output.num_drafts
         pending.num_accepted += output.num_accepted
         text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
@@ -211,6 +213,7 @@ class RunningRequests:
             pending.num_accepted,
             pending.notes,
             pending.prompt_scores,
+            pending.vector,
         )
 
     def delivered(self, request_id: str) -> None:
@@ -231,7 +234,7 @@ class RunningRequests:
         """Return whether the previous process had this request with as many answers and did not cancel it."""
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]
-        return all(one is not None and not one.was_given_up for one in found)
+        return all(one is not None and not one.is_gone for one in found)
 
     def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
         """Resume a request and return its outputs from the first token on, in the order of the first time.
@@ -284,6 +287,7 @@ class RunningRequests:
             answer = self._new_answer(one.queued, stream)
             answer.token_ids, answer.logprobs = one.token_ids, one.logprobs
             pending.prompt_scores = one.prompt_logprobs or pending.prompt_scores
+            pending.vector = one.vector
             if answer.stream is not None:
                 answer.stream.push(one.token_ids)
             self._answers[name] = pending, answer

@@ -64,7 +64,7 @@ class Completion:
 
     `num_drafts` draft tokens were computed for all choices and `num_accepted` of them accepted, in the
     process that returns the answer. `notes` on the response format come from the process that got the
-    request. `prompt_logprobs` is computed from `prompt_scores`.
+    request. `prompt_logprobs` is computed from `prompt_scores`. `vector`: a pooled request's result.
     """
 
     request_id: str
@@ -75,6 +75,7 @@ class Completion:
     num_accepted: int = 0
     notes: tuple[Note, ...] = ()
     prompt_scores: PromptLogprobs | None = None
+    vector: np.ndarray | None = None  # float32 [d]
 
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:

@@ -66,7 +66,7 @@ class RequestReaders:
         media_fetcher: MediaFetcher | None,
         storage: Storage | None,
     ):
-        self._settings, self._names, self._admission, self._texts = settings, names, admission, texts
+        self.settings, self._names, self._admission, self._texts = settings, names, admission, texts
         processor = engine.processor
         files = storage.files if storage is not None else None
         self.uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
@@ -165,7 +165,7 @@ class RequestReaders:
         usage_frames = parsed_request.usage_frames
         match envelope.api:
             case "chat":
-                twice = self._settings.reasoning_fields == "both"
+                twice = self.settings.reasoning_fields == "both"
                 return ChatFrames(name, envelope, texts, usage_frames, names_reasoning_twice=twice)
             case "responses":
                 return ResponsesFrames(name, envelope, texts)

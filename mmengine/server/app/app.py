@@ -21,6 +21,7 @@ from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterRoutes
 from mmengine.server.app.endpoints import (
+    pooling_endpoints,
     refuse_unknown_route,
     refuse_without_log,
     session_endpoints,
@@ -101,6 +102,7 @@ class App:
         endpoints: Endpoints = {
             **bind(ANSWER_ROUTES, answers),
             **bind(COUNT_ROUTES, counts),
+            **pooling_endpoints(engine, served, self.admission, answers.readers),
             **bind(ADAPTER_ROUTES, self._adapters),
             **bind(SERVICE_ROUTES, others),
             ("GET", "/openapi.json"): serve_document,

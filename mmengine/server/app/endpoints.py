@@ -4,6 +4,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmengine.errors import ErrorCode
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.server.answers.request_readers import RequestReaders
 from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.route_table import BATCH_ROUTES, FILE_ROUTES
@@ -13,6 +15,9 @@ from mmengine.server.http.admission import Admission
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.model_names import ModelNames
 from mmengine.server.http.route_records import Endpoints, answer_all, bind
+from mmengine.server.pooling.reader import PooledReader
+from mmengine.server.pooling.route_table import POOLING_ROUTES
+from mmengine.server.pooling.routes import PoolingRoutes
 from mmengine.server.sessions.registry import SessionRegistry
 from mmengine.server.sessions.route_table import SESSION_ROUTES
 from mmengine.server.sessions.routes import SessionRoutes
@@ -20,10 +25,6 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
 _UNSUPPORTED = {
-    "/v1/embeddings": "embeddings are not supported",
-    "/v1/rerank": "reranking is not supported",
-    "/rerank": "reranking is not supported",
-    "/v1/score": "scoring is not supported",
     "/v1/audio/transcriptions": "audio input is not supported",
     "/v1/audio/translations": "audio input is not supported",
     "/v1/audio/speech": "audio output is not supported",
@@ -44,6 +45,13 @@ def session_endpoints(
         return answer_all(SESSION_ROUTES, refuse_sessions)
     routes = SessionRoutes(sessions, settings, names, admission, answers)
     return bind(SESSION_ROUTES, routes)
+
+
+def pooling_endpoints(
+    engine: ServedEngine, names: ModelNames, admission: Admission, readers: RequestReaders
+) -> Endpoints:
+    reader = PooledReader(engine, names, readers.chat, readers.settings)
+    return bind(POOLING_ROUTES, PoolingRoutes(engine, admission, reader, readers.parser_threads))
 
 
 def storage_endpoints(

@@ -15,12 +15,13 @@ from mmengine.server.batches.schemas import Upload, described_upload
 from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.chat.response_schemas import Refusal
-from mmengine.server.http.body_fields import Field
+from mmengine.server.http.body_fields import Field, fields_of
 from mmengine.server.http.error_table import STATUSES
 from mmengine.server.http.errors import Json
 from mmengine.server.http.route_records import HEADERS, Body, Operation, RouteRecord, Stream, parameter
 from mmengine.server.messages.body import CountBody, MessagesBody
 from mmengine.server.messages.field_table import COUNT_TOKENS, MESSAGES
+from mmengine.server.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from mmengine.server.responses.body import ResponsesBody
 from mmengine.server.responses.field_table import RESPONSES
 from mmengine.version import __version__
@@ -36,6 +37,7 @@ _BODIES: dict[Body, tuple[Field, ...]] = {
     CountBody: COUNT_TOKENS,
     TokenizeBody: TOKENIZE,
     DetokenizeBody: DETOKENIZE,
+    **{kind: fields_of(kind) for kind in (EmbeddingBody, PoolingBody, RerankBody, ScoreBody)},
 }
 
 

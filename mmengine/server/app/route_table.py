@@ -10,6 +10,7 @@ from mmengine.server.http.route_records import NO_BODY, OVERLOADED, READS, Opera
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.schemas import InputTokenCount, MessageRefusal
+from mmengine.server.pooling.route_table import POOLING_ROUTES
 from mmengine.server.responses.route_table import RESPONSE_ROUTES
 from mmengine.server.sessions.route_table import SESSION_ROUTES
 
@@ -96,6 +97,7 @@ STORED_ROUTES = (*RESPONSE_ROUTES, *FILE_ROUTES, *BATCH_ROUTES)  # Require a log
 ALL_ROUTES = (
     *ANSWER_ROUTES,
     *COUNT_ROUTES,
+    *POOLING_ROUTES,
     *ADAPTER_ROUTES,
     *SERVICE_ROUTES,
     *SESSION_ROUTES,

@@ -1,0 +1,118 @@
+"""Return an Engine's vectors and scores."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+import numpy as np
+
+from mmengine.serve.batch.run_batch import Job, Result
+from mmengine.serve.pooling.calls import (
+    EmbedCall,
+    Jobs,
+    PoolOptions,
+    RankedDocument,
+    ScoreCall,
+    inputs_of,
+    pool_options,
+    ranked,
+)
+from mmengine.serve.pooling.pooled_model import PooledModel
+from mmengine.serve.pooling.prompts import Inputs, PoolInput
+from mmengine.serve.text.request_output import Completion, answer_to_prompt
+
+if TYPE_CHECKING:  # importing mmengine.build imports torch
+    from mmengine.build import Built
+
+
+class PooledAnswers(ABC):
+    """Engine methods that compute vectors and scores, and step until all are complete."""
+
+    pooled: PooledModel
+    built: "Built"
+
+    @abstractmethod
+    def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]: ...
+
+    def embed(
+        self,
+        inputs: Inputs,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        instruction: str | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        media_options: dict[str, object] | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> np.ndarray:
+        """Return the vectors of all inputs, float32 [n, dimensions].
+
+        An input is a text, token ids, messages, or a dict with `text`, `image` and `video`; a string is one
+        input. `dimensions` cuts the vectors (default: the model's width). `normalize`: whether they have
+        length 1 (default: as the model says). `instruction` says for which task the vectors are, and
+        `prompt_name` chooses one of the model's instructions. A text with more tokens than
+        `truncate_prompt_tokens` is cut. Raises InvalidRequest, also for a reranker.
+        """
+        call = EmbedCall(
+            self.pooled,
+            self.built.spec.hidden_size,
+            inputs_of(inputs),
+            dimensions,
+            normalize,
+            instruction,
+            prompt_name,
+            truncate_prompt_tokens or 0,
+            media_options,
+        )
+        return np.stack(call.vectors(self._pooled(call.jobs(pool_options(options)))))
+
+    def score(
+        self,
+        queries: Inputs,
+        documents: Inputs,
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        raw: bool = False,
+        **options: Unpack[PoolOptions],
+    ) -> list[float]:
+        """Return the relevance of each pair of query and document. One query goes with all documents.
+
+        A reranker's score is the probability of yes against no, with `raw` their log-odds. An embedding
+        model's score is the cosine. Raises InvalidRequest, also for a chat model.
+        """
+        asked, found = inputs_of(queries), inputs_of(documents)
+        call = ScoreCall(
+            self.pooled,
+            self.built.spec.hidden_size,
+            asked,
+            found,
+            instruction=instruction,
+            keep=truncate_prompt_tokens or 0,
+        )
+        return call.scores(self._pooled(call.jobs(pool_options(options))), raw=raw)
+
+    def rerank(
+        self,
+        query: PoolInput,
+        documents: Sequence[PoolInput],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> list[RankedDocument]:
+        """Return the documents by falling relevance to the query, at most `top_n`. Errors: as `score`."""
+        scores = self.score(
+            [query],
+            documents,
+            instruction=instruction,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            **options,
+        )
+        return ranked(documents, scores, top_n)
+
+    def _pooled(self, jobs: Jobs) -> list[Completion]:
+        answers = dict(self.run_batch(jobs))
+        return [answer_to_prompt(answers[index], index, len(jobs) > 1) for index in range(len(jobs))]

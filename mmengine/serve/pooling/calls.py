@@ -1,0 +1,192 @@
+"""Calls for vectors and scores: the jobs that an engine runs, and the results that follow from their answers.
+
+`Engine` and `AsyncEngine` run the same jobs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+import numpy as np
+
+from mmengine.errors import FieldPath, InvalidRequest
+from mmengine.request import PREFILL, Pooling
+from mmengine.serve.pooling.pooled_model import PooledModel
+from mmengine.serve.pooling.prompts import Inputs, PoolInput, embed_prompt, rerank_prompt
+from mmengine.serve.pooling.vectors import check_dimensions, cosine, embedding, log_odds, probability
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import Completion
+
+Jobs = list[tuple[Prompt, Options]]
+EMBED = Pooling("embed")
+INPUTS = "input"  # The first key in an error's path; the index follows.
+
+
+class PoolOptions(TypedDict, total=False):
+    """Options of a call for vectors or scores, as in `submit`."""
+
+    priority: int
+    cache_salt: str
+    tenant: str
+    adapter: str
+    deadline_s: float
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document's place in a ranking. `index`: its index in the call. `score`: its relevance, from 0 to 1
+    for a reranker; the cosine of query and document, from -1 to 1, for an embedding model.
+    """
+
+    index: int
+    score: float
+    document: PoolInput
+
+
+def pool_options(options: PoolOptions) -> Options:
+    """Return the options of a pooled request. A job says what is pooled."""
+    return Options(sampling=PREFILL, pooling=EMBED, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedCall:
+    """A call for the vectors of `inputs`.
+
+    `dimensions`: how many values of each vector are kept; None: all. `normalizes`: None: as the model says.
+    `keep`: the number of tokens after which a text is cut; 0: a longer text is refused.
+    """
+
+    model: PooledModel
+    width: int
+    inputs: Sequence[PoolInput]
+    dimensions: int | None = None
+    normalizes: bool | None = None
+    instruction: str | None = None
+    prompt_name: str | None = None
+    keep: int = 0
+    media_options: dict[str, object] | None = None
+
+    def jobs(self, options: Options) -> Jobs:
+        """Return a job for each input. Raises InvalidRequest."""
+        self.model.check_embeds()
+        check_dimensions(self.dimensions, self.width)
+        if not self.inputs:
+            raise InvalidRequest("the list of inputs is empty: send at least one", path=(INPUTS,))
+        jobs = []
+        for index, given in enumerate(self.inputs):
+            try:
+                prompt = embed_prompt(
+                    self.model,
+                    given,
+                    instruction=self.instruction,
+                    prompt_name=self.prompt_name,
+                    keep=self.keep,
+                    media_options=self.media_options,
+                )
+            except InvalidRequest as error:
+                if error.path[:1] == (INPUTS,):
+                    error.path = FieldPath(INPUTS, index)
+                raise
+            jobs.append((prompt, replace(options, pooling=EMBED)))
+        return jobs
+
+    def vectors(self, answers: Sequence[Completion]) -> list[np.ndarray]:
+        """Return each input's vector, float32 [dimensions]."""
+        normalizes = self.model.normalizes if self.normalizes is None else self.normalizes
+        return [embedding(_vector(answer), self.dimensions, normalizes) for answer in answers]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """A call for the relevance of each pair of `queries` and `documents`. One query goes with all documents.
+
+    A reranker reads both together. An embedding model embeds each, and the score is the cosine.
+    """
+
+    model: PooledModel
+    width: int
+    queries: Sequence[PoolInput]
+    documents: Sequence[PoolInput]
+    instruction: str | None = None
+    keep: int = 0
+    media_options: dict[str, object] | None = None
+
+    @property
+    def pairs(self) -> list[tuple[PoolInput, PoolInput]]:
+        """Return the pairs of query and document, in order. Raises InvalidRequest."""
+        if not self.queries or not self.documents:
+            raise InvalidRequest(
+                "there is no query or no document: send at least one of each", path=(INPUTS,)
+            )
+        if len(self.queries) not in (1, len(self.documents)):
+            raise InvalidRequest(
+                f"{len(self.queries)} queries and {len(self.documents)} documents make no pairs: send one "
+                "query, or as many as documents",
+                path=(INPUTS,),
+            )
+        queries = list(self.queries) * (len(self.documents) if len(self.queries) == 1 else 1)
+        return list(zip(queries, self.documents, strict=True))
+
+    def jobs(self, options: Options) -> Jobs:
+        """Return the call's jobs. Raises InvalidRequest, also for a chat model."""
+        pairs = self.pairs
+        if self.model.task == "embed":
+            return self._embeds(self.queries).jobs(options) + self._embeds(self.documents).jobs(options)
+        self.model.check_reranks()
+        pooling = Pooling("logits", self.model.tokens)
+        return [
+            (
+                rerank_prompt(
+                    self.model,
+                    query,
+                    document,
+                    instruction=self.instruction,
+                    keep=self.keep,
+                    media_options=self.media_options,
+                ),
+                replace(options, pooling=pooling),
+            )
+            for query, document in pairs
+        ]
+
+    def _embeds(self, inputs: Sequence[PoolInput]) -> EmbedCall:
+        name = "query" if inputs is self.queries and "query" in self.model.prompts else None
+        return EmbedCall(
+            self.model,
+            self.width,
+            inputs,
+            instruction=self.instruction if inputs is self.queries else None,
+            prompt_name=name if self.instruction is None else None,
+            keep=self.keep,
+            media_options=self.media_options,
+        )
+
+    def scores(self, answers: Sequence[Completion], *, raw: bool = False) -> list[float]:
+        """Return each pair's score. `raw`: a reranker's log-odds in place of its probability."""
+        if self.model.task != "embed":
+            odds = [log_odds(_vector(answer)) for answer in answers]
+            return odds if raw else [probability(each) for each in odds]
+        vectors = [_vector(answer) for answer in answers]
+        queries, documents = vectors[: len(self.queries)], vectors[len(self.queries) :]
+        queries *= len(documents) if len(queries) == 1 else 1
+        return [cosine(one, other) for one, other in zip(queries, documents, strict=True)]
+
+
+def inputs_of(given: Inputs) -> list[PoolInput]:
+    """Return a call's inputs. A text and an object are one input; a list has several."""
+    return [given] if isinstance(given, (str, Mapping)) else list(given)
+
+
+def ranked(
+    documents: Sequence[PoolInput], scores: Sequence[float], top_n: int | None = None
+) -> list[RankedDocument]:
+    """Return the documents by falling score, at most `top_n`. Equal scores keep their order."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return [RankedDocument(index, scores[index], documents[index]) for index in order[:top_n]]
+
+
+def _vector(answer: Completion) -> np.ndarray:
+    assert answer.vector is not None, "a pooled request that ends without an error has its vector"
+    return answer.vector

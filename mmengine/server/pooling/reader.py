@@ -1,0 +1,273 @@
+"""Reads the bodies of pooled calls into jobs for the engine, and renders the answers."""
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.pooling.calls import EmbedCall, Jobs, ScoreCall, pool_options, ranked
+from mmengine.serve.pooling.prompts import PoolInput, embed_prompt
+from mmengine.serve.prompt.options import Options
+from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.request_output import Completion
+from mmengine.server.chat.bodies import ChatBody
+from mmengine.server.chat.chat_reader import ChatReader
+from mmengine.server.http.body_fields import Fields, fields_of
+from mmengine.server.http.errors import ApiError, api_error, decode_body
+from mmengine.server.http.model_names import ModelNames
+from mmengine.server.pooling.bodies import EmbeddingBody, PooledBody, PoolingBody, RerankBody, ScoreBody
+from mmengine.server.pooling.schemas import (
+    EmbeddingItem,
+    Embeddings,
+    EmbeddingUsage,
+    PooledItem,
+    PooledList,
+    RankedItem,
+    Ranking,
+    ScoreItem,
+    Scores,
+)
+from mmengine.server.settings import ServerSettings
+
+# Marks the requests of pooled calls in the log. Their clients cannot reattach, so a process that resumes the
+# log gives them up.
+ENVELOPE = b'{"pooled":true}'
+_B = TypeVar("_B", bound=PooledBody)
+_E = TypeVar("_E", bound=EmbeddingBody)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRequest:
+    """A call that was read: the jobs, the renderer of their answers, and the ignored fields."""
+
+    jobs: Jobs
+    render: Callable[[Sequence[Completion]], bytes]
+    params: frozenset[str]
+    ignored: list[str]
+
+
+class PooledBodyType(Generic[_B]):
+    """A body's struct with its decoder and its field table."""
+
+    def __init__(self, kind: type[_B]):
+        self.fields = Fields(fields_of(kind))
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def read(self, data: bytes, *, ignore_unknown: bool) -> tuple[_B, list[str]]:
+        """Return a body and the names of its ignored fields. Raises ApiError."""
+        ignored = self.fields.check(data, ignore_unknown=ignore_unknown)
+        return decode_body(data, self._decoder.decode), ignored
+
+
+EMBEDDING, POOLING = PooledBodyType(EmbeddingBody), PooledBodyType(PoolingBody)
+RERANK, SCORE = PooledBodyType(RerankBody), PooledBodyType(ScoreBody)
+
+
+class PooledReader:
+    """Reads pooled calls. `chat`: reads conversations, with the server's limits on media."""
+
+    def __init__(self, engine: ServedEngine, names: ModelNames, chat: ChatReader, settings: ServerSettings):
+        self._model, self._width, self._names, self._chat = engine.pooled, engine.width, names, chat
+        self._max_inputs, self._max_tokens = settings.max_inputs, engine.config.max_model_len - 1
+        self._ignore_unknown = settings.unknown_fields == "ignore"
+
+    def embeddings(self, data: bytes, name: str, options: Options) -> PooledRequest:
+        """Read a body of /v1/embeddings. Thread-safe. Raises ApiError."""
+        return self._embeddings(EMBEDDING, data, name, options)
+
+    def pooling(self, data: bytes, name: str, options: Options) -> PooledRequest:
+        """Read a body of /pooling. Thread-safe. Raises ApiError."""
+        return self._embeddings(POOLING, data, name, options)
+
+    def _embeddings(
+        self, kind: PooledBodyType[_E], data: bytes, name: str, options: Options
+    ) -> PooledRequest:
+        body, ignored = kind.read(data, ignore_unknown=self._ignore_unknown)
+        model, options = self._options(body, options)
+        call = EmbedCall(
+            self._model,
+            self._width,
+            self._inputs(body),
+            body.dimensions,
+            body.normalize,
+            body.instruction,
+            body.prompt_name,
+            self._keep(body),
+            body.mm_processor_kwargs,
+        )
+        jobs = self._jobs(call.jobs, options, kind)
+        if body.messages is not None and not body.add_generation_prompt:
+            jobs = [(replace(prompt, add_generation_prompt=False), each) for prompt, each in jobs]
+        encode = _base64 if body.encoding_format == "base64" else _numbers
+
+        def render(answers: Sequence[Completion]) -> bytes:
+            values = [encode(vector) for vector in call.vectors(answers)]
+            created, usage = int(time.time()), _usage(answers)
+            if kind is POOLING:
+                pooled = [PooledItem(index, value) for index, value in enumerate(values)]
+                return msgspec.json.encode(PooledList(f"pool-{name}", created, model, pooled, usage))
+            items = [EmbeddingItem(index, value) for index, value in enumerate(values)]
+            return msgspec.json.encode(Embeddings(f"embd-{name}", created, model, items, usage))
+
+        return PooledRequest(jobs, render, kind.fields.names, ignored)
+
+    def _inputs(self, body: EmbeddingBody) -> list[PoolInput]:
+        if (body.input is None) == (body.messages is None):
+            raise ApiError(ErrorCode.INVALID_VALUE, "set either input or messages", FieldPath("input"))
+        if body.messages is not None:
+            return [self._conversation(body)]
+        given = body.input
+        if isinstance(given, (str, dict)):
+            return [given]
+        assert given is not None
+        numbers = [each for each in given if isinstance(each, int)]
+        if numbers and len(numbers) == len(given):
+            return [numbers]
+        if numbers:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} mixes token ids with texts; send only token ids or only texts",
+                FieldPath("input"),
+            )
+        self._check_count("input", len(given))
+        return [each for each in given if not isinstance(each, int)]
+
+    def _conversation(self, body: EmbeddingBody) -> list[dict[str, object]]:
+        """Return the messages; for a model that embeds images, after the model's system message."""
+        messages: list[dict[str, object]] = list(body.messages or ())
+        if not self._model.has_media or any(each.get("role") == "system" for each in messages):
+            return messages
+        empty = embed_prompt(
+            self._model, "", instruction=body.instruction, prompt_name=body.prompt_name
+        ).messages
+        return [*(empty or ())[:1], *messages]
+
+    def rerank(self, data: bytes, name: str, options: Options) -> PooledRequest:
+        """Read a body of /v1/rerank. Thread-safe. Raises ApiError."""
+        body, ignored = RERANK.read(data, ignore_unknown=self._ignore_unknown)
+        model, options = self._options(body, options)
+        self._check_count("documents", len(body.documents))
+        if body.top_n is not None and body.top_n < 1:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} must be 1 or more, not {body.top_n}",
+                FieldPath("top_n"),
+            )
+        call = self._scores([body.query], body.documents, body, body.max_tokens_per_doc)
+        jobs, shows = self._jobs(call.jobs, options, RERANK), body.return_documents is not False
+
+        def render(answers: Sequence[Completion]) -> bytes:
+            results = [
+                RankedItem(one.index, one.score, _shown(body.documents[one.index]) if shows else None)
+                for one in ranked(body.documents, call.scores(answers), body.top_n)
+            ]
+            return msgspec.json.encode(Ranking(f"rerank-{name}", model, results, _usage(answers)))
+
+        return PooledRequest(jobs, render, RERANK.fields.names, ignored)
+
+    def score(self, data: bytes, name: str, options: Options) -> PooledRequest:
+        """Read a body of /score. Thread-safe. Raises ApiError."""
+        body, ignored = SCORE.read(data, ignore_unknown=self._ignore_unknown)
+        model, options = self._options(body, options)
+        queries = _several(body.text_1 if body.queries is None else body.queries)
+        documents = _several(body.text_2 if body.documents is None else body.documents)
+        self._check_count("text_1", len(queries))
+        self._check_count("text_2", len(documents))
+        call = self._scores(queries, documents, body)
+        jobs = self._jobs(call.jobs, options, SCORE)
+
+        def render(answers: Sequence[Completion]) -> bytes:
+            items = [ScoreItem(index, score) for index, score in enumerate(call.scores(answers))]
+            created, usage = int(time.time()), _usage(answers)
+            return msgspec.json.encode(Scores(f"score-{name}", created, model, items, usage))
+
+        return PooledRequest(jobs, render, SCORE.fields.names, ignored)
+
+    def _scores(
+        self,
+        queries: Sequence[PoolInput],
+        documents: Sequence[PoolInput],
+        body: PooledBody,
+        most: int | None = None,
+    ) -> ScoreCall:
+        keep = self._keep(body) or most or 0
+        media = body.mm_processor_kwargs
+        return ScoreCall(self._model, self._width, queries, documents, body.instruction, keep, media)
+
+    def _options(self, body: PooledBody, options: Options) -> tuple[str, Options]:
+        """Return the served model name, and the options of the body's requests."""
+        model, adapter = self._names.resolve(body.model)
+        mine = pool_options({})
+        mine = replace(
+            mine,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or options.cache_salt,
+            tenant=options.tenant,
+            deadline_s=body.deadline_s or 0.0,
+            adapter=adapter,
+            envelope=ENVELOPE,
+        )
+        try:
+            mine.check()
+        except InvalidRequest as error:
+            raise api_error(error, EMBEDDING.fields.names) from None
+        return model, mine
+
+    def _jobs(self, make: Callable[[Options], Jobs], options: Options, kind: PooledBodyType[_B]) -> Jobs:
+        try:
+            return [(self._checked(prompt), each) for prompt, each in make(options)]
+        except InvalidRequest as error:
+            raise api_error(error, kind.fields.names) from None
+
+    def _checked(self, prompt: Prompt) -> Prompt:
+        """Return a conversation as the server reads one, with its limits on images and URLs."""
+        if prompt.messages is None:
+            return prompt
+        body = ChatBody(messages=list(prompt.messages), mm_processor_kwargs=prompt.media_options)
+        read, _ = self._chat.read_prompt(body)
+        return read
+
+    def _keep(self, body: PooledBody) -> int:
+        given = body.truncate_prompt_tokens
+        if given is not None and given != -1 and not 1 <= given <= self._max_tokens:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} must be -1, or lie in 1 to {self._max_tokens}, not {given}",
+                FieldPath("truncate_prompt_tokens"),
+            )
+        return self._max_tokens if given == -1 else given or 0
+
+    def _check_count(self, name: str, count: int) -> None:
+        if not 1 <= count <= self._max_inputs:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} has {count} entries; the limit is 1 to {self._max_inputs} (max_inputs)",
+                FieldPath(name),
+            )
+
+
+def _usage(answers: Sequence[Completion]) -> EmbeddingUsage:
+    count = sum(len(answer.prompt_token_ids) for answer in answers)
+    return EmbeddingUsage(count, count)
+
+
+def _numbers(vector: np.ndarray) -> list[float] | str:
+    return [float(value) for value in vector]
+
+
+def _base64(vector: np.ndarray) -> list[float] | str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def _several(given: str | list[str | dict[str, object]] | dict[str, object] | None) -> list[PoolInput]:
+    return [] if given is None else list(given) if isinstance(given, list) else [given]
+
+
+def _shown(document: str | dict[str, object]) -> dict[str, object]:
+    return {"text": document} if isinstance(document, str) else document

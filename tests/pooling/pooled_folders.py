@@ -1,0 +1,74 @@
+"""Folders of embedding models and rerankers with tiny random weights, and transformers' results for them."""
+
+import json
+import shutil
+
+import numpy as np
+import torch
+
+from mmengine_shapes import checkpoint_path
+from tests.llama.tiny import make_tiny
+from tests.parity.parity_cases import load_reference, reference_inputs
+
+MODULE = "sentence_transformers.base.modules"
+TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def mark(folder, *modules, **configs):
+    """Write modules.json and the modules' settings, as sentence-transformers does. Return the folder."""
+    listed = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}.transformer.Transformer"}]
+    for number, kind in enumerate(modules, 1):
+        place = f"{number}_{kind}"
+        listed.append({"idx": number, "name": str(number), "path": place, "type": f"{MODULE}.x.{kind}"})
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "config.json").write_text(json.dumps(configs.get(kind, {})))
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return folder
+
+
+def embedding_folder(folder, mode="lasttoken"):
+    """Write a text model that embeds. Return transformers' model."""
+    model = make_tiny(folder, "Qwen3")
+    mark(folder, "Pooling", "Normalize", Pooling={"word_embedding_dimension": 48, "pooling_mode": mode})
+    prompts = {"query": f"Instruct: {TASK}\nQuery:", "document": ""}
+    config = {"prompts": prompts, "default_prompt_name": None}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    return model
+
+
+def reranker_folder(folder, tokens=(11, 7)):
+    """Write a text model that reranks by the logits of `tokens`. Return transformers' model."""
+    model = make_tiny(folder, "Qwen3")
+    mark(folder, "LogitScore", LogitScore={"true_token_id": tokens[0], "false_token_id": tokens[1]})
+    return model
+
+
+def media_folder(folder, *modules, **configs):
+    """Copy the embedded checkpoint to a folder, as an embedding model or a reranker."""
+    shutil.copytree(checkpoint_path(), folder)
+    return mark(folder, *modules, **configs)
+
+
+def text_state(model, token_ids):
+    """Return the last token's state after the final norm, float32 [hidden_size], by transformers."""
+    with torch.inference_mode():
+        return model.model(torch.tensor([token_ids])).last_hidden_state[0, -1].numpy()
+
+
+def text_logits(model, token_ids):
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0, -1].numpy()
+
+
+def media_outputs(processor, messages):
+    """Return the last token's state and logits for a conversation, by transformers."""
+    model = load_reference()
+    inputs = reference_inputs(processor.prepare(messages))
+    with torch.inference_mode():
+        found = model(**inputs, output_hidden_states=True)
+    return found.hidden_states[-1][0, -1].numpy(), found.logits[0, -1].numpy()
+
+
+def unit(vector, dimensions=None):
+    cut = np.asarray(vector[:dimensions], np.float64)
+    return cut / np.linalg.norm(cut)
