@@ -216,10 +216,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Literal["background", "always", "never"],
         described("When the log is synced to disk: in the background, before each effect, or never."),
     ] = "background"
-    log_vectors: Annotated[
-        bool,
-        described("Whether the log contains the vectors of embeddings and rerankers, beside their digests."),
-    ] = False
+    log_vectors: Annotated[bool, described("Whether the log has pooled vectors, beside digests.")] = False
     log_retain_bytes: Annotated[
         int,
         between(
@@ -304,10 +301,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar_timeout_s: Annotated[
         int, between(1, 10**6, "Seconds for compiling one grammar. After that the request is refused.")
     ] = 10
-    task: Annotated[
-        Literal["auto", "chat", "embed", "rerank"],
-        described("Task of the model; auto: as its folder says."),
-    ] = "auto"
+    task: Annotated[Literal["auto", "chat", "embed", "rerank"], described("Task of the model.")] = "auto"
     reasoning_start: Annotated[
         str, described("Text that begins reasoning; empty: the model does not reason.")
     ] = "<think>"

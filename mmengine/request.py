@@ -26,7 +26,6 @@ MAX_SEQUENCE_TOKENS = 16  # Largest number of tokens in such a sequence.
 MAX_NGRAM = 64  # Largest no_repeat_ngram_size.
 MAX_SEED = 2**63 - 1
 CallFormat = Literal["json", "xml"]  # Format in which a model's chat template writes tool calls.
-MAX_POOLED_LOGITS = 64  # Largest number of logits that a pooled request returns.
 MAX_AFTER = 256  # Largest number of tokens after which a grammar begins.
 
 
@@ -338,12 +337,11 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """What a prefill-only request returns about its last token.
 
-    `kind` "embed": the hidden state after the final norm, float32 [hidden_size]. `kind` "logits": the logits
-    of `token_ids`, float32 [len(token_ids)].
+    "embed": the hidden state after the final norm, float32 [hidden_size]. "logits": of `token_ids`, float32.
     """
 
     kind: Literal["embed", "logits"]
-    token_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_POOLED_LOGITS)] = ()
+    token_ids: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=64)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from mmengine.runtime.drafting.eagle3.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import CLOSES, GRAMMAR, THINKING, RowColumns
 from mmengine.runtime.sampling.lazy_masks import LazyMaskResult, uses_lazy_mask
-from mmengine.runtime.sampling.pooling import PooledRow
+from mmengine.runtime.sampling.pooling import PooledRow, vectors_of
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import COUNTED, SampledTokens, Sampler
@@ -91,6 +91,7 @@ class Reader:
     def read(self, launched: LaunchedStep) -> StepResult:
         """Return a launched step's result. The executor sets `device_ns`."""
         result = self._read(launched)
+        result.prompt_logprobs, result.pooled = launched.prompt_logprobs, vectors_of(launched.pooled)
         if launched.batch.wanted & THINKING:
             rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
             self.thinking.advance(rows, result.token_ids, result.counts)

@@ -41,7 +41,7 @@ from mmengine.runtime.result_reader import ComputedStep, LaunchedStep, Reader
 from mmengine.runtime.rows import GRAMMAR, STOP_STRINGS, THINKING, PositionsOf, RowColumns
 from mmengine.runtime.sampling.grammar_rows import sample_grammar_rows
 from mmengine.runtime.sampling.lazy_masks import LazyMaskResult
-from mmengine.runtime.sampling.pooling import pool_rows, vectors_of
+from mmengine.runtime.sampling.pooling import pool_rows
 from mmengine.runtime.sampling.prompt_logprobs import PromptLogprobsGatherer
 from mmengine.runtime.sampling.runs import Runs, runs_of
 from mmengine.runtime.sampling.sample_rows import SampleRows
@@ -385,10 +385,7 @@ class ModelRunner:
     def finish(self, launched: LaunchedStep) -> StepResult:
         """Wait for a launched step, and return its result. The executor sets `device_ns`."""
         with torch.inference_mode():
-            result = self._reader.read(launched)
-            result.pooled = vectors_of(launched.pooled)
-        result.prompt_logprobs = launched.prompt_logprobs
-        return result
+            return self._reader.read(launched)
 
     def close(self) -> None:
         self._media.clear()

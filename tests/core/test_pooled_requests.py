@@ -175,7 +175,8 @@ def test_random_settings_do_not_change_a_vector(tmp_path):
         ends = run(core)
         core.close()
         assert verify(folder).divergence is None, seed
-        large = settings_of(num_blocks=99, max_model_len=99, token_budget=400, max_loras=config.max_loras)
+        rules = {name: getattr(config, name) for name in ("atomic_runs", "whole_prompt", "max_loras")}
+        large = settings_of(num_blocks=99, max_model_len=99, token_budget=400, **rules)
         alone = EngineCore(large, SimulatedExecutor(large))
         for one in asked[1 : config.max_waiting : 2]:
             alone.submit(one)
