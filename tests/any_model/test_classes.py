@@ -1,0 +1,52 @@
+"""Tests of what the fallback refuses from config.json alone."""
+
+import json
+
+import pytest
+
+from mmengine.errors import ModelError
+from mmengine_transformers import plugin
+
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "num_hidden_layers": 2,
+    "layer_types": ["conv", "full_attention"],
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "vocab_size": 99}
+
+
+def folder_of(tmp_path, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["NewForCausalLM"]}, "has no class; update transformers"),
+        (
+            {"architectures": ["NewForCausalLM"], "auto_map": {"AutoModel": "code.New"}},
+            "its own code, which is never run",
+        ),
+        ({"architectures": ["json"]}, "has no class"),
+        ({**LLAMA, "model_type": "qwen2"}, "model_type 'qwen2' does not belong to LlamaForCausalLM"),
+        ({**LLAMA, "hidden_size": "wide"}, "no config that LlamaForCausalLM accepts"),
+        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "encoder-decoder"),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent layers"),
+        (LFM2, "layers conv bypass the attention function"),
+        ({"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama"}, "cross attention"),
+        ({"architectures": ["BertModel"], "model_type": "bert"}, "no language model head"),
+        ({"architectures": ["GitForCausalLM"], "model_type": "git"}, "do not call transformers' attention"),
+    ],
+)
+def test_the_reason_is_one_sentence(tmp_path, config, words):
+    with pytest.raises(ModelError, match=words) as caught:
+        plugin.check(folder_of(tmp_path, config))
+    assert "\n" not in str(caught.value)
+
+
+def test_code_in_a_folder_is_ignored_where_transformers_has_the_class(tmp_path):
+    folder = folder_of(tmp_path, {**LLAMA, "auto_map": {"AutoModelForCausalLM": "code.New"}})
+    (folder / "code.py").write_text("raise SystemExit")
+    plugin.check(folder)
