@@ -43,6 +43,7 @@ PROGRAMS = {
     "batch_killed": "server.batch_killed",
     "preparation": "media.preparation",
     "sessions": "media.sessions",
+    "hosted": "any_model.hosted",
     "gpu_bring": "gpu_bring",
 }
 

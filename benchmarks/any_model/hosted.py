@@ -1,0 +1,183 @@
+"""Compare a model on transformers' modules (model_impl transformers) with the described plugin and with
+transformers' own continuous batching, on random weights in one process.
+
+    python -m benchmarks hosted --layers 8
+
+Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. Both
+engines take turns every few steps. Batches: 16 text requests of 32 to 1,024 tokens on half a billion weights,
+beside `generate_batch`. Ratios are of CPU time, because a busy machine stretches the time on the clock.
+"""
+
+import gc
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.measure import Sample, clocked, use_threads
+from benchmarks.common.report import Part, Table, Target, machine_lines, show
+
+BURST = 5  # steps in one turn; the first one does not count
+CONTEXT = 100
+TOKENS = 1500  # token ids of prompts are below this number
+WANTED_SHARE, WANTED_BATCH = 0.7, 2.0
+LENGTHS = tuple(32 * (1 + 31 * place // 15) for place in range(16))  # 32 to 1,024 tokens
+NUM_NEW = 32
+NAMES = {"native": "described", "transformers": "transformers' modules"}
+
+
+def main(
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch, and CPUs.")] = 1,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the 2B shape, which has 28.")] = 28,
+    steps: Annotated[int, typer.Option(min=2, help="Turns of each side.")] = 6,
+    batches: Annotated[bool, typer.Option(help="Also run the batch of 16 requests.")] = True,
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as one JSON line.")] = False,
+) -> None:
+    """Measure decode steps of both implementations, and a batch of requests."""
+    use_threads(threads)
+    import torch  # imported after the thread environment is set
+
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        part = decode(Path(folder) / "two_billion", layers, steps)
+        if batches:
+            part.add(batch(Path(folder) / "half_billion"))
+    if json_output:
+        print(part.dumps())
+    else:
+        show(part.tables, machine_lines(threads))
+
+
+def write_text_model(folder: Path, sizes: dict[str, object]) -> None:
+    """Write a Qwen3 text model with random bfloat16 weights and the embedded checkpoint's tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # lazy: takes seconds
+
+    from benchmarks.common.half_billion_model import _drawn
+    from mmengine.models.loader import resolve_folder
+
+    shutil.copytree(
+        resolve_folder(None), folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+    )
+    for extra in folder.glob("*preprocessor_config.json"):
+        extra.unlink()
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = Qwen3Config(**{**sizes, "rope_parameters": rope}, tie_word_embeddings=True, dtype="bfloat16")
+    config.architectures = ["Qwen3ForCausalLM"]
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    source = torch.Generator().manual_seed(0)
+    weights = {name: _drawn(name, value.shape, source) for name, value in model.named_parameters()}
+    config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    ends = folder / "generation_config.json"
+    ends.write_text(json.dumps({"eos_token_id": 2}))
+
+
+def decode(folder: Path, layers: int, turns: int) -> Part:
+    """Time decode steps of both implementations, which take turns."""
+    from benchmarks.common.large_model import TEXT
+
+    write_text_model(folder, TEXT | {"num_hidden_layers": layers, "vocab_size": 32_768})
+    table = Table(
+        f"Decode with the 2B shape in {layers} layers, context {CONTEXT}, {os.cpu_count()} CPUs",
+        ("", "described", "transformers' modules", "share of the described speed", "equal answers"),
+    )
+    targets = []
+    for quantize in ("none", "int8"):
+        for rows in (1, 16):
+            times, equal = _in_turns(folder, quantize, rows, turns)
+            described, hosted = (median(each.cpu for each in times[impl]) for impl in NAMES)
+            label = f"{'bfloat16' if quantize == 'none' else quantize}, {rows} row{'s' * (rows > 1)}"
+            share = described / hosted
+            figures = (f"{described * 1e3:.1f}", f"{hosted * 1e3:.1f}", f"{share:.2f}", f"{equal} of {rows}")
+            table.rows.append((label, *figures))
+            targets.append(Target(f"hosted_{quantize}_{rows}_rows", share, WANTED_SHARE))
+    table.notes.append(
+        f"Medians of steps. Both engines take turns of {BURST} steps. 32,768 tokens of vocabulary."
+    )
+    return Part([table], targets)
+
+
+def _in_turns(folder: Path, quantize: str, rows: int, turns: int) -> tuple[dict[str, list[Sample]], int]:
+    """Return both implementations' step times, and how many answers are equal."""
+    from benchmarks.common.engine_runner import EngineRunner
+    from benchmarks.common.workload import random_texts
+    from mmengine.config import EngineConfig
+
+    asks = random_texts(rows, CONTEXT, turns * BURST + rows + 4, TOKENS)
+    sizes = {
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "num_blocks": 513,
+        "spec": "none",
+        "quantize": quantize,
+    }
+    runners = {
+        impl: EngineRunner(
+            model=folder, dtype="bfloat16", config=EngineConfig.from_dict({**sizes, "model_impl": impl})
+        )
+        for impl in NAMES
+    }
+    running = {impl: runner.begin(asks, "decode") for impl, runner in runners.items()}
+    times: dict[str, list[Sample]] = {impl: [] for impl in NAMES}
+    for each in running.values():
+        each.start()
+    for turn in range(turns):
+        for impl in list(NAMES)[:: -1 if turn % 2 else 1]:
+            times[impl] += running[impl].steps(BURST)[1:]
+    answers = [each.finish() for each in running.values()]
+    for runner in runners.values():
+        runner.close()
+    gc.collect()
+    return times, sum(mine == theirs for mine, theirs in zip(*answers, strict=True))
+
+
+def batch(folder: Path) -> Part:
+    """Time 16 requests on the hosted model and with transformers' continuous batching."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from benchmarks.common.engine_runner import EngineRunner
+    from benchmarks.common.half_billion_model import TEXT
+    from benchmarks.common.workload import random_texts
+    from mmengine.config import EngineConfig
+
+    write_text_model(folder, TEXT)
+    asks = [random_texts(1, length, NUM_NEW, TOKENS, seed=length)[0] for length in LENGTHS]
+    sizes = {"max_model_len": 2048, "max_num_seqs": 16, "num_blocks": 1025, "spec": "none"}
+    config = EngineConfig.from_dict({**sizes, "model_impl": "transformers"})
+    runner = EngineRunner(model=folder, dtype="bfloat16", config=config)
+    runner.answer(asks[:1])
+    ours, answers = clocked(lambda: runner.answer(asks))
+    runner.close()
+    gc.collect()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    prompts = [ask.prepared.prompt_token_ids.tolist() for ask in asks]
+    options = GenerationConfig(max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    model.generate_batch(prompts[:1], options)
+    theirs, found = clocked(lambda: model.generate_batch(prompts, options))
+    produced = [len(each.generated_tokens) for each in found.values()]
+    assert produced == [len(answer) for answer in answers] == [NUM_NEW] * len(asks), produced
+    total = sum(LENGTHS) + NUM_NEW * len(asks)
+    table = Table(
+        f"16 text requests of 32 to 1,024 tokens, {NUM_NEW} new tokens each, half a billion weights",
+        ("", "CPU seconds", "tokens per CPU second", "seconds"),
+    )
+    sides = {"mmengine, transformers' modules": ours, "transformers, continuous batching": theirs}
+    for side, took in sides.items():
+        figures = (f"{took.cpu:.1f}", f"{total / took.cpu:.0f}", f"{took.wall:.1f}")
+        table.rows.append((side, *figures))
+    ratio = theirs.cpu / ours.cpu
+    table.notes.append(f"transformers takes {ratio:.2f} times the CPU time.")
+    return Part([table], [Target("hosted_batch", ratio, WANTED_BATCH)])
+
+
+if __name__ == "__main__":
+    typer.run(main)
