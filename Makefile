@@ -121,21 +121,26 @@ build/ray/.ready: tests/ray/requirements.txt | .venv/.ready
 
 .PHONY: vllm
 VLLM_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 OMP_NUM_THREADS=1
+VLLM_FIRST := $(VLLM_ENV) PYTHONPATH=plugins build/vllm/bin/python
+VLLM_SECOND := $(VLLM_ENV) VLLM_TARGET_DEVICE=cpu PYTHONPATH=build/vllm/second:plugins build/vllm/bin/python
 vllm: .venv/.ready
 	@$(MAKE) --no-print-directory build/vllm/.ready || { rm -rf build/vllm; \
 		echo "vLLM is not available: its tests are skipped"; }
-	[ ! -e build/vllm/.ready ] || $(VLLM_ENV) build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm
-	[ ! -e build/vllm/second/vllm ] || $(VLLM_ENV) VLLM_TARGET_DEVICE=cpu PYTHONPATH=build/vllm/second \
-		build/vllm/bin/python -m pytest --noconftest -q -s -m soak tests/vllm/test_vllm_model_free.py \
+	[ ! -e build/vllm/.ready ] || $(VLLM_FIRST) -m pytest --noconftest -q -s -m soak tests/vllm
+	[ ! -e build/vllm/.ready ] || $(VLLM_FIRST) -m tests.vllm.conformance
+	[ ! -e build/vllm/second/vllm ] || $(VLLM_SECOND) -m tests.vllm.conformance
+	[ ! -e build/vllm/second/vllm ] || $(VLLM_SECOND) -m pytest --noconftest -q -s -m soak tests/vllm/test_vllm_model_free.py \
 		tests/vllm/test_vllm_fault_examples.py
 
 # torchaudio and torchcodec are CUDA builds that transformers would import. The second vLLM is only unpacked: its
 # scheduler is Python.
-build/vllm/.ready: tests/vllm/requirements.txt plugins/mmengine_vllm/pyproject.toml
+build/vllm/.ready: tests/vllm/requirements.txt tests/vllm/torchvision_operators.py plugins/mmengine_vllm/pyproject.toml
 	rm -rf build/vllm
 	$(PYTHON) -m venv build/vllm
 	build/vllm/bin/python -m pip install --quiet --retries 1 -r $<
 	build/vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	cp tests/vllm/torchvision_operators.py build/vllm/lib/python3.*/site-packages/
+	echo "import torchvision_operators" > $$(echo build/vllm/lib/python3.*/site-packages)/torchvision_operators.pth
 	build/vllm/bin/python tests/vllm/installed.py > build/vllm/before.json
 	MMENGINE_WHEEL_ISAS= build/vllm/bin/python -m pip install --quiet --retries 1 . ./plugins/mmengine_vllm
 	build/vllm/bin/python -m pip install --quiet --retries 1 pytest pytest-timeout

@@ -9,8 +9,6 @@ another running request, so the block counts as free and is given to a third req
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
-
 
 class FreesTwice(Scheduler):
     def _free_request_blocks(self, request):
@@ -21,6 +19,8 @@ class FreesTwice(Scheduler):
 
 
 if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
     log = record_random_requests(FreesTwice, 1)
     mmengine_log("verify", log, "--invariants")
     mmengine_log("verify", log)

@@ -9,8 +9,6 @@ writes past their end.
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
-
 
 class LeavesOutDrafts(Scheduler):
     def schedule(self, *args, **more):
@@ -26,5 +24,7 @@ class LeavesOutDrafts(Scheduler):
 
 
 if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
     log = record_random_requests(LeavesOutDrafts, 1, drafts=3)
     mmengine_log("verify", log, "--invariants")

@@ -9,9 +9,6 @@ never looks the output up again, so the output stays in the cache for ever, and 
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from examples.vllm_faults.recorded_run import mmengine_log, new_log
-from examples.vllm_faults.served_script import random_images, serve
-
 
 class KeepsReferences(Scheduler):
     def _preempt_request(self, request, *args, **more):
@@ -20,6 +17,9 @@ class KeepsReferences(Scheduler):
 
 
 if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log, new_log
+    from examples.vllm_faults.served_script import random_images, serve
+
     log = new_log()
     serve(random_images(2), KeepsReferences, log)
     mmengine_log("verify", log)

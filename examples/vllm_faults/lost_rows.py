@@ -9,8 +9,6 @@ request and an empty cache (#45414, #53130); the cause there was another one.
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
-
 
 class LosesRows(Scheduler):
     num_lost = 0
@@ -31,5 +29,7 @@ class LosesRows(Scheduler):
 
 
 if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
     log = record_random_requests(LosesRows, 1, max_num_seqs=3)
     mmengine_log("verify", log)

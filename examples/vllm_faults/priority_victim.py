@@ -10,8 +10,6 @@ of priorities. So a request with the best priority, admitted last, loses its blo
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
-
 
 class PreemptsTheNewest(Scheduler):
     def __init__(self, *args, **more):
@@ -20,5 +18,7 @@ class PreemptsTheNewest(Scheduler):
 
 
 if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+
     log = record_random_requests(PreemptsTheNewest, 1, scheduling_policy="priority")
     mmengine_log("verify", log)

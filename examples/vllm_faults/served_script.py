@@ -6,8 +6,6 @@ import random
 from functools import cache
 
 import numpy as np
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import RequestStatus
 
 from examples.vllm_faults.recorded_run import recording_class
@@ -15,34 +13,21 @@ from mmengine import EngineConfig
 from mmengine.events import vocabulary as ev
 from mmengine.replay.rerun.script import Answer, Observation, Script
 from mmengine.request import MediaItem, SamplingParams
-from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
+from tests.vllm.model_free import (
+    Runner,
+    block_hasher,
+    engine_config,
+    image,
+    make_request,
+    make_scheduler,
+    with_encoder,
+)
 
 
 @cache
 def _config(**settings):
     config = engine_config(**settings)
     return config, block_hasher(config)
-
-
-def with_encoder(cls, budget, cache_size):
-    """Return a subclass of a scheduler class with an encoder, which the text model lacks.
-
-    `budget`: embeddings of a step. `cache_size`: embeddings in the cache.
-    """
-
-    class WithEncoder(cls):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more)
-            self.max_num_encoder_input_tokens = budget
-            self.encoder_cache_manager = EncoderCacheManager(cache_size)
-
-    return WithEncoder
-
-
-def image(identifier, start, length):
-    """Return an image with `length` embeddings at the prompt's position `start`, without its pixels."""
-    place = PlaceholderRange(offset=start, length=length)
-    return MultiModalFeatureSpec(data=None, modality="image", identifier=identifier, mm_position=place)
 
 
 def serve(script, fault, folder, max_steps=2**62):

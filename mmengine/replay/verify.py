@@ -34,24 +34,28 @@ def verify(
     after: int | None = None,
     *,
     invariants: bool = False,
+    own: str = "",
 ) -> VerifyReport:
     """Fold a log and derive its decisions again.
 
     `progress` is called with each record. `after`: begin at the newest snapshot before this record, see
     CheckedLog. `invariants`: also check the invariants of replay/watcher.py after each record; a broken
-    invariant is a divergence whose field is INVARIANT followed by its name.
+    invariant is a divergence whose field is INVARIANT followed by its name. `own`: "vllm" or MODULE:CLASS,
+    the scheduler of the installed vLLM that derives the decisions of a log that was recorded there.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
     had_writer = is_locked(folder)
     log = CheckedLog(folder, after=after)
     if log.started.host:
-        report = verify_hosted(log, progress)
+        report = verify_hosted(log, progress, own=own)
         broken = first_broken(CheckedLog(folder)) if invariants else None
         if broken is not None and (
             report.divergence is None or broken.sequence <= report.divergence.sequence
         ):
             report.divergence = broken
+    elif own:
+        raise LogError("mmengine decided in this log; --with is for logs that were recorded in vLLM")
     else:
         report = _verify_own(log, progress, invariants)
     report.torn = log.torn

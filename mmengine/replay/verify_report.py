@@ -23,7 +23,8 @@ class Divergence:
     log allows. `agreed`: record and step at the last equal digest. `broken`: the rule of the state that the
     logged decision breaks, or None. `rule`: for a recorded log, the rule that the difference most likely
     concerns. `events`: the logged and the derived event, as far as they are known. `rows`: the request in
-    each running row, and `last_rows`: the rows of the step before.
+    each running row, and `last_rows`: the rows of the step before. `outcomes`: for a recorded log, the
+    logged and the derived outcome of the scheduling call.
     """
 
     sequence: int
@@ -41,6 +42,7 @@ class Divergence:
     events: tuple[Event | None, Event | None] = (None, None)
     rows: dict[int, str] = dataclasses.field(default_factory=dict)
     last_rows: list[int] = dataclasses.field(default_factory=list)
+    outcomes: tuple[object, object] | None = None
 
     @property
     def request_id(self) -> str:
@@ -58,8 +60,9 @@ class VerifyReport:
     an end in the log. `begins_after`: the record number at the starting snapshot, or -1. `end`: how the log
     ends.
 
-    For a recorded log: `host`, the engine that decided; `rules`, whose rules derived its decisions; `calls`,
-    the scheduling calls that agree; `caveat`, why the decisions were not derived, or by other rules than the
+    For a recorded log: `host`, the engine that decided; `rules`, whose rules derived its decisions; `own`:
+    the host's own scheduler that derived them instead ("vllm" or MODULE:CLASS), or ""; `calls`, the
+    scheduling calls that agree; `caveat`, why the decisions were not derived, or by other rules than the
     host's (then `rederived` is False), or ""; `left_over`, the requests that the rules schedule next at the
     log's end.
     """
@@ -81,9 +84,17 @@ class VerifyReport:
     unfinished: list[str] = dataclasses.field(default_factory=list)
     host: str = ""
     rules: str = ""
+    own: str = ""
     caveat: str = ""
     calls: int = 0
     left_over: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def decider(self) -> str:
+        """What derived the decisions of a recorded log, as a text."""
+        if not self.own:
+            return f"the rules of {self.rules}"
+        return f"the scheduler of {self.rules}{'' if self.own == 'vllm' else f' ({self.own})'}"
 
     @property
     def ok(self) -> bool:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from mmengine.config import EngineConfig
 from mmengine.core import first_events
 from mmengine.events import vocabulary as ev
+from mmengine_vllm.kv_groups import KV_SPECS, described_groups
 from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
@@ -104,6 +105,8 @@ def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str,
     groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
     kinds = [type(read(group, "kv_cache_spec")).__name__ for group in groups]
     facts["kv_groups"] = "; ".join(kinds)
+    if kinds not in ([], ["FullAttentionSpec"]):
+        facts[KV_SPECS] = described_groups(groups)
     facts["recorded_kv_group"] = str(full_attention_group(scheduler))
     for owner, names in ((scheduler, _OF_SCHEDULER), (scheduler.scheduler_config, _OF_CONFIG)):
         facts.update(

@@ -11,17 +11,10 @@ import os
 import random
 import signal
 
-import torch
+from vllm import LLM, SamplingParams
 
-# torchvision's operators need CUDA libraries. Its transforms are Python; only these two names must exist.
-_OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    _OPERATORS.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-from vllm import LLM, SamplingParams  # noqa: E402
-
-from mmengine_shapes import checkpoint_path  # noqa: E402
-from mmengine_shapes.scenes import random_scene  # noqa: E402
+from mmengine_shapes import checkpoint_path
+from mmengine_shapes.scenes import random_scene
 
 
 def prompts(tokenizer, count, rng):

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -43,14 +50,19 @@ def engine_config(*, block_size=32, num_blocks=1000, **settings):
     return config
 
 
-def make_scheduler(cls, config, **more):
-    """Return a scheduler of class `cls` with one group of full attention."""
+def make_scheduler(cls, config, *, window=0, **more):
+    """Return a scheduler of class `cls` with one group of full attention, and one of a sliding window unless
+    `window` is 0.
+    """
     block_size = config.cache_config.block_size
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=4, head_size=16, dtype=torch.float32)
+    plain = {"block_size": block_size, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float32}
+    specs = [FullAttentionSpec(**plain)]
+    if window:
+        specs.append(SlidingWindowSpec(**plain, sliding_window=window))
     kv = KVCacheConfig(
         num_blocks=config.cache_config.num_gpu_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)],
     )
     return cls(
         vllm_config=config,
@@ -72,6 +84,27 @@ def block_hasher(config):
 def make_request(name, prompt, max_tokens, hasher, **more):
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return Request(name, prompt, sampling, None, block_hasher=hasher, **more)
+
+
+def with_encoder(cls, budget, cache_size):
+    """Return a subclass of a scheduler class with an encoder, which the text model lacks.
+
+    `budget`: embeddings of a step. `cache_size`: embeddings in the cache.
+    """
+
+    class WithEncoder(cls):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more)
+            self.max_num_encoder_input_tokens = budget
+            self.encoder_cache_manager = EncoderCacheManager(cache_size)
+
+    return WithEncoder
+
+
+def image(identifier, start, length):
+    """Return an image with `length` embeddings at the prompt's position `start`, without its pixels."""
+    place = PlaceholderRange(offset=start, length=length)
+    return MultiModalFeatureSpec(data=None, modality="image", identifier=identifier, mm_position=place)
 
 
 class Runner:
@@ -110,17 +143,18 @@ class Runner:
         )
 
 
-def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, **settings):
+def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, window=0, images=False, **settings):
     """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, in blocks that are
-    too few. `drafts`: the most drafts of a row. Returns the numbers of requests and of preemptions.
+    too few. `drafts`: the most drafts of a row. `window`: as in `make_scheduler`. `images`: whether requests
+    have up to two of eight images. Returns the numbers of requests and of preemptions.
     """
     if drafts:
         ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
         settings["speculative_config"] = {**ngram, "num_speculative_tokens": drafts}
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 512}
-    config = engine_config(block_size=16, num_blocks=40, **{**limits, **settings})
+    config = engine_config(block_size=16, **{"num_blocks": 40, **limits, **settings})
     config.scheduler_config.async_scheduling = overlaps
-    scheduler, rng = make_scheduler(cls, config), random.Random(seed)
+    scheduler, rng = make_scheduler(cls, config, window=window), random.Random(seed)
     runner, hasher = DraftingRunner(scheduler, rng, drafts), block_hasher(config)
     number = preempted = 0
     flying = []
@@ -134,8 +168,10 @@ def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, **settings):
     for step in range(steps):
         for _ in range(rng.randrange(3) if step < steps * 2 // 3 else 0):
             prompt = [rng.randrange(3)] * rng.randint(1, 60) + rng.choices(range(1000), k=rng.randint(1, 60))
-            priority = rng.randrange(3) if "scheduling_policy" in settings else 0
-            request = make_request(f"r{number}", prompt, rng.randint(2, 80), hasher, priority=priority)
+            more = {"priority": rng.randrange(3)} if "scheduling_policy" in settings else {}
+            if images:
+                more["mm_features"] = random_features(rng, prompt)
+            request = make_request(f"r{number}", prompt, rng.randint(2, 80), hasher, **more)
             scheduler.add_request(request)
             number += 1
         if rng.random() < 0.05 and scheduler.requests:
@@ -150,6 +186,16 @@ def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, **settings):
         update()
     scheduler.shutdown()
     return number, preempted
+
+
+def random_features(rng, prompt):
+    """Append up to two of eight images to a prompt, each with text behind it, and return them."""
+    features = []
+    for key in rng.sample(range(8), rng.randint(0, 2)):
+        size = 24 + 8 * (key % 4)
+        features.append(image(f"{key:064x}", len(prompt), size))
+        prompt += [1000 + key] * size + rng.choices(range(1000), k=rng.randint(1, 20))
+    return features
 
 
 class DraftingRunner(Runner):

@@ -11,6 +11,7 @@ pytest.importorskip("vllm.version")  # `vllm` alone would find this folder
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from mmengine.errors import LogError
 from mmengine.replay import verify
 from mmengine.replay.checked_log import CheckedLog
 from mmengine_vllm import RecordingScheduler
@@ -68,3 +69,24 @@ def test_a_recorded_run_verifies(tmp_path, monkeypatch, seed, settings):
     report = verify(tmp_path / "log")
     assert report.divergence is None, report.divergence
     assert report.rederived and report.requests == number
+    own = verify(tmp_path / "log", own="vllm")
+    assert own.divergence is None, own.divergence
+    assert own.calls == report.calls and own.unfinished == report.unfinished
+
+
+@pytest.mark.parametrize("settings", [{}, {"overlaps": True}, {"drafts": 3}], ids=" ".join)
+def test_hybrid_groups_are_derived_by_the_scheduler_itself(tmp_path, monkeypatch, settings):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    _, preempted = drive(RecordingScheduler, 1, window=64, num_blocks=60, **settings)
+    assert preempted
+    assert "hybrid KV groups" in verify(tmp_path / "log").caveat
+    report = verify(tmp_path / "log", own="vllm")
+    assert report.divergence is None, report.divergence
+    assert report.rederived and report.calls > 200
+
+
+def test_a_log_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    drive(type("Older", (RecordingScheduler,), {"host_version": "0.1.0"}), 1, steps=3)
+    with pytest.raises(LogError, match=r"the log is of vllm 0\.1\.0, and vllm 0\.3\d\.0 is installed"):
+        verify(tmp_path / "log", own="vllm")

@@ -26,7 +26,9 @@ HELP = (
     "every budget is counted again after each record, and the first wrong one is printed; this takes several "
     "times as long.\n\n"
     "A log that was recorded in vLLM is derived by the rules of vLLM's version, one scheduling call at a "
-    "time. Code 5 then means that this build has no rules of that version, or does not model a feature.\n\n"
+    "time. Code 5 then means that this build has no rules of that version, or does not model a feature. With "
+    "--with vllm, in vLLM's environment, the scheduler of that version itself derives the log, without a "
+    "model.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 no divergence; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because this build "
     "has other rules than the log; 2 wrong arguments; 1 any other error. No divergence, but the log has no "
@@ -54,6 +56,14 @@ def verify(
     invariants: Annotated[
         bool, typer.Option("--invariants", help="Also count every reference and budget after each record.")
     ] = False,
+    own: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            help="vllm: derive with the installed vLLM's own scheduler; or MODULE:CLASS, a class of it.",
+            show_default=False,
+        ),
+    ] = "",
     tokenizer: TokenizerFile = None,
 ) -> None:
     from mmengine.replay.verify import verify as verify_log  # Lazy, like all below: help needs none of them.
@@ -64,7 +74,7 @@ def verify(
     with _progress(logs) as begin:
         for log in logs:
             try:
-                results.append((log, verify_log(log, begin(log), after, invariants=invariants)))
+                results.append((log, verify_log(log, begin(log), after, invariants=invariants, own=own)))
             except LogError as error:
                 if len(logs) == 1 and not json_output:
                     raise
@@ -158,7 +168,7 @@ def _hosted_verdict(report: "VerifyReport") -> str:
     found, host = report.divergence, report.host
     if not report.rules:
         return f"folded; the decisions of {host} were not derived: {report.caveat}"
-    agree = f"{report.calls} scheduling calls of {host} agree with the rules of {report.rules}"
+    agree = f"{report.calls} scheduling calls of {host} agree with {report.decider}"
     if found is not None and found.field.startswith("invariant "):
         return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
     if found is not None:
@@ -228,7 +238,7 @@ def _divergence_tables(
 
     table = Table("", "", show_header=False)
     decided = (
-        ("decided by", report.host), ("derived by", f"the rules of {report.rules}, mmengine {report.engine}")
+        ("decided by", report.host), ("derived by", f"{report.decider}, mmengine {report.engine}")
     )  # fmt: skip
     if not report.host:
         decided = (
@@ -304,6 +314,7 @@ def _as_json(log: Path, report: "VerifyReport | LogError") -> dict[str, Any]:
         "unfinished": report.unfinished,
         "host": report.host,
         "rules": report.rules,
+        "with": report.own,
         "caveat": report.caveat,
         "calls": report.calls,
         "left_over": [printable(name) for name in report.left_over],

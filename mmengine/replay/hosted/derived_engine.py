@@ -16,20 +16,20 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
-from mmengine.replay.hosted.outcome import DerivedOutcome, Outcome
-
-Ended = ev.Finished | ev.Preempted
+from mmengine.replay.hosted.engines import Ended
+from mmengine.replay.hosted.likely_rules import likely_rule
+from mmengine.replay.hosted.outcome import DerivedOutcome, Difference, Outcome
+from mmengine.replay.rules.observations import check_observation
 
 
 class DerivedEngine:
     """An engine's loop without an executor, whose caller chooses when it schedules and when results return.
 
-    `config`: the log's settings with the host's rules. `host`: as in STARTED. `ends`: the decisions
-    that the last observations or results led to, oldest first, which the log must contain next.
+    Implements HostEngine. `config`: the log's settings with the host's rules. `host`: as in STARTED.
     """
 
     def __init__(self, config: EngineConfig, host: str):
-        self.state = State(config)
+        self.config, self.state = config, State(config)
         fills = config.max_in_flight > 1 or (config.num_draft_tokens > 0 and config.compat != "vllm-0.32")
         self.state.constants = replace(constants_of(config, host), fills_with_results=fills)
         self.view = View(self.state)
@@ -42,9 +42,24 @@ class DerivedEngine:
             evolve(self.state, event)
         self._end()
 
-    def rows_of(self, names: list[str]) -> bytes:
-        """Return the rows of these requests, int32. Raises KeyError for a request that has ended."""
-        return np.array([self.state.requests[name].row for name in names], np.int32).tobytes()
+    @property
+    def waiting(self) -> list[str]:
+        return [req_state.request.request_id for req_state in self.state.waiting]
+
+    @property
+    def has_flights(self) -> bool:
+        return bool(self.state.flights)
+
+    def note(self, event: ev.Noted) -> bool:
+        """Return whether the noted call changes no decision: the rules know no other call."""
+        return event.kind == "stall"
+
+    def draft(self, event: ev.Drafted, names: list[str]) -> None:
+        """Give drafts to these requests. Raises KeyError for a request that has ended, and ValueError."""
+        rows = np.array([self.state.requests[name].row for name in names], np.int32)
+        observed = replace(event, rows=rows.tobytes())
+        check_observation(self.state, observed)
+        self.observe(observed)
 
     def schedule(self) -> Outcome:
         """Decide one call and return its outcome. The step stays open, with or without rows."""
@@ -59,7 +74,10 @@ class DerivedEngine:
         evolve(self.state, ev.Dispatched())
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step, and the ends that follow from it."""
+        """Apply the result of the oldest step, and the ends that follow from it. Raises ValueError for a
+        result that does not fit the step.
+        """
+        check_observation(self.state, result)
         evolve(self.state, result)
         self._end()
 
@@ -67,6 +85,17 @@ class DerivedEngine:
         """Close an open step without rows, which has no result."""
         if self.state.is_open and not len(self.state.step_rows) and not self.state.flights:
             evolve(self.state, ev.Executed(b""))
+
+    def left_over(self) -> list[str]:
+        """Return the requests that the next call schedules, or none before the last step's result."""
+        if self.state.flights:
+            return []
+        self.drop_empty_step()
+        return [] if self.state.is_open else [name for name, _ in self.schedule().rows]
+
+    def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
+        """Return the rule of vLLM that most likely explains a difference."""
+        return likely_rule(found, logged, derived, self.view, waiting)
 
     def _end(self) -> None:
         for end in complete(self.view):

@@ -12,9 +12,8 @@ from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.host_rules import HostRules, rules_for
 from mmengine.replay.hosted.derived_engine import DerivedEngine
-from mmengine.replay.hosted.likely_rules import likely_rule
-from mmengine.replay.hosted.outcome import CALL_EVENTS, RecordedRows, first_difference
-from mmengine.replay.rules.observations import check_observation
+from mmengine.replay.hosted.engines import Ended, HostEngine, own_rules, own_scheduler
+from mmengine.replay.hosted.outcome import CALL_EVENTS, Outcome, RecordedRows, first_difference
 from mmengine.replay.tape import RECENT, Diverged
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
@@ -24,13 +23,25 @@ _CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
 
 
 def verify_hosted(
-    log: CheckedLog, progress: Callable[[Record], None] | None = None, rules: HostRules | None = None
+    log: CheckedLog,
+    progress: Callable[[Record], None] | None = None,
+    rules: HostRules | None = None,
+    own: str = "",
 ) -> VerifyReport:
-    """Return the report on a log whose decisions a host made. `rules`: replace those of the host's version.
+    """Return the report on a log whose decisions a host made.
 
-    Raises CorruptLog if records contradict each other.
+    `rules`: replace those of the host's version. `own`: the host's own scheduler that derives the decisions,
+    see `own_scheduler`, or "" for this build's rules. Raises CorruptLog if records contradict each other, and
+    LogError if the own scheduler is not available.
     """
-    rules = rules or rules_for(log.started)
+    rules = rules or (own_rules(own, log.started) if own else rules_for(log.started))
+    engine: HostEngine | None = None
+    if own and rules.compat:
+        engine = own_scheduler(own, log.started, log.config)
+    elif rules.compat:
+        config = msgspec.structs.replace(log.config, compat=rules.compat, max_waiting=_MAX_WAITING)
+        with log.naming():
+            engine = DerivedEngine(config, log.started.host)
     report = VerifyReport(
         begins_after=log.begins_after,
         rederived=bool(rules.compat) and not rules.caveat,
@@ -39,9 +50,10 @@ def verify_hosted(
         version=DECISION_VERSION,
         host=log.started.host,
         rules=rules.name,
+        own=own,
         caveat=rules.caveat,
     )
-    verifier = _Verifier(log, rules.compat, report, progress)
+    verifier = _Verifier(log, engine, report, progress)
     try:
         for record in log:
             verifier.take(record)
@@ -58,16 +70,12 @@ class _Verifier:
     def __init__(
         self,
         log: CheckedLog,
-        compat: str,
+        engine: HostEngine | None,
         report: VerifyReport,
         progress: Callable[[Record], None] | None,
     ):
         self._log, self._report, self._progress = log, report, progress
-        self._engine: DerivedEngine | None = None
-        if compat:
-            config = msgspec.structs.replace(log.config, compat=compat, max_waiting=_MAX_WAITING)
-            with log.naming():
-                self._engine = DerivedEngine(config, log.started.host)
+        self._engine = engine
         self._folded = log.first_state() if self._engine is None else None
         self._rows = RecordedRows(log.config.block_size)
         self._is_over = False  # the rest of the log is not derived
@@ -106,13 +114,11 @@ class _Verifier:
         """
         self._compare_call()
         engine = self._engine
-        if engine is None or self._is_over or engine.ends or engine.state.flights:
+        if engine is None or self._is_over or engine.ends or engine.has_flights:
             return
-        engine.drop_empty_step()
-        if not engine.state.is_open:  # else the log ends before the step's result
-            self._report.left_over = [name for name, _ in engine.schedule().rows]
+        self._report.left_over = engine.left_over()
 
-    def _apply(self, record: Record, engine: DerivedEngine) -> None:
+    def _apply(self, record: Record, engine: HostEngine) -> None:
         event = record.event
         if isinstance(event, ev.Finished) and event.reason != "rejected" or isinstance(event, ev.Preempted):
             self._compare_end(record, event, engine)
@@ -122,14 +128,13 @@ class _Verifier:
             raise self._diverged(record, "event", type(event).__name__, _described(missing))
         match event:
             case ev.Executed() | ev.Failed():
-                check_observation(engine.state, event)
                 engine.collect(event)
             case ev.Dispatched():
                 engine.dispatch()
             case ev.Drafted(rows=rows):
-                observed = msgspec.structs.replace(event, rows=engine.rows_of(self._rows.names_of(rows)))
-                check_observation(engine.state, observed)
-                engine.observe(observed)
+                engine.draft(event, self._rows.names_of(rows))
+            case ev.Noted() if engine.note(event):
+                pass
             case ev.Noted(kind=kind, detail=detail):
                 what = f"{kind} ({detail})" if detail else kind
                 self._report.caveat = f"record {record.sequence} notes: {what}"
@@ -146,7 +151,7 @@ class _Verifier:
             return False
         return isinstance(self._engine.ends[0], ev.Preempted)
 
-    def _compare_end(self, record: Record, event: ev.Finished | ev.Preempted, engine: DerivedEngine) -> None:
+    def _compare_end(self, record: Record, event: Ended, engine: HostEngine) -> None:
         if not engine.ends:
             raise self._diverged(record, "event", _described(event), "nothing")
         derived = engine.ends.popleft()
@@ -169,27 +174,31 @@ class _Verifier:
             logged = self._rows.outcome(record.event for record in call)
         except ValueError as error:
             raise self._log.contradiction(call[0], error) from error
-        waiting = [req_state.request.request_id for req_state in engine.state.waiting]
+        waiting = engine.waiting
         try:
             derived = engine.schedule()
         except MMEngineError as error:
             raise self._log.contradiction(call[0], error) from error
         except Exception as error:
             raise self._log.contradiction(call[0], error) from error
-        found = first_difference(logged, derived, is_fcfs=engine.state.config.policy == "fcfs")
+        found = first_difference(logged, derived, is_fcfs=engine.config.policy == "fcfs")
         if found is not None:
-            rule = likely_rule(found, logged, derived, engine.view, waiting)
-            raise self._diverged(call[-1], *found, rule)
+            rule = engine.rule_of(found, logged, derived, waiting)
+            raise self._diverged(call[-1], *found, rule, (logged, derived))
         self._report.calls += 1
 
     def _diverged(
-        self, record: Record, name: str, logged: object, derived: object, rule: str = ""
+        self,
+        record: Record,
+        name: str,
+        logged: object,
+        derived: object,
+        rule: str = "",
+        outcomes: tuple[Outcome, Outcome] | None = None,
     ) -> Diverged:
-        kind = type(record.event).__name__
+        where = (record.sequence, record.step, type(record.event).__name__)
         recent = list(self._recent)
-        return Diverged(
-            Divergence(record.sequence, record.step, kind, name, logged, derived, recent, rule=rule)
-        )
+        return Diverged(Divergence(*where, name, logged, derived, recent, rule=rule, outcomes=outcomes))
 
     def _count(self, record: Record) -> None:
         report, event = self._report, record.event
@@ -217,5 +226,5 @@ def _continues(before: ev.Event, event: ev.Event) -> bool:
     return second > first or (second == first and second in (0, 3))
 
 
-def _described(event: ev.Finished | ev.Preempted) -> str:
+def _described(event: Ended) -> str:
     return f"{type(event).__name__} {event.request_id} ({event.reason})"

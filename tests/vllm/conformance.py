@@ -1,0 +1,97 @@
+"""Records fuzzed workloads with vLLM's scheduler, and derives each log twice: by the rules here, and by the
+installed vLLM's own scheduler.
+
+    build/vllm/bin/python -m tests.vllm.conformance [--seeds 8] [--steps 80]
+
+Prints a table with a row for each setting, then each difference. The exit code is 1 if there is one.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.version import __version__
+
+from mmengine.replay import verify
+from mmengine_vllm.hooks import RecordsCalls
+from tests.vllm.model_free import drive, with_encoder
+
+SETTINGS = {
+    "plain": {},
+    "priority": {"scheduling_policy": "priority"},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "threshold 24": {"long_prefill_token_threshold": 24},
+    "drafts": {"drafts": 3},
+    "drafts, priority": {"drafts": 3, "scheduling_policy": "priority"},
+    "images": {"images": True},
+    "images, priority": {"images": True, "scheduling_policy": "priority"},
+    "images, threshold 40": {"images": True, "long_prefill_token_threshold": 40},
+    "images, drafts": {"images": True, "drafts": 3},
+    "async": {"overlaps": True},
+    "async, priority": {"overlaps": True, "scheduling_policy": "priority"},
+    "async, drafts": {"overlaps": True, "drafts": 3},
+    "async, images": {"overlaps": True, "images": True},
+}
+ENCODER = 64  # embeddings of the budget and of the cache
+COLUMNS = ("setting", "workloads", "calls", "requests", "preempted", "rules", "vllm")
+FORMAT = "{:<22}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
+
+
+def recorder_class(*, overlaps, images):
+    """Return vLLM's scheduler class with an encoder if there are images, and with the recorder."""
+    base = AsyncScheduler if overlaps else Scheduler
+    if images:
+        base = with_encoder(base, ENCODER, ENCODER)
+    return type("Recorded", (RecordsCalls, base), {"host_version": __version__})
+
+
+def workload(folder, seed, steps, settings):
+    """Record one workload. Returns both reports and the number of preemptions."""
+    os.environ["MMENGINE_LOG"] = str(folder)
+    cls = recorder_class(overlaps=settings.get("overlaps", False), images=settings.get("images", False))
+    _, preempted = drive(cls, seed, steps=steps, **settings)
+    return verify(folder), verify(folder, own="vllm"), preempted
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=8, help="workloads for each setting")
+    parser.add_argument("--steps", type=int, default=80, help="steps of a workload in which requests arrive")
+    args = parser.parse_args()
+    differences, totals = [], [0] * 6
+    print(f"vllm {__version__}: scheduling calls of recorded workloads, derived by the rules and by vLLM")
+    print(FORMAT.format(*COLUMNS), flush=True)
+    for name, settings in SETTINGS.items():
+        counts = [args.seeds, 0, 0, 0, 0, 0]
+        for seed in range(args.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                *reports, preempted = workload(Path(folder) / "log", seed, args.steps, settings)
+            counts[1] += reports[0].calls
+            counts[2] += reports[0].requests
+            counts[3] += preempted
+            for place, report in enumerate(reports, 4):
+                counts[place] += report.ok and report.rederived
+                if not report.ok or not report.rederived:
+                    differences.append(f"{name}, seed {seed}, {report.decider}: {_cause(report)}")
+        print(FORMAT.format(name, *counts), flush=True)
+        totals = [sum(pair) for pair in zip(totals, counts, strict=True)]
+    print(FORMAT.format("all", *totals))
+    for line in differences:
+        print(line)
+    sys.exit(bool(differences))
+
+
+def _cause(report):
+    found = report.divergence
+    if found is None:
+        return report.caveat
+    where = f"step {found.step}, {found.field}: logged {found.logged!r}, derived {found.derived!r}"
+    return f"{where}; {found.rule}" if found.rule else where
+
+
+if __name__ == "__main__":
+    main()
