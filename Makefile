@@ -34,7 +34,7 @@ LACKING_smollm2 := SmolLM2 is not available: the tests with real weights are ski
 LACKING_vocabularies := llama.cpp's vocabularies are not available: the tests with them are skipped
 
 .PHONY: demo check reading style types short test limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
-	kernels clients store docs pages browser clean $(FETCHED:%=fetch-%)
+	kernels clients store docs pages browser clean models $(FETCHED:%=fetch-%)
 
 demo: .venv/.ready
 	$(BIN)/mmengine demo
@@ -63,6 +63,9 @@ test: .venv/.ready $(FETCHED:%=fetch-%)
 
 $(FETCHED:%=fetch-%): fetch-%: .venv/.ready
 	@$(MAKE) --no-print-directory build/$*/.ready || { rm -rf build/$*; echo "$(LACKING_$*)"; }
+
+models: .venv/.ready fetch-torchvision
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.any_model.table
 
 limits: .venv/.ready
 	$(BIN)/python -m tests.project.limits_page

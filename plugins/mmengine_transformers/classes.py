@@ -34,7 +34,7 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise ModelError(_unknown(folder, architecture, values))
     config = _config(folder, architecture, found, values)
-    reason = _reason(found, config)
+    reason = why_not(found, config)
     if reason:
         raise ModelError(f"{folder} is a {architecture}, which cannot be served: {reason}")
     return config, found
@@ -88,7 +88,7 @@ def _config(
         ) from error
 
 
-def _reason(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
+def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
     """Return why this plugin cannot serve a model, as one clause, or "" if it may be able to."""
     text = text_config(config)
     if _any(config, "is_encoder_decoder") or _any(text, *CROSS_ATTENTION):

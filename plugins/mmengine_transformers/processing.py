@@ -46,7 +46,8 @@ def load_processor(folder: Path) -> ChatProcessor:
     tokenizer = ChatTokenizer.of_folder(folder, markers)
     media = None if settings is None else _description(folder, settings, tokenizer)
     modalities = () if media is None else media.modalities
-    text = values.get("text_config") if isinstance(values.get("text_config"), dict) else {}
+    inner = values.get("text_config")
+    text = inner if isinstance(inner, dict) else {}
     ends = values.get("eos_token_id", text.get("eos_token_id"))
     listed = ends if isinstance(ends, list) else [ends]
     return HostedProcessor(

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from mmengine.models.spec import RunKind
+
 _IMAGE_FIELDS = ("image_token_id", "image_token_index", "image_patch_id")
 _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 
@@ -14,7 +16,7 @@ class MediaRules(NamedTuple):
     `only_windows`: only layers with a window follow `runs`.
     """
 
-    runs: str = ""
+    runs: RunKind = ""
     atomic_runs: bool = False
     whole_prompt: bool = False
     only_windows: bool = False
