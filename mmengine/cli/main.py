@@ -15,6 +15,7 @@ from mmengine.cli.demo import demo
 from mmengine.cli.env import clash, env
 from mmengine.cli.environment import unknown_variables
 from mmengine.cli.logs import log_app
+from mmengine.cli.model import model_app
 from mmengine.cli.run import HELP as RUN_HELP
 from mmengine.cli.run import run
 from mmengine.cli.schema import schema_app
@@ -62,6 +63,7 @@ app.command(cls=Command, help=CHAT_HELP)(chat)
 app.command(cls=Command, help=SERVE_HELP)(serve)
 app.add_typer(bench_app, name="bench")
 app.add_typer(log_app, name="log")
+app.add_typer(model_app, name="model")
 app.add_typer(schema_app, name="schema")
 app.command(cls=Command, help=SIMULATE_HELP)(simulate)
 app.command(cls=Command)(env)

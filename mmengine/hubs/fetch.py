@@ -46,21 +46,7 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
         if folder is None or not (folder / "config.json").is_file():
             raise
         return folder
-    if len(listed) > MAX_LISTED_FILES:
-        raise ModelError(
-            f"{name} has {len(listed)} files at {TITLES[name.hub]}; at most {MAX_LISTED_FILES} are read"
-        )
-    small = sorted(
-        file for file in listed if _SMALL.fullmatch(file) and listed[file].num_bytes <= MAX_JSON_BYTES
-    )
-    if "config.json" not in small:
-        raise ModelError(
-            f"{name} has no config.json at {TITLES[name.hub]}, so it is no transformers model; give another"
-        )
-    if len(small) > MAX_SMALL_FILES:
-        raise ModelError(
-            f"{name} has {len(small)} files beside its weights; at most {MAX_SMALL_FILES} are fetched"
-        )
+    small = _small_files(name, listed)
     in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # As `weight_files` chooses.
     _check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
     folder = hub.fetch(small)
@@ -76,6 +62,44 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
             raise no_file(name, file)
     _check_room(hub, name, listed, weights)
     return hub.fetch(weights)
+
+
+def fetch_description(name: HubName) -> tuple[Path, int]:
+    """Download a model's config, tokenizer and processor files. Returns their folder and the bytes of the
+    weights that `fetch_model` would download. Raises ModelError as `fetch_model` does.
+    """
+    return description_from(HUBS[name.hub](name), name)
+
+
+def description_from(hub: Hub, name: HubName) -> tuple[Path, int]:
+    """Do the work of `fetch_description` with the given hub client."""
+    listed = hub.list_files()
+    small = _small_files(name, listed)
+    _check_room(hub, name, listed, small)
+    folder = hub.fetch(small)
+    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small
+    weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
+    return folder, sum(listed[file].num_bytes for file in weights if file in listed)
+
+
+def _small_files(name: HubName, listed: Mapping[str, HubFile]) -> list[str]:
+    """Return the files to fetch beside the weights. Raises ModelError if there are too many, or no config."""
+    if len(listed) > MAX_LISTED_FILES:
+        raise ModelError(
+            f"{name} has {len(listed)} files at {TITLES[name.hub]}; at most {MAX_LISTED_FILES} are read"
+        )
+    small = sorted(
+        file for file in listed if _SMALL.fullmatch(file) and listed[file].num_bytes <= MAX_JSON_BYTES
+    )
+    if "config.json" not in small:
+        raise ModelError(
+            f"{name} has no config.json at {TITLES[name.hub]}, so it is no transformers model; give another"
+        )
+    if len(small) > MAX_SMALL_FILES:
+        raise ModelError(
+            f"{name} has {len(small)} files beside its weights; at most {MAX_SMALL_FILES} are fetched"
+        )
+    return small
 
 
 def fetch_adapter(name: HubName) -> Path:

@@ -11,9 +11,10 @@ from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.checkpoint.names import TensorNames
 from mmengine.checkpoint.peft import AdapterFiles, read_adapter
 from mmengine.models.adapter_modules import adapter_modules
-from mmengine.models.config import NetworkConfig
+from mmengine.models.config import NetworkConfig, make_spec
 from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
+from mmengine.models.spec import ModelSpec
 from mmengine.request import MediaItem
 
 if TYPE_CHECKING:  # These modules import torch, which is slow to load.
@@ -40,6 +41,10 @@ class DescribedPlugin(ABC):
     @abstractmethod
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
         """See ModelPlugin."""
+
+    def describe(self, folder: Path) -> ModelSpec:
+        """See ModelPlugin. Raises ModelError that names the file and the field."""
+        return make_spec(self.read_config(folder))
 
     def load_model(
         self,

@@ -7,8 +7,8 @@ from pathlib import Path
 from mmengine.checkpoint.model_files import GGUF_SUFFIX, is_gguf
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.errors import ModelError
-from mmengine.hubs.fetch import fetch_adapter, fetch_model
-from mmengine.hubs.names import parse_name
+from mmengine.hubs.fetch import fetch_adapter, fetch_description, fetch_model
+from mmengine.hubs.names import HubName, parse_name
 from mmengine.registry import entry_points
 
 CHECKPOINT_GROUP = "mmengine.checkpoints"
@@ -21,6 +21,24 @@ def resolve_folder(model: str | Path | None) -> Path:
     `model`: None for the embedded checkpoint; an existing folder or GGUF file, whose absolute path is
     returned; or a hub id, whose files are downloaded unless the hub's cache has them.
     """
+    found = _local_or_hub(model)
+    return fetch_model(found) if isinstance(found, HubName) else found
+
+
+def resolve_description(model: str | Path | None) -> tuple[Path, int]:
+    """Return the folder, or the GGUF file, that describes `model`, and the bytes of its weights.
+
+    Of a model on a hub only the config, tokenizer and processor files are downloaded. Raises ModelError.
+    """
+    found = _local_or_hub(model)
+    if isinstance(found, HubName):
+        return fetch_description(found)
+    files = [found] if is_gguf(found) else found.glob("*.safetensors")
+    return found, sum(file.stat().st_size for file in files)
+
+
+def _local_or_hub(model: str | Path | None) -> Path | HubName:
+    """Return the folder or GGUF file on this machine, or the model's name on a hub. Raises ModelError."""
     if model is None:
         return _embedded_folder()
     if not str(model).strip():
@@ -48,7 +66,7 @@ def resolve_folder(model: str | Path | None) -> Path:
             f"there is no model folder {str(model)[:200]}; give one with config.json and the weights, or a "
             "hub id as owner/name, modelscope:owner/name or owner/name@revision"
         )
-    return fetch_model(name)
+    return name
 
 
 def resolve_adapter(source: str | Path) -> Path:

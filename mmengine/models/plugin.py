@@ -368,6 +368,9 @@ class ModelPlugin(Protocol):
     # ModelError for an adapter that does not fit the model. A plugin without this method supports no
     # adapters.
 
+    # A plugin may have a method `describe(folder) -> ModelSpec`, which reads no weights, for
+    # `mmengine model check`. It raises ModelError for a model that the plugin cannot serve.
+
     def fingerprint(self, folder: Path) -> str:
         """Return a hex digest for the weights in `folder`; the digest changes if the weights change."""
 

@@ -85,11 +85,11 @@ def layers_of(
     """
     _check_counts(name, calls, num_layers)
     layers: list[LayerAttention] = []
-    stored: dict[int, int] = {}  # Maps a key tensor's address to the layer that stores it.
+    stored: dict[int, int] = {}  # Maps a key tensor's storage to the layer that stores it.
     for index, call in enumerate(calls):
         _check_call(name, call, num_tokens, is_causal)
         options = call.options
-        origin = stored.setdefault(call.key.data_ptr(), index)
+        origin = stored.setdefault(call.key.untyped_storage()._cdata, index)
         layers.append(
             LayerAttention(
                 kv_layer=origin,

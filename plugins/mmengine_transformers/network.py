@@ -107,7 +107,7 @@ def load_network(
     held = load_weights(model, folder, where, kind, quantize, activations)
     parts, context = parts_of(model), StepContext()
     with torch.inference_mode():
-        calls, layers = _record(parts, where)
+        calls, layers = record_layers(parts, where)
         pool = pool_heads(type(model).__name__, calls)
         for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
             setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
@@ -116,10 +116,10 @@ def load_network(
             check_against_own_forward(parts, body, head, layers, where)
         use_attention(parts.decoder, NAME)
         encoder = open_encoder(model, folder)
-    return HostedNetwork(parts, _spec(parts, pool, layers, held, encoder), body, head, encoder)
+    return HostedNetwork(parts, spec_of(parts, pool, layers, held, encoder), body, head, encoder)
 
 
-def _record(
+def record_layers(
     parts: ModelParts, device: torch.device
 ) -> tuple[list[AttentionCall], tuple[LayerAttention, ...]]:
     """Run the decoder on a few tokens, and return its attention calls and what they say about the layers."""
@@ -136,13 +136,14 @@ def _record(
     return calls, with_rules(layers, config)
 
 
-def _spec(
+def spec_of(
     parts: ModelParts,
     pool: Heads,
     layers: tuple[LayerAttention, ...],
-    held: str,
-    encoder: MediaEncoder | None,
+    held: str = "",
+    encoder: MediaEncoder | None = None,
 ) -> ModelSpec:
+    """Return a model's sizes. `pool`: the heads of the KV pool. `held`: `weights_held` of ModelSpec."""
     config = text_config(parts.model.config)
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     limit = rotary_limit(config)

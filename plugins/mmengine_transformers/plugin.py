@@ -14,6 +14,7 @@ from mmengine.extras import install_hint
 from mmengine.models.decoder.positions import text_positions
 from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
+from mmengine.models.spec import ModelSpec
 from mmengine.request import MediaItem
 from mmengine_transformers.names import NAMES
 
@@ -37,6 +38,12 @@ class TransformersPlugin:
         from mmengine_transformers.classes import read_model
 
         read_model(folder)
+
+    def describe(self, folder: Path) -> ModelSpec:
+        """See ModelPlugin. Raises ModelError for a model that is not served."""
+        from mmengine_transformers.sizes import describe
+
+        return describe(folder)
 
     def load_processor(self, folder: Path) -> Processor:
         from mmengine_transformers.processing import load_processor

@@ -1,0 +1,53 @@
+"""Tells a model's sizes without its weights, for `mmengine model check`."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig
+
+from mmengine.errors import ModelError
+from mmengine.models.spec import ModelSpec
+from mmengine_transformers.calls import pool_heads
+from mmengine_transformers.classes import read_model, text_config
+from mmengine_transformers.media.opening import open_media
+from mmengine_transformers.media.rules import media_rules
+from mmengine_transformers.network import record_layers, spec_of
+from mmengine_transformers.parts import parts_of
+from mmengine_transformers.weights import build_empty
+
+
+def describe(folder: Path) -> ModelSpec:
+    """Return the sizes of a folder's model, from a run of its decoder without values.
+
+    A decoder whose operations need values is sized from its config alone. Raises ModelError for a model that
+    cannot be served, also if its processor cannot be used.
+    """
+    config, model_class = read_model(folder)
+    open_media(folder, config)
+    parts = parts_of(build_empty(model_class, config, torch.bfloat16))
+    try:
+        with torch.inference_mode():
+            calls, layers = record_layers(parts, torch.device("meta"))
+    except ModelError:
+        raise
+    except Exception:  # Experts are chosen by values, which tensors on the meta device lack.
+        return _from_config(config)
+    return spec_of(parts, pool_heads(model_class.__name__, calls), layers)
+
+
+def _from_config(config: PreTrainedConfig) -> ModelSpec:
+    text, rules = text_config(config), media_rules(config)
+    num_heads = text.num_attention_heads
+    return ModelSpec(
+        num_layers=text.num_hidden_layers,
+        num_heads=num_heads,
+        num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        max_model_len=int(getattr(text, "max_position_embeddings", None) or 4096),
+        num_deepstack=0,
+        patch_width=0,
+        atomic_runs=rules.atomic_runs,
+        whole_prompt=rules.whole_prompt,
+    )

@@ -1,0 +1,77 @@
+"""Tests `mmengine model check`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mmengine.cli.main import app
+from mmengine.errors import ConfigError, ModelError
+from tests.any_model.catalogue import write
+from tests.llama.tiny import make_tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny(folder, "Qwen3")
+    return folder
+
+
+def report(*args):
+    found = CliRunner().invoke(app, ["model", "check", *map(str, args), "--json"])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return json.loads(found.stdout), found.exit_code
+
+
+def test_a_described_model_is_sized_without_its_weights(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    found, code = report(tmp_path, "--context", 64)
+    assert (code, found["implementation"], found["refused"]) == (0, "described", "")
+    per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 2
+    assert (found["kv_bytes_per_token"], found["kv_bytes"]) == (per_token, 64 * per_token)
+    assert found["weight_bytes"] == 0
+    assert found["command"].startswith("mmengine serve ") and "max_model_len=64" in found["command"]
+    whole, _ = report(folder, "--dtype", "float32")
+    assert whole["kv_bytes_per_token"] == 2 * per_token
+    assert whole["weight_bytes"] == (folder / "model.safetensors").stat().st_size
+
+
+def test_a_model_that_no_plugin_serves_is_refused_with_the_reason(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["T5ForConditionalGeneration"]
+    config["model_type"] = "t5"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, code = report(tmp_path)
+    assert (code, found["implementation"], found["command"]) == (1, "none", "")
+    assert "T5ForConditionalGeneration" in found["refused"]
+
+
+def test_a_hosted_model_is_sized_from_a_run_without_values(tmp_path):
+    write("gemma3", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    found, code = report(tmp_path, "--context", 64)
+    assert (code, found["implementation"]) == (0, "transformers") and "LoRA adapters" in found["unsupported"]
+    assert found["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2  # Layers, KV heads, head size, bfloat16.
+    assert "an image is computed in one step" in found["notes"][0] and "2 of 4" in found["notes"][1]
+
+
+def test_a_person_reads_lines(folder):
+    shown = CliRunner().invoke(app, ["model", "check", str(folder)]).stdout
+    lines = dict(
+        line.split(None, 1) for line in shown.splitlines() if line.split(None, 1)[0] in ("KV", "model")
+    )
+    assert lines["model"] == str(folder) and "bytes per token" in lines["KV"]
+    assert "serve with" in shown
+
+
+def test_wrong_arguments_are_refused(folder, tmp_path):
+    with pytest.raises(ModelError, match="no config"):
+        report(tmp_path)
+    with pytest.raises(ConfigError, match="dtype must be one of"):
+        report(folder, "--dtype", "int3")
+    with pytest.raises(ConfigError, match="positions"):
+        report(folder, "--context", 10**9)
