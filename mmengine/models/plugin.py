@@ -220,9 +220,14 @@ class AttentionPort(Protocol):
     def run(self, layer: int, q: Any) -> Any:
         """Return the attention output for q [t, num_heads, head_dim], in the same shape. A token
         attends to itself and to its row's earlier tokens, as `ModelSpec.attention` limits or extends them.
-
-        If a layer has sinks, `run` also takes `sinks`, a tensor [num_heads].
         """
+
+
+class SinkAttentionPort(AttentionPort, Protocol):
+    """The port of a model with a layer that has sinks (`LayerAttention.has_sinks`)."""
+
+    def run(self, layer: int, q: Any, sinks: Any = None) -> Any:
+        """See AttentionPort. `sinks`: a score for each head, [num_heads], for a layer with sinks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,9 @@ class CheckedLog:
             self._reader = LogReader(folder, start=base[1].sequence + 1)
         self._base = base[1] if base is not None else None
         self.begins_after = -1 if self._base is None else self._base.sequence
-        self._records = (record for record in self._reader if record.sequence > self.begins_after)
+        self._records: Iterator[Record] = (
+            record for record in self._reader if record.sequence > self.begins_after
+        )
         self.first = self.record = next(self._records, None)
         self.started = self._started(folder)
         self.config = _replay_config(self.started, folder)

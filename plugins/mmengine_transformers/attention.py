@@ -6,13 +6,13 @@ transformers has no mask function of the same name, so it builds no mask.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 
-from mmengine.models.plugin import AttentionPort, LayerAttention
+from mmengine.models.plugin import AttentionPort, LayerAttention, SinkAttentionPort
 
 NAME = "mmengine"
 ATTRIBUTE = "mmengine_layer"
@@ -69,7 +69,7 @@ class HostedLayer:
         if self._stores:
             port.append(self._index, k, v)
         if self._spec.has_sinks and sinks is not None:
-            out = port.run(self._index, q, sinks=self._padded_sinks(sinks))
+            out = cast(SinkAttentionPort, port).run(self._index, q, sinks=self._padded_sinks(sinks))
         else:
             out = port.run(self._index, q)
         return (out if self._is_plain else self._unpadded(out))[None]
@@ -119,6 +119,7 @@ AttentionInterface.register(NAME, attend)
 
 def use_attention(decoder: nn.Module, name: str) -> None:
     """Make every module of a decoder call the attention function called `name`."""
-    configs = {id(each.config): each.config for each in decoder.modules() if hasattr(each, "config")}
-    for config in configs.values():
-        config._attn_implementation = name
+    for module in decoder.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            config._attn_implementation = name

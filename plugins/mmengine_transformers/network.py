@@ -162,7 +162,7 @@ def spec_of(
         num_kv_heads=pool.num_kv_heads,
         head_dim=pool.head_dim,
         hidden_size=config.hidden_size,
-        vocab_size=parts.head.out_features,
+        vocab_size=config.vocab_size,
         max_model_len=longest,
         num_deepstack=0 if encoder is None else encoder.num_deepstack,
         patch_width=0 if encoder is None else encoder.patch_width,

@@ -30,7 +30,8 @@ class TransformersPlugin:
     def check(self, folder: Path) -> None:
         """Raise ModelError with the reason if the model in `folder` cannot be served. Reads no weights."""
         if find_spec("transformers") is None:
-            names = ", ".join(map(str, read_model_json(folder, "config.json").get("architectures") or ()))
+            architectures = read_model_json(folder, "config.json").get("architectures")
+            names = ", ".join(map(str, architectures if isinstance(architectures, list) else ()))
             raise ModelError(
                 f"{folder} is a {names[:100]}, which mmengine does not describe; to run transformers' "
                 f"modules, install the extra transformers ({install_hint('transformers')})"

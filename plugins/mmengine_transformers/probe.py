@@ -7,6 +7,7 @@ from mmengine.errors import ModelError
 from mmengine.models.plugin import LayerAttention
 from mmengine_transformers.attention import NAME, use_attention
 from mmengine_transformers.body import DecoderBody
+from mmengine_transformers.classes import text_config
 from mmengine_transformers.head import Head
 from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.reference_port import ReferencePort
@@ -38,7 +39,7 @@ def check_against_own_forward(
 ) -> None:
     """Raise ModelError if the logits differ. Leaves the decoder with the plugin's attention function."""
     model = parts.model
-    size = parts.embedding.num_embeddings
+    size = text_config(model.config).vocab_size
     ids = [torch.arange(3, 3 + 5 * count, 5, device=device) % size for count, _ in ROWS]
     use_attention(parts.decoder, "eager")
     own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])

@@ -35,7 +35,7 @@ class _NoCache:
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store nothing."""
 
-    def run(self, layer: int, q: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
         return torch.zeros_like(q, memory_format=torch.contiguous_format)
 
 

@@ -1,9 +1,12 @@
 """What a hosted model's media need of the scheduler and of attention, from its config. Imports no torch."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mmengine.models.spec import RunKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _IMAGE_FIELDS = ("image_token_id", "image_token_index", "image_patch_id")
 _VIDEO_FIELDS = ("video_token_id", "video_token_index")
@@ -22,7 +25,7 @@ class MediaRules(NamedTuple):
     only_windows: bool = False
 
 
-def media_rules(config: Any) -> MediaRules:
+def media_rules(config: "PreTrainedConfig") -> MediaRules:
     """Return the rules for a model with this transformers config."""
     kind = config.model_type
     if kind == "gemma3":
@@ -38,22 +41,22 @@ def media_rules(config: Any) -> MediaRules:
     return MediaRules()
 
 
-def image_token_id(config: Any) -> int | None:
+def image_token_id(config: "PreTrainedConfig") -> int | None:
     """Return the id of the token that stands for an image's embeddings, or None for a text model."""
     return next(_integers(config, _IMAGE_FIELDS), None)
 
 
-def video_token_id(config: Any) -> int | None:
+def video_token_id(config: "PreTrainedConfig") -> int | None:
     """Return the id of the token that stands for a video's embeddings, or None if the config names none."""
     return next(_integers(config, _VIDEO_FIELDS), None)
 
 
-def media_token_ids(config: Any) -> frozenset[int]:
+def media_token_ids(config: "PreTrainedConfig") -> frozenset[int]:
     """Return the ids of all tokens that embeddings of media replace."""
     indicators = getattr(config, "visual_indicator_token_ids", None) or ()  # Ovis 2.
     return frozenset((*_integers(config, (*_IMAGE_FIELDS, *_VIDEO_FIELDS)), *indicators))
 
 
-def _integers(config: Any, names: Iterable[str]) -> Iterator[int]:
+def _integers(config: "PreTrainedConfig", names: Iterable[str]) -> Iterator[int]:
     values = (getattr(config, name, None) for name in names)
     return (value for value in values if type(value) is int)
