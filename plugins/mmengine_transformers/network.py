@@ -29,6 +29,7 @@ from mmengine_transformers.calls import RECORDER, AttentionCall, layers_of, pool
 from mmengine_transformers.classes import read_model, rotary_limit, text_config
 from mmengine_transformers.head import Head
 from mmengine_transformers.layer_rules import temperature_limit, with_rules
+from mmengine_transformers.masks import check_masks
 from mmengine_transformers.media.features import MediaEncoder
 from mmengine_transformers.media.opening import open_encoder
 from mmengine_transformers.media.positions import grid_positions
@@ -113,6 +114,7 @@ def load_network(
             setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
         body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
         if media_rules(config).runs != "prompt":  # Such a model's own forward never splits a prompt.
+            check_masks(parts, layers, where)
             check_against_own_forward(parts, body, head, layers, where)
         use_attention(parts.decoder, NAME)
         encoder = open_encoder(model, folder)

@@ -1,0 +1,85 @@
+"""Compares the masks that a model asks transformers for with what the plugin's layers see.
+
+A window or a chunk that no argument of the attention call names would be wrong without an error. So the
+decoder runs once with its layers replaced by witnesses, on more tokens than the longest window has.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from mmengine.errors import ModelError
+from mmengine.models.spec import LayerAttention
+from mmengine_transformers.attention import use_attention
+from mmengine_transformers.parts import ModelParts
+from mmengine_transformers.reference_port import visible
+from mmengine_transformers.token_inputs import TokenInputs
+
+RECORDED = "mmengine_masks"
+MIN_TOKENS, MAX_TOKENS = 24, 4200  # A mask of 4,200 tokens takes 18 MB. Longer windows are not crossed.
+
+
+def whole_mask(**options: Any) -> Tensor | None:
+    """Build the mask as SDPA takes it, even if it is plainly causal."""
+    return sdpa_mask(**{**options, "allow_is_causal_skip": False})
+
+
+AttentionMaskInterface.register(RECORDED, whole_mask)
+
+
+def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: torch.device) -> None:
+    """Raise ModelError for a layer whose mask differs from its LayerAttention in a prompt without media."""
+    longest = max(max(layer.window, layer.chunk) for layer in layers)
+    count = min(max(MIN_TOKENS, longest + 2), MAX_TOKENS)
+    modules = _layer_modules(parts.decoder, len(layers))
+    ids = torch.zeros(count, dtype=torch.int64, device=device)
+    width = parts.embedding.embedding_dim
+    embeds = torch.zeros(1, count, width, device=device, dtype=next(parts.decoder.parameters()).dtype)
+    positions = torch.arange(count, device=device)[None]
+    use_attention(parts.decoder, RECORDED)
+    with _witnessed(modules) as masks:
+        parts.decoder(
+            inputs_embeds=embeds, position_ids=positions, use_cache=False, **TokenInputs(parts)(ids)
+        )
+    expected: dict[tuple[int, int], Tensor] = {}
+    for number, (layer, mask) in enumerate(zip(layers, masks, strict=True)):
+        kind = (layer.window, layer.chunk)
+        if kind not in expected:
+            expected[kind] = visible(layer, 0, count, device)
+        if mask is not None and not torch.equal(mask[0, 0].expand(count, count), expected[kind]):
+            raise ModelError(
+                f"{type(parts.model).__name__} cannot be served: layer {number} sees other keys than its "
+                "attention call and config say"
+            )
+
+
+def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
+    """Return the decoder's layers. Raises ModelError if they are not one list."""
+    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
+    found = [each for each in lists if len(each) == num_layers]
+    if len(found) != 1:
+        raise ModelError(f"{type(decoder).__name__} cannot be served: its layers are not one list")
+    return list(found[0])
+
+
+@contextmanager
+def _witnessed(modules: list[nn.Module]) -> Iterator[list[Tensor | None]]:
+    """While the context lasts, layers return their input; collect the masks that they get."""
+    masks: list[Tensor | None] = []
+
+    def witness(hidden: Tensor, *given: Any, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
+        shaped = [each for each in given if isinstance(each, Tensor) and each.dtype == torch.bool]
+        masks.append(attention_mask if attention_mask is not None else next(iter(shaped), None))
+        return hidden
+
+    for module in modules:
+        module.forward = witness  # type: ignore[method-assign]
+    try:
+        yield masks
+    finally:
+        for module in modules:
+            del module.forward
