@@ -1,5 +1,6 @@
-"""Compare a model on transformers' modules (model_impl transformers) with the described plugin and with
-transformers' own continuous batching, on random weights in one process.
+"""Measures a model on transformers' modules beside a described model and transformers' batching.
+
+All of them run on random weights in one process.
 
     python -m benchmarks hosted --layers 8
 
