@@ -43,13 +43,13 @@ def unknown_variables(names: Iterable[str]) -> str:
 def _with_advice(name: str, known: Iterable[str]) -> str:
     from mmengine.setting_names import advice_for  # Lazy: most commands need no advice.
 
+    setting = name.removeprefix(PREFIX).lower()
+    if _is_setting(setting):
+        return f"{name[:80]} (use --set {setting}=…, or {PREFIX}SET={setting}=…)"
     near = get_close_matches(name[:80], known, 1, 0.8)
     if near:
         return f"{name[:80]} (did you mean {near[0]}?)"
-    setting = name.removeprefix(PREFIX).lower()
     advice = advice_for(setting, is_command_line=True)
-    if _is_setting(setting):
-        advice = f"use --set {setting}=…, or {PREFIX}SET={setting}=…"
     return f"{name[:80]} ({advice})" if advice else name[:80]
 
 

@@ -79,6 +79,8 @@ def config_of(rng, **settings):
         "block_store": "simulated",
         "block_store_path": "-",
         "enable_prefix_caching": True,
+        "atomic_runs": False,
+        "whole_prompt": False,
         "block_size": size,
         "num_blocks": 1 + -(-config.max_model_len // size) + rng.randint(0, 20),
         **settings,

@@ -123,7 +123,7 @@ class Lives:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             self.sent += [output.request_id] * len(output.token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
-            if output.finish_reason is not None:
+            if output.finish_reason not in (None, "rejected"):  # The log has no QUEUED of a full queue.
                 self.ended.append(output.request_id)
         if self.ended and rng.random() < 0.4:
             name = self.ended.pop(rng.randrange(len(self.ended)))

@@ -32,7 +32,9 @@ def debug(
     folder: Folder,
     script: Annotated[
         list[Path] | None,
-        typer.Option("--command", "-x", help="File with a command per line; may be repeated."),
+        typer.Option(
+            "--command", "-x", help="File with a command per line; may be repeated.", metavar="FILE"
+        ),
     ] = None,
     execute: Annotated[
         list[str] | None,
