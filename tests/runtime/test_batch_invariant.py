@@ -35,6 +35,7 @@ COMPANIES = (
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},
     {"token_budget": 64, "num_blocks": 18, "swap_blocks": 17, "preempt_mode": "swap", "spec": "ngram"},
 )
+PLAIN = SimpleNamespace(attention=())  # a model without layers that need more than causal attention
 ON_A_GPU = SimpleNamespace(device=CudaDevice())
 DRAWN = {"temperature": 2.0, "top_k": 40, "top_p": 0.9}
 
@@ -152,20 +153,20 @@ def test_on_a_gpu_triton_attends_in_one_tile(name, monkeypatch):
     made = []
     monkeypatch.setattr(triton_paged, "TritonPagedAttention", lambda *of, **options: made.append(options))
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: None)
-    registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
+    registry.make_backend(name, PLAIN, ON_A_GPU, batch_invariant=True)
     assert made == [{"one_tile": True}]
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: "triton is not installed")
     with pytest.raises(
         ConfigError, match="needs a batch-invariant attention backend: triton is not installed"
     ):
-        registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
+        registry.make_backend(name, PLAIN, ON_A_GPU, batch_invariant=True)
 
 
 def test_on_a_gpu_flashinfer_is_refused():
     with pytest.raises(
         ConfigError, match="that is triton on cuda, not flashinfer; change one of the two settings"
     ):
-        registry.make_backend("flashinfer", None, ON_A_GPU, batch_invariant=True)
+        registry.make_backend("flashinfer", PLAIN, ON_A_GPU, batch_invariant=True)
 
 
 def test_on_a_gpu_sampling_needs_the_triton_kernels(monkeypatch):
