@@ -109,7 +109,8 @@ def build_long(model=None, *, stop_watcher_factory=None, **settings) -> FakeBuil
     kind = GRAMMAR_BACKENDS.load("llguidance")
     backend = kind(tokenizer.token_bytes, tokenizer.encode, tokenizer.special_ids, config.eos_token_ids, size)
     built = FakeBuilt(EngineCore(config, executor), executor, config, processor)
-    built.spec, built.grammars = SimpleNamespace(vocab_size=size), Grammars(backend, deadline_s=30)
+    built.spec = SimpleNamespace(vocab_size=size, has_encoder=False, hidden_size=0)
+    built.grammars = Grammars(backend, deadline_s=30)
     return built
 
 

@@ -74,7 +74,7 @@ def test_without_a_budget_an_answer_is_as_long_as_the_context_leaves():
 def test_service_routes_and_unsupported_routes(server):
     assert server.call("/version")[2] == {"version": __version__}
     for path, word in (
-        ("/v1/rerank", "not supported"),
+        ("/v1/moderations", "not supported"),
         ("/v1/audio/speech", "audio"),
         ("/v1/nowhere", "does not exist"),
     ):

@@ -235,8 +235,8 @@ def test_protocol_upgrades_are_ignored(server, size):
 
 
 def test_unknown_routes_and_methods(server):
-    status, _, body = server.call("/v1/embeddings", {})
-    text = "embeddings are not supported"
+    status, _, body = server.call("/v1/moderations", {})
+    text = "moderation is not supported"
     assert (status, body) == (404, error("not_found_error", text, None, "unknown_url"))
     assert server.call("/nowhere")[0] == 404
     status, headers, body = server.call("/v1/chat/completions")

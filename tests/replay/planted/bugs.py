@@ -41,8 +41,8 @@ def the_last_block_is_not_released(patch: pytest.MonkeyPatch) -> None:
 def tenants_share_prefixes(patch: pytest.MonkeyPatch) -> None:
     real = start.block_extras
 
-    def without_salt(request, first, last, size, ahead=0):
-        extras = real(request, first, last, size, ahead)
+    def without_salt(request, *others):
+        extras = real(request, *others)
         if request.cache_salt:
             extras.pop(0, None)
         return extras
