@@ -108,6 +108,7 @@ def other_values(tmp_path):
         "--model": "some/model",
         "--device": "cpu",
         "--dtype": "bfloat16",
+        "--model-impl": "native",
         "--spec": "none",
         "--grammar-backend": "xgrammar",
         "--set": ["max_num_seqs=3", "token_budget=64"],
