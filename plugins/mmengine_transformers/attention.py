@@ -6,7 +6,7 @@ transformers has no mask function of the same name, so it builds no mask.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def attend(
     attention_mask: Tensor | None,
     *,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """See AttentionInterface. Windows, caps and scales come from the layer's spec, which `calls` derived from
     the arguments of this call.

@@ -37,8 +37,7 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
     count = min(max(MIN_TOKENS, longest + 2), MAX_TOKENS)
     modules = _layer_modules(parts.decoder, len(layers))
     ids = torch.zeros(count, dtype=torch.int64, device=device)
-    width = parts.embedding.embedding_dim
-    embeds = torch.zeros(1, count, width, device=device, dtype=next(parts.decoder.parameters()).dtype)
+    embeds = torch.zeros_like(parts.embedding(ids)[None])
     positions = torch.arange(count, device=device)[None]
     use_attention(parts.decoder, RECORDED)
     with _witnessed(modules) as masks:
@@ -71,13 +70,13 @@ def _witnessed(modules: list[nn.Module]) -> Iterator[list[Tensor | None]]:
     """While the context lasts, layers return their input; collect the masks that they get."""
     masks: list[Tensor | None] = []
 
-    def witness(hidden: Tensor, *given: Any, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
+    def witness(hidden: Tensor, *given: object, attention_mask: Tensor | None = None, **_: object) -> Tensor:
         shaped = [each for each in given if isinstance(each, Tensor) and each.dtype == torch.bool]
         masks.append(attention_mask if attention_mask is not None else next(iter(shaped), None))
         return hidden
 
     for module in modules:
-        module.forward = witness  # type: ignore[method-assign]
+        module.forward = witness
     try:
         yield masks
     finally:
