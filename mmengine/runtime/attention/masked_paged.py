@@ -51,9 +51,7 @@ class MaskedPagedAttention(TorchPagedAttention):
         self._meta: AttentionMeta | None = None
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        slots = upload(np.ascontiguousarray(meta.slots, np.int64), self._device)
-        self._slots, self._k_places = slots, slots + (slots & -self._block_size)
-        self._v_places = self._k_places + self._block_size
+        self._set_slots(upload(np.ascontiguousarray(meta.slots, np.int64), self._device))
         self._meta, self._by_kind = meta, {}
 
     def run(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,11 +92,6 @@ class MaskedPagedAttention(TorchPagedAttention):
             parts.append(_weighted(q[:, :, rows], k, v, scale, layer.softcap, mask, sinks))
         return torch.cat(parts, 2)
 
-    def _reserve(self, groups: Sequence[Group]) -> None:
-        need = max(group.pages.numel() for group in groups) * self._page_values
-        if self._workspace.numel() < need:
-            self._workspace = self._workspace.new_empty(need)
-
     def _group(self, kind: Kind) -> list[Group]:
         meta = self._meta
         assert meta is not None
@@ -109,7 +102,7 @@ class MaskedPagedAttention(TorchPagedAttention):
             rows = np.flatnonzero(decode)
             firsts = kind.first_keys(meta.kv_lens[rows].astype(np.int64) - 1)
             lengths = meta.kv_lens[rows] - firsts // self._block_size * self._block_size
-            for part in self._parts_by_length(lengths):
+            for part in self._cut_by_length(np.arange(len(rows)), lengths):
                 groups.append(self._decode(rows[part], firsts[part], starts))
         runs = meta.run_ids if kind.sees_runs else None
         shapes: dict[tuple[int, int, int], list[int]] = {}
@@ -121,11 +114,6 @@ class MaskedPagedAttention(TorchPagedAttention):
             ids = runs[starts[own] : starts[own] + count] if runs is not None and own >= 0 else None
             groups.append(self._prefill(kind, np.array(members), starts, ids))
         return groups
-
-    def _parts_by_length(self, lengths: np.ndarray) -> list[np.ndarray]:
-        """Return the indices into `lengths` in groups of similar length."""
-        indices = np.arange(len(lengths))
-        return self._cut_by_length(indices, lengths)
 
     def _decode(self, rows: np.ndarray, firsts: np.ndarray, starts: np.ndarray) -> Group:
         """Return the group of rows with one query each. `firsts`: the first key that each query sees."""

@@ -9,6 +9,7 @@ This backend has not been run on CUDA yet. There, a chunk that does not start it
 SDPA has no fast kernel for a mask with grouped heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,15 +62,12 @@ class TorchPagedAttention:
         self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        # In the pool each block's V follows its K, so the K of slot s = block * block_size + offset is stored
-        # at s + block * block_size. The block size is a power of 2, so s & -block_size is block * block_size.
         slots, table, lens = meta.on_device(self._device)
         # A group reads as many blocks per row as its longest row has. Missing blocks are replaced by the
         # dummy block, which holds zeros: another request's block might hold NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
-        self._slots, self._k_places = slots, slots + (slots & -self._block_size)
-        self._v_places = self._k_places + self._block_size
+        self._set_slots(slots)
         starts = np.cumsum(meta.query_lens) - meta.query_lens
         decode = meta.query_lens == 1
         self._groups = []
@@ -78,7 +76,18 @@ class TorchPagedAttention:
             self._groups.extend(self._decode_group(meta, part, starts, table, lens) for part in parts)
         if not decode.all():
             self._groups.extend(self._prefill_groups(meta, np.flatnonzero(~decode), starts, table))
-        need = max(group.pages.numel() for group in self._groups) * self._page_values
+        self._reserve(self._groups)
+
+    def _set_slots(self, slots: Tensor) -> None:
+        """Set where the step's tokens are stored. `slots`: int64 [t], on the device."""
+        # In the pool each block's V follows its K, so the K of slot s = block * block_size + offset is stored
+        # at s + block * block_size. The block size is a power of 2, so s & -block_size is block * block_size.
+        self._slots, self._k_places = slots, slots + (slots & -self._block_size)
+        self._v_places = self._k_places + self._block_size
+
+    def _reserve(self, groups: Sequence[Group]) -> None:
+        """Make the workspace large enough for each of the groups."""
+        need = max(group.pages.numel() for group in groups) * self._page_values
         if self._workspace.numel() < need:
             self._workspace = self._workspace.new_empty(need)
 
