@@ -56,11 +56,9 @@ def main(
 
 def write_text_model(folder: Path, sizes: dict[str, object]) -> None:
     """Write a Qwen3 text model with random bfloat16 weights and the embedded checkpoint's tokenizer."""
-    import torch
-    from safetensors.torch import save_file
     from transformers import Qwen3Config, Qwen3ForCausalLM  # lazy: takes seconds
 
-    from benchmarks.common.half_billion_model import _drawn
+    from benchmarks.common.half_billion_model import write_random
     from mmengine.models.loader import resolve_folder
 
     shutil.copytree(
@@ -70,13 +68,7 @@ def write_text_model(folder: Path, sizes: dict[str, object]) -> None:
         extra.unlink()
     rope = {"rope_type": "default", "rope_theta": 1e6}
     config = Qwen3Config(**{**sizes, "rope_parameters": rope}, tie_word_embeddings=True, dtype="bfloat16")
-    config.architectures = ["Qwen3ForCausalLM"]
-    with torch.device("meta"):
-        model = Qwen3ForCausalLM(config)
-    source = torch.Generator().manual_seed(0)
-    weights = {name: _drawn(name, value.shape, source) for name, value in model.named_parameters()}
-    config.save_pretrained(folder)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    write_random(folder, Qwen3ForCausalLM, config)
     ends = folder / "generation_config.json"
     ends.write_text(json.dumps({"eos_token_id": 2}))
 

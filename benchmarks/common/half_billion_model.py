@@ -12,12 +12,16 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
 from mmengine.models.loader import resolve_folder
 from mmengine.strict_modes import BadModes, open_strict
+
+if TYPE_CHECKING:  # takes seconds
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 RECIPE = 2  # Part of the folder's name; raise it when the generated model changes.
 TEXT = {
@@ -82,9 +86,14 @@ def make(folder: Path, text: dict | None = None, vision: dict | None = None) -> 
         dtype="bfloat16",
         **ids,
     )
-    config.architectures = ["Qwen3VLForConditionalGeneration"]
+    write_random(folder, Qwen3VLForConditionalGeneration, config)
+
+
+def write_random(folder: Path, model_class: "type[PreTrainedModel]", config: "PreTrainedConfig") -> None:
+    """Write `config` and random bfloat16 weights for a model of `model_class` to `folder`."""
+    config.architectures = [model_class.__name__]
     with torch.device("meta"):
-        model = Qwen3VLForConditionalGeneration(config)
+        model = model_class(config)
     source = torch.Generator().manual_seed(0)
     weights = {name: _drawn(name, value.shape, source) for name, value in model.named_parameters()}
     config.save_pretrained(folder)
