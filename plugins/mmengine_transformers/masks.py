@@ -1,4 +1,4 @@
-"""Compares the masks that a model asks transformers for with what the plugin's layers see.
+"""Compares a model's own attention masks with the keys that the plugin's layers see.
 
 A window or a chunk that no argument of the attention call names would be wrong without an error. So the
 decoder runs once with its layers replaced by witnesses, on more tokens than the longest window has.

@@ -26,7 +26,7 @@ class ModelParts:
 
 
 def parts_of(model: PreTrainedModel) -> ModelParts:
-    """Return a model's parts. Raises ModelError if they cannot be told apart."""
+    """Return a model's parts. Raises ModelError if a part is missing or ambiguous."""
     name = type(model).__name__
     head = model.get_output_embeddings()
     if head is None:

@@ -123,7 +123,7 @@ def load_weights(
 def _targets(
     model: PreTrainedModel, entries: dict[str, TensorEntry], mapping: list[WeightRenaming | WeightConverter]
 ) -> dict[str, Target]:
-    """Return each stored tensor's target, by stored name, without those that the model does not have."""
+    """Return the targets of stored tensors by stored name. Tensors that the model lacks have no entry."""
     wanted = model.state_dict()
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]

@@ -1,5 +1,6 @@
-"""Runs the plugin contract for all hosted image-text models whose processors need no torchvision. `make
-models` runs those that need torchvision too (table.py).
+"""Runs the plugin contract for all hosted image-text models whose processors need no torchvision.
+
+`make models` also runs the models whose processors need torchvision (table.py).
 """
 
 import pytest

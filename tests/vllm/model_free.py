@@ -189,7 +189,7 @@ def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, window=0, images=Fa
 
 
 def random_features(rng, prompt):
-    """Append up to two of eight images to a prompt, each with text behind it, and return them."""
+    """Append up to two of eight images to a prompt, with text after each image, and return the images."""
     features = []
     for key in rng.sample(range(8), rng.randint(0, 2)):
         size = 24 + 8 * (key % 4)

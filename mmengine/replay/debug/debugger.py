@@ -247,7 +247,7 @@ class Debugger:
         words = text.split()
         if words[0] != "block" or len(words) != 2:
             return ""
-        return ", ".join(owners_of(cursor.state).get(int(words[1]), ())) or "nobody"
+        return ", ".join(owners_of(cursor.state).get(int(words[1]), ())) or "no request"
 
     def diff(self, first: int, second: int) -> list[Change]:
         """Return how the states at two positions differ."""

@@ -1,4 +1,4 @@
-"""Says in a sentence what a record does to the state."""
+"""Describes in a sentence how a record changes the state."""
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def event_text(state: State, event: ev.Event) -> str:
 
 
 def _cause(state: State, event: ev.Event) -> str:
-    """Return what the state says about the reason of a decision, as a clause."""
+    """Return a clause with the reason for a decision, computed from the state."""
     if isinstance(event, ev.Preempted) and event.reason == "no free blocks":
         try:
             needed, free = Reasons(View(state)).blocks_short()

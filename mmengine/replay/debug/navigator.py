@@ -80,7 +80,7 @@ class Navigator:
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
         self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, self._saved(state, self.first)), max_bytes)
-        self.end: int | None = None  # the position behind the last record, when it is known
+        self.end: int | None = None  # the position after the last record, once known
         self.arrivals: dict[str, list[int]] = {}  # request id -> positions of its QUEUED
         self._frontier = self.first  # records before it were read
         self.cursor = self._cursor_at(self.marks.all[0], state)
@@ -135,16 +135,16 @@ class Navigator:
         self._note(cursor, record)
 
     def _note(self, cursor: Cursor, record: Record) -> None:
-        """Remember what a record that was never read before tells, and save the state if it is due."""
+        """Keep the arrival in a record that is read for the first time, and save the state if it is due."""
         event = record.event
         if isinstance(event, ev.Queued) and len(self.arrivals) < MAX_NAMES:
             self.arrivals.setdefault(event.request_id, []).append(record.sequence)
         if record.sequence % 4096 == 0:
             self.progress(record.sequence)
-        behind = record.sequence - self.marks.last.position
+        num_unsaved = record.sequence - self.marks.last.position
         every = self.marks.every_records
-        is_good = isinstance(event, ev.Checkpoint) or behind >= 2 * every
-        if behind >= every and is_good and not cursor.state.step_fetched:
+        is_good = isinstance(event, ev.Checkpoint) or num_unsaved >= 2 * every
+        if num_unsaved >= every and is_good and not cursor.state.step_fetched:
             saved = self._saved(cursor.state, record.sequence)
             clock_ns = cursor.time_ns - record.mono_ns
             place = record.step, cursor.time_ns, clock_ns, record.offset

@@ -140,7 +140,7 @@ class Marks:
         return self.all[-1]
 
     def add(self, mark: Mark) -> None:
-        """Add a mark behind all others."""
+        """Add a mark whose position is after all others."""
         self.all.append(mark)
         self._num_bytes += mark.saved.num_bytes
         if self._num_bytes > self._max_bytes and len(self.all) > 2:
@@ -153,6 +153,6 @@ class Marks:
         return self.all[max(0, bisect_right(self.all, position, key=lambda each: each.position) - 1)]
 
     def after(self, position: int) -> Mark | None:
-        """Return the first mark behind a position, or None."""
+        """Return the first mark after a position, or None."""
         place = bisect_right(self.all, position, key=lambda each: each.position)
         return self.all[place] if place < len(self.all) else None

@@ -48,7 +48,7 @@ class Steps:
 
 
 class EventsOf:
-    """Stops at the records that concern a request: those that name it, and the steps that it is in."""
+    """Stops at records that name a request, and at steps with tokens of the request."""
 
     def __init__(self, name: str):
         self._name = name

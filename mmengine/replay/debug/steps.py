@@ -1,4 +1,4 @@
-"""What a step says about the requests that are not in it, and what drafts brought."""
+"""Explains why requests are not in a step, and counts accepted drafts."""
 
 import numpy as np
 

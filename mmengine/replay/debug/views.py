@@ -179,7 +179,7 @@ def adapters_view(state: State) -> Table:
 
 
 def request_view(state: State, name: str) -> Text:
-    """Return what the state has about a live request."""
+    """Return the facts about a live request in the state."""
     req_state = state.requests[name]
     request, row = req_state.request, req_state.row
     known = len(state.known_tokens(req_state))

@@ -85,10 +85,10 @@ class HostedMedia:
         if count is None:
             return
         try:
-            told = count(image_sizes=[(image.height, image.width)])["num_image_tokens"][0]
+            expected = count(image_sizes=[(image.height, image.width)])["num_image_tokens"][0]
         except Exception:  # Not every processor can tell; the length is checked again afterwards.
             return
-        check_length(int(told))
+        check_length(int(expected))
 
     def _packed(
         self, modality: str, media: Mapping[str, object], check_length: CheckLength, where: str

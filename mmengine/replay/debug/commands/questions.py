@@ -19,7 +19,7 @@ def last(session: SessionBase, rest: str) -> list[Block]:
     goto event N goes there.
     """
     if not rest:
-        raise InvalidRequest("say of what: last block N, row N, entry KEY, request ID, or a field")
+        raise InvalidRequest("last needs an object: block N, row N, entry KEY, request ID, or a field")
     found = session.debugger.last_write(rest)
     if found is None:
         return [Text([f"no record before this position changes {rest}"])]

@@ -1,4 +1,4 @@
-"""What the commands of a session share: a debugger, the selected request, and named positions."""
+"""The state that a session's commands share: a debugger, the selected request, and named positions."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.debugger import Debugger
