@@ -19,6 +19,9 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.request import Pooling
 
+_NO_TOKENS, _NO_SLOTS, _NO_TABLES = (
+    frozen(np.zeros(*of)) for of in ((0, np.int32), (0, np.int64), ((0, 0), np.int32))
+)
 _NO_BEGINS, _NONE_KEPT = (frozen(np.zeros((0, width), np.int32)) for width in (2, 3))
 SPARE_BLOCKS = 16  # blocks by which a row may grow before all tables are copied again
 
@@ -95,6 +98,45 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         pool=_pool(view, rows) if view.num_prefills else (),
         fetched=tuple((name, np.asarray(blocks)) for name, blocks in view.step_fetched),
     )
+
+
+class Planner:
+    """Builds an engine's plans. `keeps`: as in BlockTables."""
+
+    def __init__(self, keeps: bool):
+        self._tables = BlockTables(keeps)
+
+    def plan(self, view: View, decisions: Sequence[ev.Event]) -> StepPlan:
+        """Return the open step's plan. `decisions`: as in `batch`."""
+        return batch(view, decisions, self._tables)
+
+
+class RowPlanner(Planner):
+    """Builds plans without the arrays that have an entry for each token, and without block tables. A host
+    whose workers keep the tokens reads blocks and drafts from the view. The columns `rows` and `sample` are
+    intp.
+    """
+
+    def plan(self, view: View, decisions: Sequence[ev.Event]) -> StepPlan:
+        rows = np.asarray(view.step_rows)
+        num_scheduled = view.scheduled[rows]
+        admitted = [event for event in decisions if isinstance(event, ev.Admitted)]
+        return StepPlan(
+            step=view.step,
+            rows=rows,
+            num_scheduled=num_scheduled,
+            num_computed=view.num_computed[rows] - num_scheduled,
+            input_ids=_NO_TOKENS,
+            token_index=_NO_TOKENS,
+            slot_mapping=_NO_SLOTS,
+            block_table=_NO_TABLES,
+            sample=view.due(),
+            admitted=tuple(_admission(view, event.row) for event in admitted) if admitted else (),
+            evict=(*view.encoder.dropped, *view.step_evicted),
+            encode=tuple(EncodeItem(key, request, index) for key, request, index in view.step_encoded),
+            num_drafts=view.scheduled_drafts[rows] if view.verifies else None,
+            adapters=view.adapters.loaded,
+        )
 
 
 def _pool(view: View, rows: ReadOnlyArray) -> tuple[tuple[int, Pooling], ...]:

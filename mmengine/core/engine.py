@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from mmengine.config import EngineConfig
-from mmengine.core.batch import BlockTables, batch
+from mmengine.core.batch import Planner
 from mmengine.core.decide.completion import complete
 from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import next_lease
@@ -62,6 +62,7 @@ class EngineCore:
     """
 
     is_host_driven: ClassVar[bool] = False
+    planner_class: ClassVar[type[Planner]] = Planner
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class EngineCore:
         self._is_decided = False  # a step is decided and not dispatched yet
         self._plan = NO_PLAN  # the plan of that step
         self._overlaps = config.max_in_flight > 1
-        self._tables = BlockTables(keeps=not self._overlaps)
+        self._planner = self.planner_class(keeps=not self._overlaps)
         self._collect_first = False
         self._waited_for = overlap.ALONE  # why the next step was not decided while a step ran
         self._is_committed = True  # whether all events of the last steps are in the log
@@ -330,7 +331,8 @@ class EngineCore:
                 raise MMEngineError(f"no progress at step {self.state.step}: {stall.detail}")
         if decisions:
             self._is_decided = True
-            self._plan = batch(self.view, decisions, self._tables) if self.executor.needs_plan else NO_PLAN
+            needs_plan = self.executor.needs_plan
+            self._plan = self._planner.plan(self.view, decisions) if needs_plan else NO_PLAN
             self._stats.num_scheduled_tokens += int(self._plan.num_scheduled.sum())
             if self._overlaps:
                 self._stats.overlap[overlap.AHEAD if self._dispatched else self._waited_for] += 1

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mmengine.core.batch import Planner, RowPlanner
 from mmengine.core.decide.completion import complete
 from mmengine.core.engine import EngineCore
 from mmengine.core.outputs import Outputs
@@ -60,3 +61,9 @@ class HostDrivenCore(EngineCore):
         ExecutorFailed for drafts that do not fit the state.
         """
         self._emit(drafted_event(self.state, rows, num_drafts, drafts))
+
+
+class RowDrivenCore(HostDrivenCore):
+    """A HostDrivenCore whose plans describe rows and no single tokens (RowPlanner)."""
+
+    planner_class: ClassVar[type[Planner]] = RowPlanner

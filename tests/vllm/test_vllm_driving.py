@@ -297,6 +297,21 @@ def test_the_end_of_a_text_keeps_the_accepted_drafts_before_it(start):
     assert result.stops == ((0, "eos"), (1, "token")) and requests["a"].stop_reason == 9
 
 
+def test_tokens_that_wait_for_the_log_are_returned_once_it_is_written(start, tmp_path, monkeypatch):
+    scheduler, requests, calls = start(num_blocks=60), some_requests(6), 0
+    commit = scheduler.core.sink.commit
+
+    def commit_sometimes():
+        nonlocal calls
+        calls += 1
+        return calls % 5 != 4 and commit()
+
+    monkeypatch.setattr(scheduler.core.sink, "commit", commit_sometimes)
+    got = run(scheduler, Workers(4), requests)
+    assert all(tokens_of(got[each.request_id]) == answer(each, 64) for each in requests)
+    assert verify(tmp_path / "log").divergence is None
+
+
 def test_a_paused_scheduler_holds_requests_back(start):
     scheduler, workers, request = start(), Workers(4), FakeRequest("r", [5] * 4)
     scheduler.set_pause_state(PauseState.PAUSED_ALL)

@@ -54,27 +54,33 @@ class OutputMaker:
         self._special.discard(request_id)
 
     def of_step(
-        self, outputs: Outputs, names: list[str], tokens: list[list[int]], results: VllmObject
+        self,
+        outputs: Outputs,
+        names: list[str],
+        tokens: list[list[int]],
+        results: VllmObject,
+        *,
+        may_have_left: bool = True,
     ) -> dict[int, list[EngineCoreOutput]]:
         """Return each client's outputs for a step.
 
         `names`, `tokens`: the requests that sampled and their tokens, as the core got them. `results`: the
-        workers' ModelRunnerOutput, whose logprobs are passed on.
+        workers' ModelRunnerOutput, whose logprobs are passed on. `may_have_left`: whether requests were
+        aborted while the step ran.
         """
-        states, values, counts = outputs.columns()
+        states, _, counts = outputs.columns()
         if counts is not None or len(states) != len(names):  # the core dropped tokens, or a row failed
-            names = [state.request.request_id for state in states.tolist()]
-            ends = range(1, len(values) + 1) if counts is None else np.cumsum(counts).tolist()
-            all_tokens, starts = values.tolist(), [0, *ends]
-            tokens = [all_tokens[start:end] for start, end in zip(starts, ends, strict=False)]
+            names, tokens = _columns_of(outputs)
         made = list(map(EngineCoreOutput, names, tokens))
-        if outputs.ends or self._unstarted or self._special or not self._requests.keys() >= set(names):
+        if outputs.ends or self._unstarted or self._special or may_have_left:
             return self._completed(made, outputs, results)
         return {0: made} if made else {}
 
-    def of_ends(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs for requests that ended outside a step."""
-        return self._completed([], outputs, None)
+    def of_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
+        """Return each client's outputs that no step returned: ends outside a step, and tokens that waited
+        until the log could be written. Such tokens have no logprobs.
+        """
+        return self._completed(list(map(EngineCoreOutput, *_columns_of(outputs))), outputs, None)
 
     def _completed(
         self, made: list[EngineCoreOutput], outputs: Outputs, results: VllmObject
@@ -112,13 +118,22 @@ class OutputMaker:
         return stats
 
 
+def _columns_of(outputs: Outputs) -> tuple[list[str], list[list[int]]]:
+    """Return the requests that got tokens, and their tokens."""
+    states, values, counts = outputs.columns()
+    tokens = values.tolist()
+    ends = range(1, len(tokens) + 1) if counts is None else np.cumsum(counts).tolist()
+    names = [state.request.request_id for state in states.tolist()]
+    return names, [tokens[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def _end(output: EngineCoreOutput, request: VllmObject, end: ev.Finished) -> EngineCoreOutput:
     output.finish_reason, output.stop_reason = reason_of(end), request.stop_reason
     return output
 
 
 def _add_logprobs(output: EngineCoreOutput, request: VllmObject, results: VllmObject) -> None:
-    index = results.req_id_to_index.get(request.request_id)
+    index = None if results is None else results.req_id_to_index.get(request.request_id)
     if index is None:
         return
     if results.logprobs is not None and request.sampling_params.num_logprobs is not None:

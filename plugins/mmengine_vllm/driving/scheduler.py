@@ -21,7 +21,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.utils import strip_speculative_padding
 
 from mmengine.core.executor import StepPlan, StepResult
-from mmengine.core.host_driven import HostDrivenCore
+from mmengine.core.host_driven import RowDrivenCore
 from mmengine.core.outputs import Outputs
 from mmengine.errors import MMEngineError
 from mmengine.events.log import LogWriter
@@ -89,7 +89,7 @@ class Scheduler(SchedulerInterface):
         config = engine_config(vllm_config, kv_cache_config, block_size, sizes)
         self._executor = HostExecutor()
         host = f"vllm {vllm.__version__}"
-        self.core = HostDrivenCore(config, self._executor, sink=_log(), fingerprints={"executor": host})
+        self.core = RowDrivenCore(config, self._executor, sink=_log(), fingerprints={"executor": host})
         self.requests: dict[str, VllmObject] = {}  # requests that have not ended
         self._steps = WorkerSteps(
             self.core.view,
@@ -105,6 +105,7 @@ class Scheduler(SchedulerInterface):
         self._compiling: set[str] = set()  # requests whose grammars are not ready
         self._pause = PauseState.UNPAUSED
         self._has_left = False  # whether requests were cancelled since the last step
+        self._num_left_behind = 0  # dispatched steps that may have a request that was cancelled
         self._encoder_resets = 0
         self._num_preemptions = 0
         self._held = list[VllmObject]()  # requests that came while the scheduler was paused
@@ -139,6 +140,8 @@ class Scheduler(SchedulerInterface):
             self.core.cancel(request.request_id, _reason_of(finished_status))
             self._forget(request)
         self._has_left |= bool(found)
+        if found:
+            self._num_left_behind = len(self._plans)
         return found
 
     def has_request(self, request_id: str) -> bool:
@@ -160,11 +163,11 @@ class Scheduler(SchedulerInterface):
         self._check_grammars()
         self._has_left = False
         if self._pause != PauseState.PAUSED_ALL:
-            self._late.append(self.core.begin_step())
+            self._add_late(self.core.begin_step())
         plan, self._executor.plan = self._executor.plan, None
         if plan is not None and not len(plan.rows):  # all rows were preempted: nothing for the workers
             self._executor.result = StepResult(np.zeros(0, np.int32))
-            self._late.append(self.core.finish_step())
+            self._add_late(self.core.finish_step())
             plan = None
         if plan is None:
             return self._steps.empty()
@@ -173,6 +176,10 @@ class Scheduler(SchedulerInterface):
         output = self._steps.output(plan, self._preempted())
         self._plans.append((plan, self._steps.names))
         return output
+
+    def _add_late(self, outputs: Outputs) -> None:
+        if outputs:
+            self._late.append(outputs)
 
     def _check_grammars(self) -> None:
         for name in list(self._compiling):
@@ -213,16 +220,17 @@ class Scheduler(SchedulerInterface):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: VllmObject
     ) -> dict[int, EngineCoreOutputs]:
-        made = self._finish(model_runner_output) if scheduler_output.total_num_scheduled_tokens else {}
-        for outputs in self._late:
-            for client, of_client in self._outputs.of_ends(outputs).items():
-                made.setdefault(client, []).extend(of_client)
-            self._forget_ended(outputs)
-        self._late.clear()
-        for client, output in self._refused:
-            made.setdefault(client, []).append(output)
+        late, self._late = self._late, []
+        made = [self._take_late(outputs) for outputs in late]
+        if scheduler_output.total_num_scheduled_tokens:
+            made.append(self._finish(model_runner_output))
+        made += [{client: [output]} for client, output in self._refused]
         self._refused.clear()
-        answer = {client: EngineCoreOutputs(outputs=of_client) for client, of_client in made.items()}
+        by_client = made[0] if made else {}
+        for later in made[1:]:
+            for client, of_client in later.items():
+                by_client.setdefault(client, []).extend(of_client)
+        answer = {client: EngineCoreOutputs(outputs=of_client) for client, of_client in by_client.items()}
         if self._log_stats:
             first = answer.setdefault(0, EngineCoreOutputs()) if not answer else next(iter(answer.values()))
             first.scheduler_stats = self.make_stats()
@@ -237,13 +245,22 @@ class Scheduler(SchedulerInterface):
         plan, names = self._plans.popleft()
         if len(plan.sample) < len(names):
             names = [names[place] for place in plan.sample.tolist()]
-        sampled = list(
-            map(results.sampled_token_ids.__getitem__, map(results.req_id_to_index.__getitem__, names))
-        )
+        if results.req_ids == names:
+            sampled = results.sampled_token_ids.copy()
+        else:
+            places = map(results.req_id_to_index.__getitem__, names)
+            sampled = list(map(results.sampled_token_ids.__getitem__, places))
         has_drafts = bool(self.core.config.num_draft_tokens)
         self._executor.result = self._stops.result(plan, self.requests, names, sampled, has_drafts)
         outputs = self.core.finish_step()
-        made = self._outputs.of_step(outputs, names, sampled, results)
+        may_have_left, self._num_left_behind = self._num_left_behind > 0, max(0, self._num_left_behind - 1)
+        made = self._outputs.of_step(outputs, names, sampled, results, may_have_left=may_have_left)
+        self._forget_ended(outputs)
+        return made
+
+    def _take_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
+        """Return each client's outputs that no step returned."""
+        made = self._outputs.of_late(outputs)
         self._forget_ended(outputs)
         return made
 

@@ -46,9 +46,28 @@ class StopRules:
         """Return the step's result. `requests`: vLLM's requests that have not left, by id. `names`: the
         requests that sample. `sampled`: their tokens; a list is shortened after a token that ends the text.
         """
-        rows = plan.rows[plan.sample]
-        counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
+        rows = plan.rows if len(plan.sample) == len(plan.rows) else plan.rows[plan.sample]
         stops, errors = dict[int, str](), dict[int, str]()
+        tokens = None if has_drafts else _one_each(sampled)
+        if tokens is None:
+            tokens = self._find_ends(rows, sampled, stops, errors)
+        elif (hits := tokens == self._eos[rows]).any():
+            stops = dict.fromkeys(hits.nonzero()[0].tolist(), EOS)
+        for place in self._is_watched[rows].nonzero()[0].tolist():
+            request = requests.get(names[place])
+            if request is not None and place not in errors:
+                self._watch(place, request, sampled[place], stops, errors)
+        counts = None
+        if has_drafts:
+            tokens = np.fromiter(chain.from_iterable(sampled), np.int32)
+            counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
+        return StepResult(tokens, tuple(sorted(stops.items())), tuple(sorted(errors.items())), counts=counts)
+
+    def _find_ends(
+        self, rows: np.ndarray, sampled: list[list[int]], stops: dict[int, str], errors: dict[int, str]
+    ) -> np.ndarray:
+        """Find the tokens that end texts, and rows without a token. Return the tokens of all rows, int32."""
+        counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
         for place in (counts == 0).nonzero()[0].tolist():
             sampled[place] = [0]  # the core ends the row with the error and drops the token
             errors[place] = "the workers returned no token"
@@ -60,18 +79,7 @@ class StopRules:
                 end = sampled[place].index(int(self._eos[rows[place]])) + 1
                 del sampled[place][end:]
                 stops[place] = EOS
-        for place in self._is_watched[rows].nonzero()[0].tolist():
-            request = requests.get(names[place])
-            if request is not None and place not in errors:
-                self._watch(place, request, sampled[place], stops, errors)
-        if not has_drafts:
-            return StepResult(tokens, tuple(sorted(stops.items())), tuple(sorted(errors.items())))
-        return StepResult(
-            np.fromiter(chain.from_iterable(sampled), np.int32),
-            tuple(sorted(stops.items())),
-            tuple(sorted(errors.items())),
-            counts=np.fromiter(map(len, sampled), np.int32, len(sampled)),
-        )
+        return tokens
 
     def _watch(
         self,
@@ -103,3 +111,11 @@ class StopRules:
         if not self._accepts(request, tokens):
             errors[place] = "the grammar refused a sampled token"
             stops.pop(place, None)
+
+
+def _one_each(sampled: list[list[int]]) -> np.ndarray | None:
+    """Return the rows' tokens, int32, if each row got exactly one token."""
+    try:
+        return np.array([token for (token,) in sampled], np.int32)
+    except ValueError:
+        return None

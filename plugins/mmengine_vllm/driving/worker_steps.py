@@ -29,7 +29,8 @@ class WorkerSteps:
         self._num_sent = np.zeros(num_rows, np.int32)  # blocks of each row that the workers know
         self._has_grammar = np.zeros(num_rows, bool)
         self._known: set[str] = set()  # requests whose data the workers have
-        self._rows, self.names = np.zeros(0, np.int32), list[str]()  # of the last step, in its order
+        self._rows, self.names = np.zeros(0, np.intp), list[str]()  # of the last step, in its order
+        self._one_each: dict[str, int] = {}  # these names, with one token each
         self._identifiers: dict[bytes, str] = {}  # vLLM's identifier for each entry of the encoder cache
         self._num_entries: Counter[str] = Counter()  # entries with each identifier
         self.num_cached: dict[str, int] = {}  # prompt tokens that were cached at a request's first admission
@@ -55,8 +56,12 @@ class WorkerSteps:
         output.preempted_req_ids = set(preempted)
         before = set(self.names) if self._learn_rows(plan) else None
         names = self.names
-        output.num_scheduled_tokens = dict(zip(names, plan.num_scheduled.tolist(), strict=True))
-        output.total_num_scheduled_tokens = len(plan.input_ids)
+        total = int(plan.num_scheduled.sum())
+        if total == len(names):
+            output.num_scheduled_tokens = self._one_each.copy()
+        else:
+            output.num_scheduled_tokens = dict(zip(names, plan.num_scheduled.tolist(), strict=True))
+        output.total_num_scheduled_tokens = total
         new_blocks = self._new_blocks(plan)
         num_running = len(names) - len(plan.admitted)
         self._add_running(output.scheduled_cached_reqs, plan, num_running, new_blocks, before)
@@ -64,11 +69,13 @@ class WorkerSteps:
             self._add_admitted(output, plan, place, admission)
         if plan.num_drafts is not None and plan.num_drafts.any():
             self._add_drafts(output, plan)
-        self._add_encoder_work(output, plan)
-        sampled = plan.rows[plan.sample]
-        forms = sampled[self._has_grammar[sampled]]
-        output.has_structured_output_requests = bool(len(forms))
-        output.pending_structured_output_tokens = bool((self._pending(forms) > 0).any())
+        if plan.evict or plan.encode:
+            self._add_encoder_work(output, plan)
+        if self._has_grammar.any():
+            sampled = plan.rows[plan.sample]
+            forms = sampled[self._has_grammar[sampled]]
+            output.has_structured_output_requests = bool(len(forms))
+            output.pending_structured_output_tokens = bool((self._pending(forms) > 0).any())
         if self._zeroes_blocks:
             output.new_block_ids_to_zero = [block for added in new_blocks if added for block in added[0]]
         return output
@@ -80,9 +87,11 @@ class WorkerSteps:
             self._names[admission.row] = request.request_id
             self._num_prompt[admission.row] = len(request.prompt_token_ids)
             self._has_grammar[admission.row] = request.grammar is not None
-        if not plan.admitted and np.array_equal(plan.rows, self._rows):
+        rows = plan.rows
+        if not plan.admitted and (rows is self._rows or np.array_equal(rows, self._rows)):
             return False
-        self._rows, self.names = plan.rows, [self._names[row] for row in plan.rows.tolist()]
+        self._rows, self.names = rows, [self._names[row] for row in rows.tolist()]
+        self._one_each = dict.fromkeys(self.names, 1)
         return True
 
     def _pending(self, rows: np.ndarray) -> np.ndarray:
@@ -101,9 +110,11 @@ class WorkerSteps:
             self._num_sent[admission.row] = 0
         sent = self._num_sent[rows]
         found: list[tuple[list[int], ...] | None] = [None] * len(rows)
-        for place in (held > sent).nonzero()[0].tolist():
-            found[place] = (plan.block_table[place, sent[place] : held[place]].tolist(),)
-        self._num_sent[rows] = held
+        places = (held > sent).nonzero()[0].tolist()
+        for place in places:
+            found[place] = (self._view.block_table[rows[place], sent[place] : held[place]].tolist(),)
+        if places:
+            self._num_sent[rows] = held
         return found
 
     def _add_running(
@@ -134,7 +145,7 @@ class WorkerSteps:
         self, output: SchedulerOutput, plan: StepPlan, place: int, admission: Admission
     ) -> None:
         name, tokens = admission.request.request_id, admission.token_ids.tolist()
-        blocks = (plan.block_table[place, : self._num_sent[admission.row]].tolist(),)
+        blocks = (self._view.block_table[admission.row, : self._num_sent[admission.row]].tolist(),)
         computed = int(plan.num_computed[place])
         if name in self._known and not self._resends_resumed:
             cached = output.scheduled_cached_reqs
@@ -164,10 +175,10 @@ class WorkerSteps:
 
     def _add_drafts(self, output: SchedulerOutput, plan: StepPlan) -> None:
         assert plan.num_drafts is not None
-        ends = np.cumsum(plan.num_scheduled)
+        ends = plan.num_computed + plan.num_scheduled
         for place in plan.num_drafts.nonzero()[0].tolist():
-            end = int(ends[place])
-            drafts = plan.input_ids[end - int(plan.num_drafts[place]) : end].tolist()
+            row, end, count = plan.rows[place], int(ends[place]), int(plan.num_drafts[place])
+            drafts = self._view.token_ids[row, end - count : end].tolist()
             output.scheduled_spec_decode_tokens[self.names[place]] = drafts
 
     def _add_encoder_work(self, output: SchedulerOutput, plan: StepPlan) -> None:
