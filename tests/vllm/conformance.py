@@ -25,20 +25,34 @@ SETTINGS = {
     "priority": {"scheduling_policy": "priority"},
     "no prefix cache": {"enable_prefix_caching": False},
     "threshold 24": {"long_prefill_token_threshold": 24},
-    "drafts": {"drafts": 3},
-    "drafts, priority": {"drafts": 3, "scheduling_policy": "priority"},
+    "n-gram drafts": {"drafts": 3},
+    "n-gram drafts, priority": {"drafts": 3, "scheduling_policy": "priority"},
+    "EAGLE drafts": {"drafts": 3, "method": "eagle3"},
+    "EAGLE drafts, priority": {"drafts": 3, "method": "eagle3", "scheduling_policy": "priority"},
+    "grammars": {"grammars": True},
+    "grammars, n-gram drafts": {"grammars": True, "drafts": 3},
+    "grammars, EAGLE drafts": {"grammars": True, "drafts": 3, "method": "eagle3"},
+    "LoRA": {"loras": 2},
+    "LoRA, priority": {"loras": 2, "scheduling_policy": "priority"},
+    "LoRA, n-gram drafts": {"loras": 2, "drafts": 3},
     "images": {"images": True},
     "images, priority": {"images": True, "scheduling_policy": "priority"},
     "images, threshold 40": {"images": True, "long_prefill_token_threshold": 40},
-    "images, drafts": {"images": True, "drafts": 3},
+    "images, n-gram drafts": {"images": True, "drafts": 3},
+    "images, EAGLE drafts": {"images": True, "drafts": 3, "method": "eagle3"},
+    "images, LoRA": {"images": True, "loras": 2},
+    "images, grammars": {"images": True, "grammars": True},
     "async": {"overlaps": True},
     "async, priority": {"overlaps": True, "scheduling_policy": "priority"},
-    "async, drafts": {"overlaps": True, "drafts": 3},
+    "async, n-gram drafts": {"overlaps": True, "drafts": 3},
+    "async, EAGLE drafts": {"overlaps": True, "drafts": 3, "method": "eagle3"},
     "async, images": {"overlaps": True, "images": True},
+    "async, grammars": {"overlaps": True, "grammars": True},
+    "async, LoRA": {"overlaps": True, "loras": 2},
 }
 ENCODER = 64  # embeddings of the budget and of the cache
 COLUMNS = ("setting", "workloads", "calls", "requests", "preempted", "rules", "vllm")
-FORMAT = "{:<22}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
+FORMAT = "{:<26}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
 
 
 def recorder_class(*, overlaps, images):
@@ -61,11 +75,13 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=8, help="workloads for each setting")
     parser.add_argument("--steps", type=int, default=80, help="steps of a workload in which requests arrive")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     args = parser.parse_args()
     differences, totals = [], [0] * 6
     print(f"vllm {__version__}: scheduling calls of recorded workloads, derived by the rules and by vLLM")
     print(FORMAT.format(*COLUMNS), flush=True)
-    for name, settings in SETTINGS.items():
+    for name in args.settings:
+        settings = SETTINGS[name]
         counts = [args.seeds, 0, 0, 0, 0, 0]
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory() as folder:

@@ -6,12 +6,14 @@ Requires vLLM, and HF_HUB_OFFLINE=1 without a network.
 import json
 import random
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -39,18 +41,22 @@ _LLAMA = {
 }
 
 
-def engine_config(*, block_size=32, num_blocks=1000, **settings):
-    """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs."""
+def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
+    """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs. `method`: a method for
+    drafts that needs a draft model, which a scheduler without a model does not load.
+    """
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(_LLAMA))
     defaults = {"max_model_len": 2048, "skip_tokenizer_init": True, "enforce_eager": True}
     args = EngineArgs(model=str(folder), block_size=block_size, **{**defaults, **settings})
     config = args.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
+    if method:
+        object.__setattr__(config.speculative_config, "method", method)
     return config
 
 
-def make_scheduler(cls, config, *, window=0, **more):
+def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **more):
     """Return a scheduler of class `cls` with one group of full attention, and one of a sliding window unless
     `window` is 0.
     """
@@ -67,22 +73,25 @@ def make_scheduler(cls, config, *, window=0, **more):
     return cls(
         vllm_config=config,
         kv_cache_config=kv,
-        structured_output_manager=StructuredOutputManager(config),
+        structured_output_manager=manager or StructuredOutputManager(config),
         block_size=block_size,
-        hash_block_size=block_size,
+        hash_block_size=hash_block_size or block_size,
         log_stats=True,
         **more,
     )
 
 
-def block_hasher(config):
+def block_hasher(config, size=0):
+    """Return what hashes a request's tokens, `size` at a time, or as many as a KV block has."""
     hashes = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hashes)
-    return get_request_block_hasher(config.cache_config.block_size, hashes)
+    return get_request_block_hasher(size or config.cache_config.block_size, hashes)
 
 
-def make_request(name, prompt, max_tokens, hasher, **more):
+def make_request(name, prompt, max_tokens, hasher, *, grammar=False, **more):
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    if grammar:
+        sampling.structured_outputs = StructuredOutputsParams(regex=".*")
     return Request(name, prompt, sampling, None, block_hasher=hasher, **more)
 
 
@@ -143,19 +152,61 @@ class Runner:
         )
 
 
-def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, window=0, images=False, **settings):
-    """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, in blocks that are
-    too few. `drafts`: the most drafts of a row. `window`: as in `make_scheduler`. `images`: whether requests
-    have up to two of eight images. Returns the numbers of requests and of preemptions.
+class RandomGrammars:
+    """Stands for vLLM's manager of grammars. A grammar is compiled after some steps or breaks, refuses some
+    drafts, and rarely refuses a sampled token, which ends the request.
     """
+
+    def __init__(self, rng):
+        self._rng, self._compiling = rng, []
+
+    def begin(self, request):
+        """Begin to compile the grammar of a request that the scheduler got."""
+        request.structured_output_request.grammar = compiling = Future()
+        self._compiling.append(compiling)
+
+    def compile(self):
+        """Complete some grammars. One in ten breaks."""
+        done = [each for each in self._compiling if self._rng.random() < 0.3]
+        self._compiling = [each for each in self._compiling if each not in done]
+        for each in done:
+            is_broken = self._rng.random() < 0.1
+            each.set_exception(ValueError("no such grammar")) if is_broken else each.set_result(True)
+
+    def accept_tokens(self, request, tokens):
+        return not request.use_structured_output or self._rng.random() < 0.98
+
+    def validate_tokens(self, request, tokens):
+        kept = self._rng.randint(0, len(tokens)) if request.use_structured_output else len(tokens)
+        return list(tokens)[:kept]
+
+    def should_advance(self, request):
+        return False
+
+
+def drive(
+    cls, seed, *, steps=300, overlaps=False, drafts=0, method="", window=0, images=False, grammars=False,
+    loras=0, hash_block_size=0, **settings,
+):  # fmt: skip
+    """Run a scheduler of class `cls` on random requests with shared prefixes and aborts, in blocks that are
+    too few. `drafts`: the most drafts of a row, which are n-grams or those of `method`. `window`,
+    `hash_block_size`: as in `make_scheduler`. `images`: whether requests have up to two of eight images.
+    `grammars`: whether a third of the requests has a grammar. `loras`: the most adapters of a step; requests
+    have one of twice as many, or none. Returns the numbers of requests and of preemptions.
+    """
+    if loras:
+        settings |= {"enable_lora": True, "max_loras": loras}
     if drafts:
         ngram = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
         settings["speculative_config"] = {**ngram, "num_speculative_tokens": drafts}
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 512}
-    config = engine_config(block_size=16, **{"num_blocks": 40, **limits, **settings})
+    config = engine_config(block_size=16, method=method, **{"num_blocks": 40, **limits, **settings})
     config.scheduler_config.async_scheduling = overlaps
-    scheduler, rng = make_scheduler(cls, config, window=window), random.Random(seed)
-    runner, hasher = DraftingRunner(scheduler, rng, drafts), block_hasher(config)
+    rng = random.Random(seed)
+    manager = RandomGrammars(random.Random(seed)) if grammars else None
+    more = {"manager": manager, "hash_block_size": hash_block_size}
+    scheduler = make_scheduler(cls, config, window=window, **more)
+    runner, hasher = DraftingRunner(scheduler, rng, drafts), block_hasher(config, hash_block_size)
     number = preempted = 0
     flying = []
 
@@ -171,9 +222,17 @@ def drive(cls, seed, *, steps=300, overlaps=False, drafts=0, window=0, images=Fa
             more = {"priority": rng.randrange(3)} if "scheduling_policy" in settings else {}
             if images:
                 more["mm_features"] = random_features(rng, prompt)
+            if loras and (adapter := rng.randint(0, 2 * loras)):
+                more["lora_request"] = LoRARequest(f"adapter {adapter}", adapter, "/no/such/adapter")
+            if grammars:
+                more["grammar"] = rng.random() < 0.3
             request = make_request(f"r{number}", prompt, rng.randint(2, 80), hasher, **more)
+            if request.use_structured_output:
+                manager.begin(request)
             scheduler.add_request(request)
             number += 1
+        if grammars:
+            manager.compile()
         if rng.random() < 0.05 and scheduler.requests:
             names = rng.sample(sorted(scheduler.requests), min(2, len(scheduler.requests)))
             scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
