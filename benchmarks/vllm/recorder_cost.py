@@ -3,10 +3,11 @@ and `update_from_output`, of the plain class and of the recording class in turns
 
     build/vllm/bin/python -m benchmarks.vllm.recorder_cost [--steps 2000] [--rows 256 1024]
 
-Both schedulers get the same requests and the same tokens. All rows are always taken: a request that ends
-makes room for a new one. Existing objects are frozen for the garbage collector, as vLLM's engine does.
-"inside" is the CPU time within the recorder's own methods; it varies less than the difference of the two
-classes.
+Both schedulers get the same requests and the same tokens, and both of vLLM's classes are measured:
+AsyncScheduler decides each step before the last step's tokens are back. All rows are always taken: a request
+that ends makes room for a new one. Existing objects are frozen for the garbage collector, as vLLM's engine
+does. "inside" is the CPU time within the recorder's own methods; it varies less than the difference of the
+two classes.
 """
 
 import argparse
@@ -16,8 +17,10 @@ import random
 import statistics
 import tempfile
 import time
+from collections import deque
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from benchmarks.vllm.turns import turns
@@ -35,6 +38,7 @@ class Side:
         self.scheduler = make_scheduler(cls, config)
         self._runner, self._hasher = Runner(self.scheduler), block_hasher(config)
         self._random, self._rows, self._num_tokens, self._count = random.Random(7), rows, num_tokens, 0
+        self._flying, self._overlaps = deque[tuple[Any, Any]](), config.scheduler_config.async_scheduling
 
     def fill(self) -> list[Any]:
         """Return new requests for the rows that are free, and for 16 places in the queue."""
@@ -55,9 +59,12 @@ class Side:
             self.scheduler.add_request(request)
         output = self.scheduler.schedule()
         spent = time.process_time_ns() - begin
-        result = self._runner.run(output)
+        self._flying.append((output, self._runner.run(output)))
+        if len(self._flying) <= self._overlaps:
+            return spent
+        oldest = self._flying.popleft()
         begin = time.process_time_ns()
-        self.scheduler.update_from_output(output, result)
+        self.scheduler.update_from_output(*oldest)
         return spent + time.process_time_ns() - begin
 
 
@@ -75,14 +82,15 @@ class Inside:
         Recording.call = call  # type: ignore[method-assign]
 
 
-def measure(rows: int, steps: int, num_tokens: int, inside: Inside) -> None:
+def measure(base: type, rows: int, steps: int, num_tokens: int, inside: Inside) -> None:
     config = engine_config(
         max_num_seqs=rows,
         max_num_batched_tokens=rows + 4096,
         num_blocks=rows * 16 + 1000,
         max_model_len=1024,
     )
-    sides = [Side(cls, config, rows, num_tokens) for cls in (Scheduler, RecordingScheduler)]
+    config.scheduler_config.async_scheduling = base is AsyncScheduler
+    sides = [Side(cls, config, rows, num_tokens) for cls in (base, RecordingScheduler)]
     for side in sides:
         for _ in range(100):
             side.step()
@@ -94,9 +102,9 @@ def measure(rows: int, steps: int, num_tokens: int, inside: Inside) -> None:
     extra = statistics.median(pair[1] - pair[0] for pair in pairs)
     share = statistics.median((pair[1] - pair[0]) / pair[0] for pair in pairs)
     within = inside.ns / (len(pairs) * TURN) / 1e3
-    print(f"{rows:5} rows, {len(pairs)} turns of {TURN} steps")
-    print(f"    {plain:7.0f} us plain, {recorded:7.0f} us recorded")
-    print(f"    difference {extra:6.0f} us: {share:.1%}; inside {within:6.0f} us: {within / plain:.1%}")
+    times = f"{plain:7.0f} us plain, {recorded:7.0f} us recorded, difference {extra:5.0f} us: {share:6.1%}"
+    inner = f"inside {within:5.0f} us: {within / plain:5.1%}"
+    print(f"{base.__name__:>14}, {rows:5} rows: {times}; {inner} ({len(pairs)} turns)", flush=True)
     for side in sides:
         side.scheduler.shutdown()
 
@@ -108,10 +116,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of an answer, on average")
     args = parser.parse_args()
     inside = Inside()
-    for rows in args.rows:
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["MMENGINE_LOG"] = f"{folder}/log"
-            measure(rows, args.steps, args.tokens, inside)
+    for base in (Scheduler, AsyncScheduler):
+        for rows in args.rows:
+            with tempfile.TemporaryDirectory() as folder:
+                os.environ["MMENGINE_LOG"] = f"{folder}/log"
+                measure(base, rows, args.steps, args.tokens, inside)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ steps with the same rows it creates no object per row.
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 from time import monotonic_ns
 
 import numpy as np
@@ -31,7 +31,7 @@ from mmengine_vllm.entries import (
 from mmengine_vllm.request_facts import queued_of
 from mmengine_vllm.results import NO_ROWS, ends_of, has_ended, tokens_of
 from mmengine_vllm.rows import Rows
-from mmengine_vllm.vllm_object import VllmObject
+from mmengine_vllm.vllm_object import VllmObject, read
 
 RESET = "the prefix cache was reset"
 
@@ -275,7 +275,7 @@ class Recorder:
         step = self.in_flight.popleft()
         got = tokens_of(step, result, has_drafts=self._has_drafts)
         ended = self._ended(step, scheduler)
-        stops, errors, events = ends_of(step, ended, got.places)
+        stops, errors, events = ends_of(ended, got.places)
         now = monotonic_ns()
         device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
         self._last_update_ns = now
@@ -297,31 +297,41 @@ class Recorder:
         self._stale = [each for each in self._stale if each[0] != number]
         return found
 
-    def _ended(self, step: Step, scheduler: VllmObject) -> list[VllmObject]:
-        """Return the requests that ended in an update, in the order of the step."""
-        live = scheduler.requests
+    def _ended(self, step: Step, scheduler: VllmObject) -> list[tuple[int, VllmObject]]:
+        """Return the requests that ended in an update, with their places in the step, in its order."""
+        live, known = scheduler.requests, self.requests
         if scheduler.connector is not None:  # it keeps ended requests there until their blocks are sent
             return [
-                self.requests[name].request
-                for name in step.ids
-                if name in self.requests and has_ended(live, name)
+                (place, known[name].request)
+                for place, name in enumerate(step.ids)
+                if name in known and has_ended(live, name)
             ]
-        if len(live) == len(self.requests):
+        if len(live) == len(known):
             return []
-        gone = self.requests.keys() - live.keys()
-        places = sorted(step.ids.index(name) for name in gone if name in step.output.num_scheduled_tokens)
-        ended = [step.ids[place] for place in places]
-        self._expect_without(ended)
-        return [self.requests[name].request for name in ended]
+        # vLLM's own set has few names; comparing all names is for a version without it.
+        ended = [
+            name for name in read(scheduler, "finished_req_ids", ()) if name in known and name not in live
+        ]
+        if len(ended) != len(known) - len(live):
+            ended = [*known.keys() - live.keys()]
+        scheduled = step.output.num_scheduled_tokens
+        places = sorted(step.ids.index(name) for name in ended if name in scheduled)
+        self._expect_without(step, places)
+        return [(place, known[step.ids[place]].request) for place in places]
 
-    def _expect_without(self, ended: list[str]) -> None:
-        """Prepare the rows of the next step, which are most likely those of the last one without `ended`."""
-        self._ids_left, stay = self._last_ids.copy(), np.ones(len(self._last_ids), bool)
-        for name in ended:
-            if name in self._ids_left:
-                stay[self._last_ids.index(name)] = False
-                self._ids_left.remove(name)
-        self._rows_left = self._last_rows[stay]
+    def _expect_without(self, step: Step, places: list[int]) -> None:
+        """Prepare the rows of the next step, which are most likely those of the last one without the requests
+        at `places` in `step`, which ended.
+        """
+        ids = self._last_ids
+        if step.ids is not ids:
+            places = sorted(ids.index(step.ids[place]) for place in places if step.ids[place] in ids)
+        if not places:
+            return
+        bounds = [-1, *places, len(ids)]
+        pieces = [slice(start + 1, end) for start, end in pairwise(bounds)]
+        self._ids_left = list(chain.from_iterable(ids[piece] for piece in pieces))
+        self._rows_left = np.concatenate([self._last_rows[piece] for piece in pieces])
 
     def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
         """Record the drafts for the next step as the scheduler kept them in its requests."""

@@ -1,6 +1,8 @@
 """Reads what a model runner returned: each row's tokens, and which requests ended."""
 
+from collections.abc import Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +41,7 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
     if not sampled:
         return Tokens(NO_ROWS, [], None, {})
     if result.req_ids != ids:
-        sampled = list(map(sampled.__getitem__, map(result.req_id_to_index.__getitem__, ids)))
+        sampled = _in_order(sampled, _in_order(result.req_id_to_index, ids))
     try:
         return Tokens(step.rows, [token for (token,) in sampled], None, None)
     except ValueError:  # a row has no token, or several
@@ -52,15 +54,23 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
     return Tokens(step.rows[some], tokens, counts if has_drafts else None, places)
 
 
+def _in_order(values: VllmObject, keys: Sequence[VllmObject]) -> Sequence[VllmObject]:
+    """Return the value of each key, with one call for all keys."""
+    return itemgetter(*keys)(values) if len(keys) > 1 else [values[key] for key in keys]
+
+
 def ends_of(
-    step: Step, ended: list[VllmObject], places: dict[str, int] | None
+    ended: list[tuple[int, VllmObject]], places: dict[str, int] | None
 ) -> tuple[Places, Places, list[ev.Finished]]:
-    """Return EXECUTED's stops and errors, and FINISHED for each request that ended."""
+    """Return EXECUTED's stops and errors, and FINISHED for each request that ended.
+
+    `ended`: the requests with their places in the step. `places`: as in Tokens.
+    """
     stops, errors, events = [], [], []
-    for request in ended:
+    for in_step, request in ended:
         name = request.request_id
         reason = _REASONS.get(request.status.name, "error")
-        place = step.ids.index(name) if places is None else places.get(name)
+        place = in_step if places is None else places.get(name)
         detail, code = "", None
         if reason == "stop":
             detail = "eos" if request.stop_reason is None else "token"
