@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
+from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
@@ -50,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens from prompt and answer.
     `sequence_bias` holds pairs (tokens, bias): the bias is added to the last token's logit if the other
     tokens come right before it. With `stop_in_min_tokens`, stop strings also end an answer with fewer than
-    `min_tokens` tokens.
+    `min_tokens` tokens. `repetition_detection` ends an answer that repeats itself.
     """
 
     max_tokens: int = 256
@@ -76,6 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     typical_p: float = 1.0
     stop_in_min_tokens: bool = False
     prompt_logprobs: int | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     @property
     def min_stop_tokens(self) -> int:
@@ -110,6 +112,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._check_collections()
 
     def _check_collections(self) -> None:
+        if self.repetition_detection is not None:
+            self.repetition_detection.check()
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"{FIELD} {self.min_tokens} is larger than max_tokens {self.max_tokens}",
@@ -137,20 +141,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     path=FieldPath("stop"),
                 )
             check_unicode(("stop",), text)
-        if len(self.stop_token_ids) > MAX_STOP_STRINGS:
-            raise InvalidRequest(
-                f"{FIELD} holds at most {MAX_STOP_STRINGS} tokens", path=FieldPath("stop_token_ids")
-            )
+        for name, most in _MOST_TOKENS:
+            if len(getattr(self, name)) > most:
+                raise InvalidRequest(f"{FIELD} holds at most {most} tokens", path=FieldPath(name))
         for name in ("stop_token_ids", "logit_bias"):
             for token in getattr(self, name):
                 if not 0 <= token < 2**31:
                     raise InvalidRequest(
                         f"{FIELD} names the token {shown(token)}, which is no id", path=FieldPath(name)
                     )
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(
-                f"{FIELD} holds at most {MAX_LOGIT_BIAS} tokens", path=FieldPath("logit_bias")
-            )
         for token, bias in self.logit_bias.items():
             if not abs(bias) <= MAX_BIAS:  # NaN fails this test too.
                 raise InvalidRequest(
@@ -160,10 +159,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._check_sequences()
 
     def _check_sequences(self) -> None:
-        if len(self.suppress_tokens) > MAX_SUPPRESSED:
-            raise InvalidRequest(
-                f"{FIELD} holds at most {MAX_SUPPRESSED} tokens", path=FieldPath("suppress_tokens")
-            )
         if len(self.bad_words_ids) + len(self.sequence_bias) > MAX_SEQUENCES:
             raise InvalidRequest(
                 f"{FIELD} and sequence_bias hold at most {MAX_SEQUENCES} sequences together",
@@ -219,6 +214,11 @@ _INT_RANGES = (
     ("top_k", 0, 10**7),
     ("n", 1, MAX_CHOICES),
     ("no_repeat_ngram_size", 0, MAX_NGRAM),
+)
+_MOST_TOKENS = (
+    ("stop_token_ids", MAX_STOP_STRINGS),
+    ("logit_bias", MAX_LOGIT_BIAS),
+    ("suppress_tokens", MAX_SUPPRESSED),
 )
 _FLOAT_RANGES = (
     ("temperature", 0.0, 100.0),

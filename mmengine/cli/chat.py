@@ -177,6 +177,8 @@ class Conversation:
                         print("\nmmengine: stopped", end="", file=sys.stderr)
                         break
         print()
+        if reason == "repetition":
+            print("mmengine: the answer repeated itself", file=sys.stderr)
         if reason == "length":
             print("mmengine: cut at its token limit; raise --max-tokens", file=sys.stderr)
         return text

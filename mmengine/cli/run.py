@@ -171,7 +171,7 @@ def _answer_one(
     from mmengine.cli.batch import draft_lines  # Lazy: numpy, msgspec
     from mmengine.serve.prompt.options import Options, make_sampling
     from mmengine.serve.prompt.prompt import Prompt
-    from mmengine.serve.text.request_output import CUT, require_success
+    from mmengine.serve.text.request_output import CUT, CUT_AT_STOP, REPEATED, require_success
     from mmengine.structured_output.request.spec import grammar_of  # Lazy: msgspec
 
     response_format = question.response_format()
@@ -209,7 +209,7 @@ def _answer_one(
     if not as_json:  # In JSON, `usage` has the numbers.
         for line in drafts:
             print(line, file=sys.stderr)
-    cut = [choice.detail for choice in completion.choices if choice.finish_reason == "length"]
+    cut = [choice.detail for choice in completion.choices if choice.detail in (CUT, CUT_AT_STOP, REPEATED)]
     if response_format is not None and cut:
         print(f"mmengine: {cut[0]}{'; raise --max-tokens' if cut[0] == CUT else ''}", file=sys.stderr)
         raise typer.Exit(1)

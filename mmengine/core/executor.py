@@ -16,6 +16,8 @@ PENDING = -1  # in `input_ids`: the token that the row samples in the previous s
 ERROR_TOKEN = -1  # among sampled tokens: the row's logits are not finite
 NO_DRAFT = -1  # among drafts: the row has no draft at this position
 CUT = "cut"  # a kind of stop: a stop string ended the text before its grammar was complete
+REPETITION = "repetition"  # a kind of stop: the text repeated itself
+REPETITION_CLOSED = "repetition_closed"  # a kind of stop: then tokens completed the text's grammar
 PADDING = -1  # pads an array that is longer than a row's ids, and is the placeholder for a draft
 
 
@@ -185,7 +187,8 @@ class StepResult(msgspec.Struct, eq=False):
     lists have entries only for some rows, in ascending order.
 
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
-    "closed", or CUT. `errors`: (index, text) for each row that failed alone, for example with NaN logits.
+    "closed", CUT, REPETITION or REPETITION_CLOSED. `errors`: (index, text) for each row that failed alone,
+    for example with NaN logits.
     `logprobs`: (index, [(token id, logprob), …]) with the chosen token first; a row that gave several tokens
     may have as many entries, in order.
 

@@ -38,6 +38,7 @@ from mmengine.request import Adapter, GrammarRequest, MediaItem, Pooling, Sampli
 
 SCHEMA_VERSION = 1
 NO_SLOT = -1  # in `grammar_slot`: the request uses no slot
+ANSWERED = ("stop", "length", "repetition")  # reasons in FINISHED of answers that reached an end
 DEADLINE = "deadline"  # the reason in CANCELLED after the request's own deadline has passed
 
 
@@ -172,11 +173,11 @@ class Failed(EventBase, frozen=True):
 
 
 class Finished(EventBase, frozen=True):
-    """Decision: the request ended. `reason`: stop, length, pooled (a vector is the result), abort,
-    error, or rejected (the queue was full).
+    """Decision: the request ended. `reason`: stop, length, repetition (the answer repeated itself), pooled
+    (a vector is the result), abort, error, or rejected (the queue was full).
 
     `detail`: a text for people. `code`: the reason for programs if there is no complete answer; None after
-    stop, length and pooled.
+    stop, length, repetition and pooled.
     """
 
     request_id: str

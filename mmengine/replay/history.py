@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mmengine.core.fold.sessions import GROWTH_REASONS
 from mmengine.core.outputs import Output
 from mmengine.core.state.columns import LEFT
 from mmengine.core.state.request_state import NO_ROW
@@ -134,7 +133,7 @@ class History:
         name = event.request_id
         self._moved = True
         session, req_state = self._state.sessions.of_request.get(name), self._state.requests.get(name)
-        if session is not None and req_state is not None and event.reason in GROWTH_REASONS:
+        if session is not None and req_state is not None and event.reason in ev.ANSWERED:
             self._chunk = session.session_id, self._state.known_tokens(req_state).copy()
         if event.reason != "rejected" and name not in self._lengths:
             self._break(REQUESTS, f"request {name!r} ends, but it is not live")

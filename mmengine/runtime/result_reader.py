@@ -7,7 +7,15 @@ import msgspec
 import numpy as np
 import torch
 
-from mmengine.core.executor import CUT, ERROR_TOKEN, PromptLogprobs, StepPlan, StepResult
+from mmengine.core.executor import (
+    CUT,
+    ERROR_TOKEN,
+    REPETITION,
+    REPETITION_CLOSED,
+    PromptLogprobs,
+    StepPlan,
+    StepResult,
+)
 from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
@@ -22,6 +30,7 @@ from mmengine.runtime.sampling.sampler import COUNTED, SampledTokens, Sampler
 from mmengine.runtime.sampling.stops import (
     CLOSED,
     GRAMMAR_END,
+    REPETITION_ENDS,
     STRING,
     STRING_ENDS,
     StopWatcher,
@@ -113,6 +122,7 @@ class Reader:
         stops = find_stops(token_ids, batch, self.rows, self.watcher)
         if batch.wanted & GRAMMAR:
             found = dict(stops)
+            repeating = self._take_repeating(batch, found)
             over = {*found, *errors}
             self._cut(batch, found)
             continuing = [index for index in self._masked(batch) if index not in over]
@@ -120,6 +130,7 @@ class Reader:
                 batch, continuing, [[token] for token in token_ids[continuing].tolist()], errors
             )
             ends |= launched.lazy_masked.complete
+            self._close(batch, [index for index in repeating if index not in (*ends, *errors)], found)
             stops = self._named(batch, {**dict.fromkeys(ends, GRAMMAR_END), **found}.items())
         result = StepResult(token_ids, stops)
         if errors or launched.sampled.logprobs is not None:
@@ -226,7 +237,8 @@ class Reader:
         Changes `counts` and `errors`.
         """
         stopped = dict(stops)
-        over = dict(stops)  # `_cut` removes rows that continue from `stopped`, but not from `over`
+        repeating = self._take_repeating(heads, stopped)
+        over = dict(stopped)  # `_cut` removes rows that continue from `stopped`, but not from `over`
         self._cut(heads, stopped)
         continuing, sampled_tokens = [], []
         for row in self._masked(heads):
@@ -238,6 +250,7 @@ class Reader:
         for row, used in ends.items():
             if row not in over or used < counts[row]:
                 stopped[row], counts[row] = GRAMMAR_END, used
+        self._close(heads, [row for row in repeating if row not in (*ends, *errors)], stopped)
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
@@ -259,16 +272,36 @@ class Reader:
             else:
                 stops[index] = STRING_ENDS[is_complete]
 
+    def _take_repeating(self, batch: SampleRows, stops: dict[int, str]) -> list[int]:
+        """Remove the rows with grammars that repeat themselves from `stops`, and return them."""
+        options = batch.columns["options"]
+        found = [index for index, kind in stops.items() if kind == REPETITION and options[index] & GRAMMAR]
+        for index in found:
+            del stops[index]
+        return found
+
+    def _close(self, batch: SampleRows, repeating: list[int], stops: dict[int, str]) -> None:
+        """Add rows that repeat themselves to `stops`, except rows that continue with tokens that complete the
+        grammar. The grammars have advanced by the rows' tokens.
+        """
+        for index in repeating:
+            is_complete = self.matchers is not None and self.matchers.close(int(batch.rows[index]))
+            if is_complete is not None:
+                stops[index] = REPETITION_ENDS[is_complete]
+
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """Return `stops` sorted by row, with the kind CLOSED for texts that a closer completed."""
+        """Return `stops` sorted by row, with the kind CLOSED or REPETITION_CLOSED for texts that a closer
+        completed.
+        """
         closers = {} if self.matchers is None else self.matchers.closers
         # A row without CLOSES may still have the closer of its previous request, so check the option.
         options = batch.columns["options"]
         named = []
         for index, kind in sorted(stops):
             closer = closers.get(int(batch.rows[index])) if options[index] & CLOSES else None
-            is_closed = closer is not None and closer.has_closed and kind != CUT
-            named.append((index, CLOSED if is_closed else kind))
+            if closer is not None and closer.has_closed and kind not in (CUT, REPETITION):
+                kind = REPETITION_CLOSED if closer.has_repeated else CLOSED
+            named.append((index, kind))
         return tuple(named)
 
     def _advance(

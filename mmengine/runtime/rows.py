@@ -10,6 +10,7 @@ from mmengine.core.executor import PADDING, Admission, StepPlan
 from mmengine.models.spec import RunKind
 from mmengine.request import MAX_STOP_STRINGS, MediaItem, Request, SamplingParams
 from mmengine.runtime.attention.run_ids import RunIds
+from mmengine.runtime.repetition_watcher import RepetitionWatcher
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
@@ -29,6 +30,7 @@ CLOSES = 2048  # when the token budget ends, tokens that complete the grammar's 
 HISTORY = 4096  # rules depend on earlier tokens: no-repeat n-grams, biased sequences
 TYPICAL = 8192
 THINKING = 16384  # the reasoning has a token budget
+REPETITION = 32768  # a repetition ends the answer
 
 NEVER = float("-inf")  # as a logit, or added to a logit: its token is never sampled
 
@@ -77,6 +79,7 @@ class RowColumns:
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         # For rows with MIN_TOKENS: token ids that may not be sampled yet, padded with the first of these ids.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
+        self.repetitions = RepetitionWatcher(max_rows)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
         self._runs = RunIds(runs, max_rows) if runs else None
         self._rows_of_last, self._last = b"", self.columns[:0]
@@ -115,6 +118,12 @@ class RowColumns:
             sampling.typical_p,
         )
         self._admit_lists(row, sampling)
+        if sampling.repetition_detection:
+            self.repetitions.admit(row, request, admission.token_ids)
+
+    def has_repeated(self, row: int) -> bool:
+        """Return whether the row's answer repeated itself before its admission, and is being closed."""
+        return bool(self.columns["options"][row] & REPETITION and self.repetitions.has_repeated[row])
 
     def _admit_lists(self, row: int, sampling: SamplingParams) -> None:
         self.stop_ids[row] = PADDING
@@ -153,6 +162,7 @@ class RowColumns:
         if request.grammar is not None:
             options |= GRAMMAR | (CLOSES if request.closes else 0)
         options |= THINKING if request.thinking is not None else 0
+        options |= REPETITION if sampling.repetition_detection else 0
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:

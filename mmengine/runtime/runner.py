@@ -273,18 +273,19 @@ class ModelRunner:
 
     def _admit(self, plan: StepPlan) -> None:
         for admission in plan.admitted:
+            row, request, token_ids = admission.row, admission.request, admission.token_ids
             self._rows.admit(admission)
             self.adapters.admit(admission)
             self._sampler.admit(admission)
             self._prompt_logprobs.admit(admission)
-            self._thinking.admit(admission.row, admission.request, admission.token_ids)
-            options = self._rows.columns["options"][admission.row]
+            self._thinking.admit(row, request, token_ids)
+            options = self._rows.columns["options"][row]
             watcher = self._watcher if options & STOP_STRINGS else None
             if watcher is not None:
-                watcher.admit(admission.row, admission.request, admission.token_ids)
+                watcher.admit(row, request, token_ids)
             if options & GRAMMAR and self._matchers is not None:
-                cut = watcher.cut(admission.row) if watcher is not None else None
-                self._matchers.admit(admission.row, admission.request, admission.token_ids, cut)
+                cut = watcher.cut(row) if watcher is not None else None
+                self._matchers.admit(row, request, token_ids, cut, has_repeated=self._rows.has_repeated(row))
             if self._drafting is not None:
                 self._drafting.admit(admission)
 

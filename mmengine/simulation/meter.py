@@ -7,6 +7,7 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan, StepResult
 from mmengine.core.state.state import State
+from mmengine.events.vocabulary import ANSWERED
 from mmengine.simulation.workload import NEVER
 
 
@@ -103,7 +104,7 @@ class Meter:
     def finished(self, request_id: str, reason: str, clock_ns: int) -> None:
         self.ends[reason] = self.ends.get(reason, 0) + 1
         self._over[self._numbers[request_id]] = True
-        if reason in ("stop", "length"):
+        if reason in ANSWERED:
             self.end_ns[self._numbers[request_id]] = clock_ns
 
     def decided(self, state: State, num_tokens: int, clock_ns: int) -> None:

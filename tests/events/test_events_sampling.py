@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from mmengine.events import vocabulary as ev
+from mmengine.repetition_detection import RepetitionDetection
 from mmengine.request import SamplingParams
 
 FIELDS_OF_0_1 = 16  # number of fields of SamplingParams before the fields in RULES were added
@@ -17,6 +18,7 @@ RULES = {
     "typical_p": 0.5,
     "stop_in_min_tokens": True,
     "prompt_logprobs": 2,
+    "repetition_detection": RepetitionDetection(8, 2, 4),
 }
 
 

@@ -3,12 +3,15 @@
 import numpy as np
 
 from mmengine.core.decide.leases import is_computed
-from mmengine.core.executor import CUT
+from mmengine.core.executor import CUT, REPETITION, REPETITION_CLOSED
 from mmengine.core.state.columns import BROKEN, CRASHED, LOST, RUNS_ON, STOPPED
 from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
+
+# The reasons of rows that stopped, by the kind of stop; for other kinds "stop".
+_REASONS = {CUT: "length", REPETITION: "repetition", REPETITION_CLOSED: "repetition"}
 
 
 def complete(view: View) -> list[ev.Finished | ev.Preempted]:
@@ -28,8 +31,8 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     events = [_end_of(view, view.requests_by_row[row]) for row in ending.tolist()]
     ended = {event.request_id for event in events}
     for name in view.stopped:
-        reason = "stop" if view.requests[name].detail else "length"
-        events.append(ev.Finished(name, reason, view.requests[name].detail))
+        detail = view.requests[name].detail
+        events.append(ev.Finished(name, _REASONS.get(detail, "stop") if detail else "length", detail))
     ended.update(view.stopped)
     for name in view.cancelled:
         if name not in ended:
@@ -74,7 +77,7 @@ def _end_of(view: View, req_state: RequestView) -> ev.Finished | ev.Preempted:
     name, row = req_state.request.request_id, req_state.row
     ended = view.ended[row]
     if ended == STOPPED:
-        return ev.Finished(name, "length" if req_state.detail == CUT else "stop", req_state.detail)
+        return ev.Finished(name, _REASONS.get(req_state.detail, "stop"), req_state.detail)
     if ended == BROKEN:
         return _failed(req_state)
     if ended in (LOST, CRASHED) and req_state.cancelled:

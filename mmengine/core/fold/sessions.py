@@ -9,8 +9,6 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.request import num_before
 
-GROWTH_REASONS = ("stop", "length")  # ends after which a request becomes part of its session
-
 
 def apply_opened(state: State, event: ev.SessionOpened) -> None:
     state.sessions.add(SessionState(event.session_id, event.cache_salt, event.idle_ns, event.envelope))
@@ -48,7 +46,7 @@ def grow(state: State, req_state: RequestState, reason: str) -> None:
     function before the request leaves its row.
     """
     session = state.sessions.end(req_state.request.request_id)
-    if session is None or reason not in GROWTH_REASONS:
+    if session is None or reason not in ev.ANSWERED:
         return
     tokens = state.known_tokens(req_state)
     place, num_outputs = session.place, len(tokens) - req_state.num_prompt

@@ -9,7 +9,7 @@ _WORDS = frozenset(
     {
         *("", "eos", "token", "string", "grammar", "closed", "cut"),
         *("cancelled", "deadline", "crash"),
-        *("stop", "length", "pooled", "abort", "error", "rejected", "recompute", "swap"),
+        *("stop", "length", "repetition", "pooled", "abort", "error", "rejected", "recompute", "swap"),
         *("no free blocks", "the step failed", "the prefix cache was reset"),
         *("incomplete", "pause", "encoder cache reset", "connector"),
     }

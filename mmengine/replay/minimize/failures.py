@@ -211,7 +211,7 @@ class _Run:
                     self._watcher.outputs(outputs)
                 for output in outputs:
                     self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
-                    if output.finish_reason in ("stop", "length"):
+                    if output.finish_reason in ev.ANSWERED:
                         self.ended.append((output.request_id, output.finish_reason))
                 if (failure := look()) is not None:
                     return failure

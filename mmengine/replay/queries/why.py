@@ -373,6 +373,7 @@ class _Inquiry:
             if output >= limit
             else f"max_model_len {self.state.config.max_model_len} reached",
             "stop": f"the text ended ({event.detail})",
+            "repetition": "the text repeated itself (repetition_detection)",
             "abort": f"cancelled ({event.detail})",
             "error": f"error: {event.detail}",
         }.get(event.reason, event.reason)

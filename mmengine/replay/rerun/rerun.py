@@ -235,9 +235,7 @@ def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: i
         numbers |= {f"{name}_{each}": getattr(spread, each) / 1e6 for each in ("p50", "p90", "p99")}
     return numbers | {
         "tokens_per_s": meter.num_output_tokens / seconds if seconds else 0.0,
-        "requests_per_s": sum(meter.ends.get(end, 0) for end in ("stop", "length")) / seconds
-        if seconds
-        else 0.0,
+        "requests_per_s": sum(meter.ends.get(end, 0) for end in ev.ANSWERED) / seconds if seconds else 0.0,
         "duration_s": seconds,
         "steps": num_steps,
         "output_tokens": meter.num_output_tokens,

@@ -5,16 +5,20 @@ from typing import Protocol
 
 import numpy as np
 
-from mmengine.core.executor import CUT
+from mmengine.core.executor import CUT, REPETITION, REPETITION_CLOSED
 from mmengine.request import Request
+from mmengine.runtime.rows import REPETITION as DETECTS_REPETITION
 from mmengine.runtime.rows import STOP_IDS, STOP_STRINGS, RowColumns
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.structured_output.rows.rows import Cut
 
 EOS, TOKEN, STRING = "eos", "token", "string"
 CLOSED = "closed"  # the text was completed because its token budget ended
+MAY_STOP = STOP_IDS | STOP_STRINGS | DETECTS_REPETITION
 GRAMMAR_END = "grammar"  # the grammar allows no further token
 STRING_ENDS = {True: STRING, False: CUT}  # keyed by whether the grammar is complete before the stop string
+
+REPETITION_ENDS = {True: REPETITION_CLOSED, False: REPETITION}  # keyed in the same way
 
 
 class StopWatcher(Protocol):
@@ -40,7 +44,7 @@ class StopWatcher(Protocol):
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:
     """Return whether `find_stops` could find a stop. This check is cheap, and False in most decode steps."""
-    return bool(batch.wanted & (STOP_IDS | STOP_STRINGS) or np.count_nonzero(columns.is_eos(token_ids)))
+    return bool(batch.wanted & MAY_STOP or np.count_nonzero(columns.is_eos(token_ids)))
 
 
 def find_stops(
@@ -52,12 +56,12 @@ def find_stops(
     """Return (index, kind) for each sampling row whose token ends its text.
 
     `token_ids`: int32 [s]; negative: no token. A row does not stop before it has min_tokens tokens, nor at a
-    stop string before it has min_stop_tokens. End of sequence takes precedence over a stop token, and a stop
-    token over a stop string.
+    stop string before it has min_stop_tokens. End of sequence takes precedence over a stop token, a stop
+    token over a stop string, and a stop string over a repetition.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)
-    if not wanted & (STOP_IDS | STOP_STRINGS) and not np.count_nonzero(at_eos):
+    if not wanted & MAY_STOP and not np.count_nonzero(at_eos):
         return ()  # almost every decode step
     may_stop = (batch.output_index >= batch.columns["min_tokens"]) & (token_ids >= 0)
     at_eos &= may_stop & ~batch.columns["ignore_eos"]
@@ -72,4 +76,10 @@ def find_stops(
         for found in watcher.feed(batch.rows[watched], token_ids[watched]) if len(watched) else ():
             if batch.output_index[watched[found]] >= batch.columns["min_stop_tokens"][watched[found]]:
                 kinds[int(watched[found])] = STRING
+    if wanted & DETECTS_REPETITION:
+        watched = np.flatnonzero(((options & DETECTS_REPETITION) != 0) & (token_ids >= 0))
+        repeats = columns.repetitions.feed(batch.rows[watched], token_ids[watched])
+        repeats &= batch.output_index[watched] + 1 >= batch.columns["min_tokens"][watched]
+        for index in watched[repeats].tolist():
+            kinds.setdefault(index, REPETITION)
     return tuple(sorted(kinds.items()))

@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine.decode_errors import decode_error
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
+from mmengine.repetition_detection import RepetitionDetection
 from mmengine.request import (
     MAX_CHOICES,
     PREFILL,
@@ -57,6 +58,7 @@ class SamplingOptions(TypedDict, total=False):
     typical_p: float | None
     stop_in_min_tokens: bool | None
     prompt_logprobs: int | None
+    repetition_detection: RepetitionDetection | dict[str, int] | None
 
 
 class CacheOptions(TypedDict, total=False):

@@ -24,7 +24,7 @@ from mmengine.serve.requests.request_times import RequestTimes, Times
 if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
-REASONS = ("stop", "length", "pooled", "abort", "error", "rejected")
+REASONS = ("stop", "length", "repetition", "pooled", "abort", "error", "rejected")
 COUNTERS = {  # for each field of Stats: metric name and help text
     "steps": ("steps", "Steps that the executor ran."),
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of accepted requests."),

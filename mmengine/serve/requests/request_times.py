@@ -13,12 +13,12 @@ from typing import NamedTuple
 from prometheus_client.core import HistogramMetricFamily, Metric
 
 from mmengine.core.outputs import Output
+from mmengine.events.vocabulary import ANSWERED
 from mmengine.request import Request
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-ANSWERED = ("stop", "length")  # finish reasons of the answers that are measured
 CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 

@@ -41,7 +41,7 @@ TWICE = {  # further vLLM names for metrics above
     "time_per_output_token_seconds": "time_per_output_token_seconds",
     "request_output_tokens": "request_max_num_generation_tokens",
 }
-REASONS = ("stop", "length", "abort", "error")
+REASONS = ("stop", "length", "repetition", "abort", "error")
 
 
 class VllmMetrics(Collector):

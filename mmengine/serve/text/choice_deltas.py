@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmengine.core.executor import CUT
+from mmengine.core.executor import CUT, REPETITION, REPETITION_CLOSED
+from mmengine.events.vocabulary import ANSWERED
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.detokenizer import TextStream, UntilStop
@@ -23,6 +24,7 @@ from mmengine.structured_output.request.tool_calls import calls_of
 Entry = tuple[tuple[int, float], ...]  # (token id, logprob) of the chosen token, then of the likeliest tokens
 
 
+REPETITION_DETECTED = "repetition_detected"  # vLLM's stop_reason of an answer that repeated itself
 _AT_STOP = ("string", CUT, "closed")  # `detail` of answers that a stop string may have ended
 
 
@@ -109,12 +111,12 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas for the engine's output. Only an answer that ends with stop or length has a last
+        """Yield the deltas for the engine's output. Only an answer with a reason of ANSWERED has a last
         delta.
         """
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
-        if (reason := output.finish_reason) in ("stop", "length"):
+        if (reason := output.finish_reason) in ANSWERED:
             look = self.argument_check()
             rest = self.finish(() if look is None else look())
             yield rest, self.end_reason(reason), self.stop_reason(output.detail)
@@ -202,19 +204,21 @@ class ChoiceDeltas:
         return self._delta(text)._replace(argument_errors=argument_errors)
 
     def end_reason(self, reason: str) -> str:
-        """Return OpenAI's finish_reason for an answer that the engine ended with "stop" or "length"."""
+        """Return OpenAI's finish_reason for an answer whose last output has `reason`, one of ANSWERED."""
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason
 
     def stop_reason(self, detail: str) -> str | int | None:
-        """Return the stop string or token that ended the answer, as vLLM's stop_reason, or None if neither
-        did.
+        """Return vLLM's stop_reason: the stop string or token that ended the answer, REPETITION_DETECTED, or
+        None.
 
         `detail` comes from the engine's output.
         """
         if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None
+        if detail in (REPETITION, REPETITION_CLOSED):
+            return REPETITION_DETECTED
         return self._last if detail == "token" else None
 
     def _take(self, token: int) -> tuple[str, str]:

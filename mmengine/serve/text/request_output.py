@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from mmengine.core.executor import CUT as CUT_BY_STRING
-from mmengine.core.executor import PromptLogprobs
+from mmengine.core.executor import REPETITION, REPETITION_CLOSED, PromptLogprobs
 from mmengine.errors import PROMPTS, ErrorCode, ExecutorFailed, MMEngineError, QueueFull, RequestFailed
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
@@ -19,6 +19,7 @@ _ENDS: dict[ErrorCode | None, str] = {
 }
 CUT = "the answer was cut at max_tokens, or at the model's maximum length: its form is not complete"
 CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
+REPEATED = "the answer repeated itself: its form is not complete"
 CLOSED = "closed"  # detail of an answer that was completed because its token budget ended
 PIECE = 64  # maximum number of tokens of an output that `split_output` returns
 Logprobs = list[tuple[tuple[int, float], ...]]
@@ -29,9 +30,9 @@ class Choice:
     """A choice: one of n answers to a prompt.
 
     `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
-    abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a response
-    format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for each token: first the
-    chosen token's pair, then the likeliest tokens' pairs.
+    repetition, abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with
+    a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for each token:
+    first the chosen token's pair, then the likeliest tokens' pairs.
 
     If the grammar begins after reasoning, `after` are the tokens that end the reasoning. Then `reasoning` is
     the text before these tokens, and `content` the text after them, or None if the answer ended before them.
@@ -152,7 +153,7 @@ def _choice_json(choice: Choice) -> dict[str, object]:
     }
     if choice.after:
         fields |= {"reasoning": choice.reasoning, "content": choice.content}
-    if choice.detail == CLOSED or (choice.finish_reason == "length" and choice.detail):
+    if choice.detail == CLOSED or (choice.finish_reason in ("length", "repetition") and choice.detail):
         fields["detail"] = choice.detail
     if choice.logprobs is not None:
         fields["logprobs"] = choice.logprobs
@@ -224,10 +225,12 @@ def engine_failed(error: BaseException) -> MMEngineError:
 
 
 def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
-    """Return `Choice.detail`: CUT or CUT_AT_STOP for an answer with a grammar that was cut, else `detail`."""
+    """Return `Choice.detail`. For an answer with a grammar that was cut: CUT, CUT_AT_STOP or REPEATED."""
     if has_form and reason == "length":
         return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
-    return detail
+    if has_form and detail == REPETITION:
+        return REPEATED
+    return CLOSED if detail == REPETITION_CLOSED else detail
 
 
 def unstarted_completion(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:

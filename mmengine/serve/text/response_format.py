@@ -9,7 +9,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.options import FORM, GenerateOptions, Options
 from mmengine.serve.prompt.tools import call_grammar, notes_on
 from mmengine.serve.prompt.vllm_options import as_form
-from mmengine.serve.text.request_output import CUT_AT_STOP, Completion
+from mmengine.serve.text.request_output import CUT, CUT_AT_STOP, REPEATED, Completion
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.fields import Truncation, truncation_of
 from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
@@ -91,13 +91,21 @@ def _schema_format(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
+# What to do about an incomplete answer, by its `Choice.detail`.
+_HOW = {
+    CUT: "raise max_tokens",
+    CUT_AT_STOP: "it holds a stop string; leave that out",
+    REPEATED: "it repeated itself; set on_truncation to close, or leave out repetition_detection",
+}
+
+
 def decode_answer(completion: Completion, schema: object) -> Any:
     """Return an answer's value. Raises RequestFailed, with the answer's beginning, if it was cut."""
     content = completion.choices[0].content
-    if completion.finish_reason == "length" or content is None:
+    detail = completion.choices[0].detail
+    if detail in _HOW or content is None:
         what = "the reasoning did not end" if content is None else "the JSON is incomplete"
-        is_cut = completion.choices[0].detail == CUT_AT_STOP
-        how = "it holds a stop string; leave that out" if is_cut else "raise max_tokens"
+        how = _HOW.get(detail, "raise max_tokens")
         raise RequestFailed(
             f"{what} after {len(completion.token_ids)} tokens; {how}. It begins "
             f"{shown(completion.text if content is None else content)}"

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from mmengine.request import RepetitionDetection
 from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
@@ -46,6 +47,7 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[int] | None, _VLLM] = None
     min_tokens: Annotated[int | None, _VLLM] = None
     ignore_eos: Annotated[bool | None, _VLLM] = None
+    repetition_detection: Annotated[RepetitionDetection | None, _VLLM] = None
     top_k: Annotated[int | None, translated_field("0 and -1 turn the filter off")] = None
     seed: Annotated[
         int | None, translated_field("63 bits; a negative seed is mapped to another number; default: random")

@@ -29,7 +29,7 @@ _SIDES = ("resized_height", "resized_width")
 _SAMPLED = ("top_p", "top_k", "min_p")
 _SAME = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "n"),
-    *("min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos"),
+    *("min_p", "repetition_penalty", "stop_token_ids", "min_tokens", "ignore_eos", "repetition_detection"),
 )
 
 

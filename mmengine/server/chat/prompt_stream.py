@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ErrorCode, InvalidRequest, QueueFull
+from mmengine.events.vocabulary import ANSWERED
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.stream.answer_record import AnswerSource
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta
@@ -71,7 +72,7 @@ class PromptStream:
         answer.
         """
         choice, reason = self._choices[output.index], output.finish_reason or ""
-        if reason not in ("stop", "length"):
+        if reason not in ANSWERED:
             raise abort_error(self._asked, output)
         index = self.first + output.index
         if self._asked.is_prompt_only:
@@ -94,7 +95,7 @@ class PromptStream:
 
 
 def abort_error(parsed_request: ParsedRequest, output: RequestOutput) -> Exception:
-    """Return the error for an answer that ended with a finish reason other than stop and length."""
+    """Return the error for an answer that ended with a finish reason that is not in ANSWERED."""
     match output.code:
         case ErrorCode.QUEUE_FULL:
             return QueueFull(output.detail)

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from mmengine.core.executor import PromptLogprobs
+from mmengine.events.vocabulary import ANSWERED
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.stream.answer_record import AnswerSource
@@ -72,7 +73,7 @@ class ResponseBuilder:
                     for prompt_stream in self._prompt_streams:
                         self._fetch(prompt_stream)
         for _, output in self._pending:
-            if output.finish_reason not in (None, "stop", "length"):
+            if output.finish_reason not in (None, *ANSWERED):
                 raise abort_error(self.request, output)
 
     def listen(self, listener: Callable[[], None] | None) -> None:

@@ -100,7 +100,7 @@ class _Choice(ResponseSchema):
 class ChatChoice(_Choice):
     message: Message
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "repetition", "tool_calls"]
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
@@ -144,7 +144,7 @@ class ChatChoiceDelta(ResponseSchema):
     index: int
     delta: MessageDelta
     logprobs: Logprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: Literal["stop", "length", "repetition", "tool_calls"] | None
     stop_reason: str | int | None | UnsetType = UNSET
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
@@ -167,7 +167,7 @@ class TextLogprobs(ResponseSchema):
 class TextChoice(_Choice):
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "repetition"]
 
 
 class TextAnswer(_Answer):
@@ -180,7 +180,7 @@ class TextChoiceDelta(ResponseSchema):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "repetition"] | None
     stop_reason: str | int | None | UnsetType = UNSET
 
 

@@ -147,10 +147,10 @@ def _event(kind: str, data: Json) -> bytes:
 
 def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> tuple[str, str | None]:
     """Return stop_reason and stop_sequence. `calls`: whether the answer calls tools."""
+    if finish_reason in ("length", "repetition"):  # Anthropic's API has no reason for a repetition.
+        return "max_tokens", None
     if isinstance(stop_reason, str):
         return "stop_sequence", stop_reason
-    if finish_reason == "length":
-        return "max_tokens", None
     return "tool_use" if calls else "end_turn", None
 
 

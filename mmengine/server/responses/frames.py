@@ -21,7 +21,7 @@ from mmengine.server.responses.custom_tools import custom_names
 from mmengine.server.responses.output_items import Call, CustomCall, Message, OutputItem, Reasoning, event
 from mmengine.server.responses.response import NULL, ResponseObject, usage_json
 
-_CUT = b'{"reason":"max_output_tokens"}'
+_INCOMPLETE = {"length": b'{"reason":"max_output_tokens"}', "repetition": b'{"reason":"repetition"}'}
 _encode = msgspec.json.encode
 
 
@@ -128,7 +128,7 @@ class ResponsesFrames:
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self._end_reason == "length" else "completed"
+        return "incomplete" if self._end_reason in _INCOMPLETE else "completed"
 
     def usage(self, usage: Usage) -> bytes:
         """Return the last event, which contains the whole response."""
@@ -139,7 +139,7 @@ class ResponsesFrames:
             self._status,
             output=b"[%b]" % b",".join(self._closed),
             usage=usage_json(usage),
-            incomplete=_CUT if self._status == "incomplete" else NULL,
+            incomplete=_INCOMPLETE.get(self._end_reason, NULL),
             more=b',"argument_errors":' + _encode(self._errors) if self._errors else b"",
         )
 

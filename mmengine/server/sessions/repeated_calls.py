@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mmengine.core.executor import REPETITION
 from mmengine.errors import ErrorCode, FieldPath
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest
@@ -76,8 +77,10 @@ def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processo
     ApiError if they leave it open.
     """
     sampling, last = parsed_request.sampling, facts.answer[-1]
+    detection = sampling.repetition_detection
     reason, detail = "length", ""
-    if parsed_request.answer_format and (sampling.stop or len(facts.answer) >= sampling.max_tokens):
+    may_be_cut = bool(sampling.stop or detection) or len(facts.answer) >= sampling.max_tokens
+    if parsed_request.answer_format and may_be_cut:
         raise _refused(
             "the server restarted, and it is unknown whether this answer was complete; send the question "
             "again with the next index"
@@ -88,6 +91,8 @@ def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processo
         reason, detail = "stop", "token"
     elif parsed_request.answer_format:  # Only the complete format can have ended the answer.
         reason = "stop"
+    elif detection and detection.repeats(facts.answer):
+        reason, detail = "repetition", REPETITION
     else:
         stream = Stops.of(sampling, None).stream(processor.tokenizer)
         stream.push(facts.answer)

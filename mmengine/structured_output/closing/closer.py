@@ -20,8 +20,8 @@ class Closer:
     depends on the generated tokens alone, so a row that is computed again after a preemption or a crash gets
     the same completion. `left` is the number of tokens that may still be generated. `has_closed` says whether
     a completion changed the model's choice, or used the budget's last tokens. If a row only consumes tokens
-    that were generated earlier, only the second case is noticed. After a `cut`, the completion is generated
-    whatever the model chooses.
+    that were generated earlier, only the second case is noticed. After a `cut` or `finish`, the completion is
+    generated whatever the model chooses. `has_repeated`: `finish` was called.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Closer:
         """
         self.path: list[int] | None = path
         self.left, self._reserve = budget - reserve, reserve
-        self.has_closed = self.is_cut = False
+        self.has_closed = self.is_cut = self.has_repeated = False
         self._closings, self._ends = closings, ends
         self._place = closings.begin()  # The current position of the text.
         # A token that `choose` tried, and the completion after this token.
@@ -54,7 +54,9 @@ class Closer:
 
     def choose_before_start(self, start: GrammarStart, token: int) -> int:
         """Return the same as `choose` while the grammar waits for `start`."""
-        if self.path is None or len(start.missing([token])) + len(self.path) < self.left:
+        if self.path is None or (
+            not self.is_cut and len(start.missing([token])) + len(self.path) < self.left
+        ):
             return token
         self.has_closed = True
         return start.missing([])[0]
@@ -88,6 +90,11 @@ class Closer:
             self.path = again if fits else None
         self.is_cut = self.has_closed = self.path is not None
         return self.is_cut
+
+    def finish(self) -> bool:
+        """Start the known completion here. Return whether a completion is known."""
+        self.is_cut = self.has_closed = self.has_repeated = self.path is not None
+        return self.has_repeated
 
     def must_end(self, matcher: Matcher) -> bool:
         """Return whether the text ends here because of its budget or a cut, although more could follow."""

@@ -81,9 +81,17 @@ class RowMatchers:
         self.closers: dict[int, Closer] = {}
         self._no_end = _mask_without(backend.eos_token_ids, self._num_words)
 
-    def admit(self, row: int, request: Request, token_ids: np.ndarray, cut: Cut | None = None) -> None:
+    def admit(
+        self,
+        row: int,
+        request: Request,
+        token_ids: np.ndarray,
+        cut: Cut | None = None,
+        has_repeated: bool = False,
+    ) -> None:
         """Assign `row` to `request`, which has a grammar. `token_ids` (int32) are the request's prompt and
-        all generated tokens. `cut` says where a stop string ended its text.
+        all generated tokens. `cut` says where a stop string ended its text, `has_repeated` whether the text
+        repeated itself, so that it is closed.
         """
         self._rows.pop(row, None)
         self.closers.pop(row, None)
@@ -106,12 +114,25 @@ class RowMatchers:
         if cut is not None:
             self._close_cut(row, cut)
             self._consume_closing(row, whole[before:])
+        if has_repeated:
+            closer.finish()
 
     def _consume_closing(self, row: int, token_ids: Sequence[int]) -> None:
         row_matcher, closer = self._rows[row], self.closers[row]
         for token in token_ids:
             closer.accept(row_matcher.matcher(), token)
             row_matcher.said.append(token)
+
+    def close(self, row: int) -> bool | None:
+        """End a row's text, whose matcher has consumed all tokens. Return whether the text is complete; None
+        if the row continues with a completion.
+        """
+        if row not in self._rows:
+            return False
+        row_matcher, closer = self._rows[row], self.closers.get(row)
+        if closer is not None and (closer.is_cut or (closer.path and closer.finish())):
+            return None
+        return row_matcher.pending_start is None and row_matcher.matcher().is_accepting()
 
     def cut(self, row: int, cut: Cut) -> bool | None:
         """Cut a row's text at a stop string in the tokens that it just generated, which no matcher has

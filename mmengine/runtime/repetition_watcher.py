@@ -1,0 +1,67 @@
+"""Finds answers that repeat a pattern of tokens without end, as vLLM's `repetition_detection` does."""
+
+import numpy as np
+
+from mmengine.request import Request
+
+_NOTHING = -1  # in `_recent`: before the answer's first token
+
+
+class RepetitionWatcher:
+    """The last tokens of rows with a `repetition_detection`, and for each period how long they repeat.
+
+    An answer repeats if its last p * min_count tokens have the period p, for a p from min_pattern_size to
+    max_pattern_size. This holds exactly if each of the last p * (min_count - 1) tokens equals the token p
+    places before, so one counter per period suffices. The arrays grow to P, the largest max_pattern_size that
+    a request had, and take 12 * rows * P bytes.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self._recent = np.full((max_rows, 0), _NOTHING, np.int32)  # [rows, P], a ring of the last P tokens
+        # [rows, P], column p - 1: how many of the last tokens equal the token p places before.
+        self._matches = np.zeros((max_rows, 0), np.int32)
+        self._needed = np.zeros((max_rows, 0), np.int32)  # [rows, P], matches that end the answer; 0: never
+        self._count = np.zeros(max_rows, np.int64)  # the answer's tokens
+        self.has_repeated = np.zeros(max_rows, bool)  # whether the tokens at admission hold a repetition
+
+    def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
+        """Assign `row` to `request`. `token_ids`: int32, the prompt and the answer's tokens so far."""
+        detection = request.sampling.repetition_detection
+        assert detection is not None
+        self._grow(detection.max_pattern_size)
+        self._recent[row], self._matches[row], self._count[row] = _NOTHING, 0, 0
+        self._needed[row] = detection.needed_matches(self._needed.shape[1])
+        rows, self.has_repeated[row] = np.array([row]), False
+        for count, token in enumerate(token_ids[len(request.prompt_token_ids) :], 1):
+            # Only an answer that is being closed goes on after a repetition.
+            repeats = self.feed(rows, np.array([token]))[0] and count >= request.sampling.min_tokens
+            self.has_repeated[row] |= repeats
+
+    def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+        """Append one token to each of `rows` [s], and return which rows repeat now, bool [s]."""
+        size = self._recent.shape[1]
+        places = self._count[rows]
+        before = (places[:, None] - 1 - np.arange(size)) % size
+        equal = self._recent[rows[:, None], before] == token_ids[:, None]
+        matches = np.where(equal, self._matches[rows] + 1, 0)
+        self._matches[rows] = matches
+        self._recent[rows, places % size] = token_ids
+        self._count[rows] = places + 1
+        needed = self._needed[rows]
+        return ((matches >= needed) & (needed > 0)).any(axis=1)
+
+    def _grow(self, size: int) -> None:
+        """Make room for patterns of `size` tokens. The rows' rings are unrolled, newest token last."""
+        old = self._recent.shape[1]
+        if size <= old:
+            return
+        rows = len(self._recent)
+        recent = np.full((rows, size), _NOTHING, np.int32)
+        if old:
+            ages = np.arange(old)
+            places = (self._count[:, None] - 1 - ages) % old
+            tokens = np.take_along_axis(self._recent, places, 1)
+            np.put_along_axis(recent, (self._count[:, None] - 1 - ages) % size, tokens, 1)
+        self._recent = recent
+        wider = ((0, 0), (0, size - old))
+        self._matches, self._needed = np.pad(self._matches, wider), np.pad(self._needed, wider)
