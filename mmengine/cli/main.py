@@ -12,6 +12,8 @@ from mmengine.cli.chat import HELP as CHAT_HELP
 from mmengine.cli.chat import chat
 from mmengine.cli.commands import Command, Group
 from mmengine.cli.demo import demo
+from mmengine.cli.embed import HELP as EMBED_HELP
+from mmengine.cli.embed import embed
 from mmengine.cli.env import clash, env
 from mmengine.cli.environment import unknown_variables
 from mmengine.cli.logs import log_app
@@ -61,6 +63,7 @@ def _top(
 app.command(cls=Command, help=RUN_HELP)(run)
 app.command(cls=Command, help=CHAT_HELP)(chat)
 app.command(cls=Command, help=SERVE_HELP)(serve)
+app.command(cls=Command, help=EMBED_HELP)(embed)
 app.add_typer(bench_app, name="bench")
 app.add_typer(log_app, name="log")
 app.add_typer(model_app, name="model")

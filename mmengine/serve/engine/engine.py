@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
-from mmengine.errors import InvalidRequest
+from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.batch.run_batch import Job, Result, outputs_of, run_batch
@@ -273,7 +273,7 @@ class Engine(TypedAnswers, PooledAnswers):
             self._resources.release(output.request_id)
         return self.requests.take(output)
 
-    def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def run_batch(self, jobs: Iterable[Job | MMEngineError]) -> Iterator[Result]:
         """Yield (index, completion or error) when each job ends, in any order; see batch/run_batch.py."""
         return run_batch(self, jobs)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from mmengine.errors import MMEngineError
 from mmengine.serve.batch.run_batch import Job, Result
 from mmengine.serve.pooling.calls import (
     EmbedCall,
@@ -32,7 +33,7 @@ class PooledAnswers(ABC):
     built: "Built"
 
     @abstractmethod
-    def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]: ...
+    def run_batch(self, jobs: Iterable[Job | MMEngineError]) -> Iterator[Result]: ...
 
     def embed(
         self,
@@ -66,6 +67,40 @@ class PooledAnswers(ABC):
             media_options,
         )
         return np.stack(call.vectors(self._pooled(call.jobs(pool_options(options)))))
+
+    def embed_each(
+        self,
+        inputs: Sequence[PoolInput],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        instruction: str | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        media_options: dict[str, object] | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> Iterator[tuple[int, np.ndarray | MMEngineError]]:
+        """Yield (index, vector) of each input as soon as it is computed, in any order, or (index, error) for
+        an input that has no vector. Arguments: as in `embed`. Raises InvalidRequest for a reranker.
+        """
+        call = EmbedCall(
+            self.pooled,
+            self.built.spec.hidden_size,
+            inputs,
+            dimensions,
+            normalize,
+            instruction,
+            prompt_name,
+            truncate_prompt_tokens or 0,
+            media_options,
+        )
+        for index, answer in self.run_batch(call.each_job(pool_options(options))):
+            error = answer if isinstance(answer, MMEngineError) else answer.error()
+            if error is not None:
+                yield index, error
+            else:
+                assert isinstance(answer, Completion)
+                yield index, call.vectors([answer])[0]
 
     def score(
         self,

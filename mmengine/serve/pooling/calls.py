@@ -3,7 +3,7 @@
 `Engine` and `AsyncEngine` run the same jobs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -18,7 +18,8 @@ from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.request_output import Completion
 
-Jobs = list[tuple[Prompt, Options]]
+Job = tuple[Prompt, Options]
+Jobs = list[Job]
 EMBED = Pooling("embed")
 INPUTS = "input"  # The first key in an error's path; the index follows.
 
@@ -69,13 +70,26 @@ class EmbedCall:
     media_options: dict[str, object] | None = None
 
     def jobs(self, options: Options) -> Jobs:
-        """Return a job for each input. Raises InvalidRequest."""
-        self.model.check_embeds()
-        check_dimensions(self.dimensions, self.width)
+        """Return a job for each input. Raises InvalidRequest, with the input's index."""
         if not self.inputs:
             raise InvalidRequest("the list of inputs is empty: send at least one", path=(INPUTS,))
         jobs = []
-        for index, given in enumerate(self.inputs):
+        for index, job in enumerate(self.each_job(options)):
+            if isinstance(job, InvalidRequest):
+                if job.path[:1] == (INPUTS,):
+                    job.path = FieldPath(INPUTS, index)
+                raise job
+            jobs.append(job)
+        return jobs
+
+    def each_job(self, options: Options) -> Iterator[Job | InvalidRequest]:
+        """Yield a job for each input, or the error of an input without a prompt. Raises InvalidRequest if the
+        call itself is wrong.
+        """
+        self.model.check_embeds()
+        check_dimensions(self.dimensions, self.width)
+        job_options = replace(options, pooling=EMBED)
+        for given in self.inputs:
             try:
                 prompt = embed_prompt(
                     self.model,
@@ -86,11 +100,9 @@ class EmbedCall:
                     media_options=self.media_options,
                 )
             except InvalidRequest as error:
-                if error.path[:1] == (INPUTS,):
-                    error.path = FieldPath(INPUTS, index)
-                raise
-            jobs.append((prompt, replace(options, pooling=EMBED)))
-        return jobs
+                yield error
+            else:
+                yield prompt, job_options
 
     def vectors(self, answers: Sequence[Completion]) -> list[np.ndarray]:
         """Return each input's vector, float32 [dimensions]."""
