@@ -55,7 +55,7 @@ class PseudoIds:
         """Return the chain of a row that loses its request."""
         return int(self.sums[row]), int(self.lengths[row])
 
-    def one_each(self, rows: np.ndarray, tokens: list[int]) -> np.ndarray:
+    def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Append one token to each of `rows` (intp, distinct). Returns what `ids` takes, uint64 [n]."""
         sums = np.array(tokens, np.uint64)
         places = self.lengths[rows]
@@ -67,7 +67,9 @@ class PseudoIds:
         self.lengths[rows] = places
         return sums
 
-    def runs(self, rows: np.ndarray, tokens: list[int], counts: np.ndarray, *, keep: bool) -> np.ndarray:
+    def runs(
+        self, rows: np.ndarray, tokens: list[int] | np.ndarray, counts: np.ndarray, *, keep: bool
+    ) -> np.ndarray:
         """Append `counts` tokens to each of `rows`, whose tokens follow each other in `tokens`. With `keep`
         False the rows' chains stay as they are, as for drafts. Returns what `ids` takes.
         """
@@ -113,10 +115,12 @@ class TokenIds(PseudoIds):
     def leave(self, row: int) -> tuple[int, int]:
         return 0, 0
 
-    def one_each(self, rows: np.ndarray, tokens: list[int]) -> np.ndarray:
+    def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         return np.array(tokens, np.int32)
 
-    def runs(self, rows: np.ndarray, tokens: list[int], counts: np.ndarray, *, keep: bool) -> np.ndarray:
+    def runs(
+        self, rows: np.ndarray, tokens: list[int] | np.ndarray, counts: np.ndarray, *, keep: bool
+    ) -> np.ndarray:
         return np.array(tokens, np.int32)
 
     def ids(self, sums: np.ndarray) -> np.ndarray:

@@ -72,12 +72,13 @@ class Decision(NamedTuple):
 
 
 class Result(NamedTuple):
-    """EXECUTED. `rows`: intp, the rows that got tokens. `counts`: how many tokens each of them got; None: one
-    each. `stale`: (row, request) for requests that were preempted while the step ran, and keep its tokens.
+    """EXECUTED. `rows`: intp, the rows that got tokens. `tokens`: int64. `counts`: how many tokens each row
+    got; None: one each. `stale`: (row, request) for requests that were preempted while the step ran, and
+    keep its tokens.
     """
 
     rows: np.ndarray
-    tokens: list[int]
+    tokens: np.ndarray
     counts: list[int] | None
     stops: tuple[tuple[int, str], ...]
     errors: tuple[tuple[int, str], ...]

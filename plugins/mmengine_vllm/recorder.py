@@ -279,7 +279,7 @@ class Recorder:
         now = monotonic_ns()
         device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
         self._last_update_ns = now
-        if got.tokens:
+        if len(got.tokens):
             self.progress_ns = now
         stale = self._stale_in(step.number) if self._stale else ()
         entry = Result(got.rows, got.tokens, got.counts, stops, errors, device_ns, step.host_ns, stale)

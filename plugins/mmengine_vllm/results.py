@@ -24,13 +24,13 @@ Places = tuple[tuple[int, str], ...]  # (the row's place among the rows that got
 
 
 class Tokens(NamedTuple):
-    """`rows`: intp, the rows that got tokens. `tokens`: one row after the other. `counts`: how many tokens
-    each row got; None: one each. `places`: each request's place among these rows; None: its place in the
-    step.
+    """`rows`: intp, the rows that got tokens. `tokens`: int64, one row after the other. `counts`: how many
+    tokens each row got; None: one each. `places`: each request's place among these rows; None: its place in
+    the step.
     """
 
     rows: np.ndarray
-    tokens: list[int]
+    tokens: np.ndarray
     counts: list[int] | None
     places: dict[str, int] | None
 
@@ -39,18 +39,21 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
     """Return the tokens in a ModelRunnerOutput, in the order of the step."""
     sampled, ids = result.sampled_token_ids, step.ids
     if not sampled:
-        return Tokens(NO_ROWS, [], None, {})
+        return Tokens(NO_ROWS, NO_ROWS, None, {})
     if result.req_ids != ids:
         sampled = _in_order(sampled, _in_order(result.req_id_to_index, ids))
-    try:
-        return Tokens(step.rows, [token for (token,) in sampled], None, None)
-    except ValueError:  # a row has no token, or several
-        pass
+    if not has_drafts:
+        try:  # without drafts no row has several tokens, so each has one if there are as many as rows
+            tokens = np.fromiter(flat := chain.from_iterable(sampled), np.int64, len(ids))
+            if next(flat, None) is None:
+                return Tokens(step.rows, tokens, None, None)
+        except ValueError:  # there are fewer
+            pass
     counts = list(map(len, sampled))
     some = [place for place, count in enumerate(counts) if count]
     places = {ids[place]: number for number, place in enumerate(some)}
     counts = [counts[place] for place in some]
-    tokens = list(chain.from_iterable(sampled))
+    tokens = np.fromiter(chain.from_iterable(sampled), np.int64, sum(counts))
     return Tokens(step.rows[some], tokens, counts if has_drafts else None, places)
 
 

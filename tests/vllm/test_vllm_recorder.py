@@ -1,7 +1,9 @@
 """The recorder of vLLM's scheduler, against a scheduler with the same interface."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,3 +188,16 @@ def test_tokens_that_arrive_after_a_preemption_count(record):
 
 def output_names(outputs):
     return {name for output in outputs for name in output.num_scheduled_tokens}
+
+
+def test_the_plugin_uses_no_private_name_of_another_object():
+    folder = Path(__file__).parents[2] / "plugins" / "mmengine_vllm"
+    found = []
+    for path in folder.rglob("*.py"):
+        reads = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
+        for node in reads:
+            is_private = node.attr.startswith("_") and not node.attr.endswith("__")
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if is_private and not is_own:
+                found.append(f"{path.name}:{node.lineno} {node.attr}")
+    assert not found
