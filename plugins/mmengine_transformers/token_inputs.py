@@ -19,15 +19,26 @@ class TokenInputs:
         self._padding = int(getattr(config, "pad_token_id", None) or 0)
         tokens = sorted(media_token_ids(parts.model.config))
         self._placeholders = torch.tensor(tokens, device=parts.model.device) if tokens else None
-        self._has_kinds = parts.model.config.model_type == "ernie4_5_vl_moe"  # Experts differ for media.
+        self._vision = _vision_tokens(parts)
 
     def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:
         """Return the inputs by name for token ids int64 [t]."""
         ids = input_ids[None]
-        if self._has_kinds and self._placeholders is not None:
-            return {"moe_mm_token_type_ids": torch.isin(ids, self._placeholders).long()}
+        if self._vision is not None:
+            return {"moe_mm_token_type_ids": torch.isin(ids, self._vision).long()}
         if self._per_layer is None:
             return {}
         if self._placeholders is not None:
             ids = ids.masked_fill(torch.isin(ids, self._placeholders), self._padding)
         return {"per_layer_inputs": self._per_layer(ids)}
+
+
+def _vision_tokens(parts: ModelParts) -> Tensor | None:
+    """Return the tokens with experts of their own (ERNIE 4.5-VL): placeholders, and the marks around them."""
+    config = parts.model.config
+    if config.model_type != "ernie4_5_vl_moe":
+        return None
+    marks = [
+        getattr(config, f"{kind}_{end}_token_id") for kind in ("image", "video") for end in ("start", "end")
+    ]
+    return torch.tensor(sorted({*media_token_ids(config), *marks}), device=parts.model.device)
