@@ -17,6 +17,7 @@ from mmengine.models.sharding import Shard
 from mmengine.models.spec import ModelSpec
 from mmengine.request import MediaItem
 from mmengine_transformers.names import NAMES
+from mmengine_transformers.torchvision import import_reason
 
 if TYPE_CHECKING:  # This module imports torch and transformers, which are slow to load.
     from mmengine_transformers.network import HostedNetwork
@@ -36,8 +37,10 @@ class TransformersPlugin:
                 f"{folder} is a {names[:100]}, which mmengine does not describe; to run transformers' "
                 f"modules, install the extra transformers ({install_hint('transformers')})"
             )
-        from mmengine_transformers.classes import read_model
-
+        try:
+            from mmengine_transformers.classes import read_model
+        except ImportError as error:
+            raise ModelError(f"{folder}: {import_reason('transformers', error)}") from error
         read_model(folder)
 
     def describe(self, folder: Path) -> ModelSpec:

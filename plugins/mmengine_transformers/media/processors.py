@@ -7,7 +7,6 @@ import os
 import threading
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import transformers  # noqa: E402 - reads the variable when it is imported
 
 from mmengine.checkpoint.model_files import has_model_file, read_model_json  # noqa: E402
 from mmengine.errors import ModelError, in_one_line  # noqa: E402
+from mmengine_transformers.torchvision import import_reason  # noqa: E402
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _OPENING = threading.Lock()
@@ -47,13 +47,8 @@ def open_processor(folder: Path) -> Any:
 
 def _reason(error: Exception) -> str:
     text = in_one_line(error)
-    if find_spec("torchvision") is None and ("torchvision" in text or "VIDEO_PROCESSOR_MAPPING" in text):
-        return (
-            "the model's processor needs torchvision, which is not installed; install "
-            "mmengine-vl[transformers]"
-        )
-    if isinstance(error, ImportError):
-        return f"the model's processor needs a package that is not installed: {text}"
+    if isinstance(error, ImportError) or "VIDEO_PROCESSOR_MAPPING" in text:
+        return import_reason("the model's processor", error)
     return f"transformers cannot build the model's processor: {text}"
 
 

@@ -1,0 +1,28 @@
+"""Explains an import that failed, most often for want of torchvision. Imports neither torch nor it."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from mmengine.errors import in_one_line
+
+# What transformers' errors mention if torchvision is missing, or was built for another torch.
+_SIGNS = ("torchvision", "video_processor_mapping")
+
+
+def import_reason(what: str, error: BaseException) -> str:
+    """Return why `what` cannot be imported, and what to install."""
+    texts = [str(each).lower() for each in _causes(error)]
+    if not any(sign in text for text in texts for sign in _SIGNS):
+        return f"{what} needs a package that is not installed: {in_one_line(list(_causes(error))[-1])}"
+    # Its operators are compiled for one build of torch: PyPI's has none for a torch without CUDA.
+    advice = f"install the torchvision that belongs to torch {version('torch')}, from the same index"
+    if find_spec("torchvision") is None:
+        return f"{what} needs torchvision, which is not installed; {advice}"
+    return f"{what} needs torchvision, and the installed one does not fit torch; {advice}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
