@@ -185,6 +185,7 @@ class PluginContract:
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
     near_steps: int = NEAR_STEPS  # A family sets more if a norm follows sums that may cancel out.
+    has_partial_hits: bool = True  # Whether a prompt may begin with blocks of another prompt.
     _made: ClassVar[Checkpoint]
 
     def make_checkpoint(self, folder: Path) -> Reference:
@@ -206,6 +207,10 @@ class PluginContract:
     def patches(self, inputs: Inputs) -> list[np.ndarray]:
         """Return uint8 [patches, patch_width] for each media item, from transformers' inputs."""
         return []
+
+    def settings(self, name: str) -> dict[str, object]:
+        """Return the engine settings of a check, which a family may change."""
+        return dict(SETTINGS[name])
 
     def reduced(self, made: Checkpoint) -> Reference:
         """Return transformers' model in bfloat16."""
@@ -269,7 +274,7 @@ class PluginContract:
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_log_probabilities_are_transformers(self, made: Checkpoint, name: str) -> None:
         """Compare the likeliest tokens' log-probabilities at each position in each prompt."""
-        with self._engine(made, SETTINGS[name]) as engine:
+        with self._engine(made, self.settings(name)) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
             wanted = _logits(made.reference, inputs).log_softmax(-1)
@@ -284,15 +289,18 @@ class PluginContract:
     @pytest.mark.parametrize("name", SETTINGS)
     def test_tokens_are_transformers(self, made: Checkpoint, tmp_path: Path, name: str) -> None:
         """Compare greedy tokens in float32, and verify the log."""
-        settings = dict(SETTINGS[name])
-        if name == "preempted":  # Blocks for at most two rows.
-            longest = max(inputs["input_ids"].shape[1] for inputs in made.inputs) + NUM_NEW
-            settings |= {"max_model_len": longest + 1, "num_blocks": 2 + longest // 4 + longest // 8}
+        settings, chats, tokens = self.settings(name), self.chats, made.tokens
+        if name == "preempted":  # Two rows of the longest prompt fit, and none of their answers.
+            lengths = [inputs["input_ids"].shape[1] for inputs in made.inputs]
+            place = lengths.index(max(lengths))
+            chats, tokens = [chats[place]] * 3, [tokens[place]] * 3
+            settings |= {"max_model_len": max(lengths) + NUM_NEW, "num_blocks": 3 + 2 * -(-max(lengths) // 4)}
         with self._engine(made, settings, tmp_path / "log") as engine:
             for number in range(MOST_ROUNDS):
                 if number >= 2 and (name != "preempted" or engine.stats().num_preemptions):
                     break
-                assert [answer.token_ids for answer in self._greedy(engine)] == made.tokens
+                answers = engine.generate(chats, max_tokens=NUM_NEW, ignore_eos=True)
+                assert [answer.token_ids for answer in answers] == tokens
             stats = engine.stats()
         assert (stats.num_cached_tokens > 0) is (name in ("from the cache", "drafted"))
         assert (stats.num_preemptions > 0) is (name == "preempted")
