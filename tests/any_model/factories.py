@@ -53,12 +53,13 @@ class Factory:
     """How to write an architecture's checkpoint.
 
     `model`: builds the model from the special tokens' ids. `processor`: builds the processor from the
-    tokenizer, or None for a text model.
+    tokenizer, or None for a text model. `seed`: another one if the model repeats few tokens with 0.
     """
 
     words: Words
     model: Callable[[Ids], torch.nn.Module]
     processor: Callable[[PreTrainedTokenizerFast], object] | None = None
+    seed: int = 0
 
 
 def make_tokenizer(words: Words) -> PreTrainedTokenizerFast:
@@ -104,7 +105,7 @@ def write_factory(factory: Factory, folder: Path) -> torch.nn.Module:
     ids = MappingProxyType(dict(tokenizer.get_added_vocab()))
     torch.manual_seed(0)
     model = factory.model(ids).eval().float()
-    make_lively(model)
+    make_lively(model, factory.seed)
     model.save_pretrained(folder)
     if factory.processor is None:
         tokenizer.save_pretrained(folder)

@@ -1,14 +1,24 @@
 """The plugin contract for the fallback plugin, over the factories of this folder."""
 
+import base64
+import io
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 
-from mmengine.testing.contract import CHATS, PluginContract
+from mmengine.config import EngineConfig
+from mmengine.errors import MMEngineError
+from mmengine.replay import verify
+from mmengine.serve.engine.engine import Engine
+from mmengine.testing.contract import CHATS, NEAR_STEPS, NUM_NEW, SETTINGS, PluginContract
 from mmengine_transformers import plugin
 from mmengine_transformers.media.packing import unpack
 from tests.any_model.catalogue import IMAGE, write
+from tests.any_model.exceptions import ATOMIC, NEAR, NO_BFLOAT16, ONE_IMAGE, OWN_PROMPT, WHOLE_PROMPT
+from tests.any_model.killed import tokens_after_a_kill
 from tests.pictures import asked, noise
 
 FIRST, SECOND, THIRD = noise(0, (60, 90)), noise(1, (90, 58)), noise(2, (48, 63))
@@ -19,10 +29,20 @@ IMAGE_CHATS = (
     asked("Between ", SECOND, " and ", THIRD, ", which one?"),
 )
 ONE_IMAGE_CHATS = (*IMAGE_CHATS[:3], asked("Look: ", SECOND, "which one?"))
-# Processors that treat several images of a prompt otherwise than one.
-ONE_IMAGE = frozenset({"llava_onevision"})
-# The processor itself writes tokens around the prompt, which a chat template cannot.
-OWN_PROMPT = frozenset({"paligemma"})
+ANY_ORDER = (
+    asked(THIRD, "Then ", SECOND),
+    asked(SECOND, THIRD, "Which is first?"),
+    asked("Are these equal? ", SECOND, SECOND),
+)
+ONE_IMAGE_ANY_ORDER = (asked(THIRD, "Which?"), asked("Which? ", THIRD))
+NUM_SHORT = 6  # Tokens of an answer in checks of their own.
+KILLED_AT = 6  # Plans that the executor gets before its process is killed.
+# Fields for the kinds of tokens, which some models require for texts too.
+KINDS = {
+    "ernie4_5_vl_moe": ("moe_mm_token_type_ids", "mm_token_type_ids"),
+    "gemma3": ("token_type_ids",),
+    "paligemma": ("token_type_ids",),
+}
 
 
 class HostedContract(PluginContract):
@@ -31,12 +51,21 @@ class HostedContract(PluginContract):
     plugin = plugin
     kind: ClassVar[str] = ""
     refused = {"architectures": [], "model_type": "of_nothing"}
+    # transformers' modules and processors import torch.
+    test_the_processor_starts_without_torch = None
 
     def __init_subclass__(cls) -> None:
+        cls.near_steps = NEAR.get(cls.kind, NEAR_STEPS)
         if cls.kind in IMAGE:
             cls.chats = ONE_IMAGE_CHATS if cls.kind in ONE_IMAGE else IMAGE_CHATS
-            # Its processor is transformers', which imports torch.
-            cls.test_the_processor_starts_without_torch = None
+
+    def settings(self, name):
+        settings = super().settings(name)
+        if name != "in chunks":
+            return settings
+        if self.kind in WHOLE_PROMPT:
+            pytest.skip("a prompt is computed in one step")
+        return settings | {"token_budget": ATOMIC.get(self.kind, SETTINGS["in chunks"]["token_budget"])}
 
     def make_checkpoint(self, folder):
         return write(self.kind, folder)
@@ -62,15 +91,9 @@ class HostedContract(PluginContract):
         return {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
 
     def _with_kinds(self, inputs):
-        """Add the kinds of tokens, which some models require for texts too."""
         kinds = torch.zeros_like(inputs["input_ids"])
-        names = {
-            "ernie4_5_vl_moe": ("moe_mm_token_type_ids", "mm_token_type_ids"),
-            "gemma3": ("token_type_ids",),
-            "paligemma": ("token_type_ids",),
-        }.get(self.kind, ())
         inputs.pop("token_type_ids", None)
-        return {**inputs, **dict.fromkeys(names, kinds)}
+        return {**inputs, **dict.fromkeys(KINDS.get(self.kind, ()), kinds)}
 
     def test_prompts_are_transformers(self, made, processor):
         """Compare token ids, and of a single image its tensors."""
@@ -88,8 +111,79 @@ class HostedContract(PluginContract):
                     theirs = theirs.bfloat16().view(torch.uint16)
                 assert np.array_equal(item.arrays[entry.name], theirs.numpy()), entry.name
 
+    def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made):
+        if self.kind in NO_BFLOAT16:
+            pytest.skip("transformers' forward over a prompt and its answer is another computation")
+        inputs = [
+            {name: value.bfloat16() if value.is_floating_point() else value for name, value in each.items()}
+            for each in made.inputs
+        ]
+        super().test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(replace(made, inputs=inputs))
 
-def contract_of(kind: str) -> type[HostedContract]:
+    def test_a_killed_process_continues_with_the_same_tokens(self, made, tmp_path):
+        """Kill the process while prompts and answers are computed, and verify the continued log."""
+        settings = self.settings("from the cache" if self.kind in WHOLE_PROMPT else "in chunks")
+        log = tmp_path / "log"
+
+        def make_engine(resume):
+            return self._engine(made, {**settings, "snapshot_bytes": 4096}, log, resume=resume)
+
+        chats = [_encoded(chat) for chat in self.chats]
+        assert tokens_after_a_kill(make_engine, chats, NUM_NEW, KILLED_AT) == made.tokens
+        report = verify(log)
+        assert report.ok and report.rederived and not report.unfinished
+
+    def test_images_come_in_any_order(self, made, tmp_path):
+        """Compare tokens for images at the start, at the end, side by side, swapped and twice."""
+        if self.kind not in IMAGE:
+            pytest.skip("a text model")
+        chats = ONE_IMAGE_ANY_ORDER if self.kind in ONE_IMAGE else ANY_ORDER
+        wanted = [self._generate(made, self.inputs(made.folder, chat)) for chat in chats]
+        with self._engine(made, self.settings("from the cache"), tmp_path / "log") as engine:
+            for order in (1, -1):
+                given = chats[::order]
+                answers = engine.generate(given, max_tokens=NUM_SHORT, ignore_eos=True)
+                assert [answer.token_ids for answer in answers] == wanted[::order]
+        assert verify(tmp_path / "log").ok
+
+    def test_an_item_above_the_token_budget_is_refused(self, made):
+        """A model that computes an image or a prompt in one step refuses a longer one at admission."""
+        if self.kind not in WHOLE_PROMPT and self.kind not in ATOMIC:
+            pytest.skip("an item may be split over steps")
+        with self._engine(made, {"block_size": 4, "token_budget": 8, "max_num_seqs": 4}) as engine:
+            with pytest.raises(MMEngineError, match="token_budget"):
+                engine.generate([self.chats[-1]], max_tokens=1)
+            if self.kind in ATOMIC:
+                assert engine.generate([self.chats[0]], max_tokens=1)
+
+    def _generate(self, made, inputs):
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        out = made.reference.generate(**inputs, max_new_tokens=NUM_SHORT, **options)
+        return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+    def _engine(self, made, settings, log=None, dtype="float32", resume=None):
+        sizes = {"num_blocks": 1025, "max_model_len": 1024, "spec": "none", "num_threads": 1}
+        config = EngineConfig.from_dict({**sizes, "model_impl": "transformers", **settings})
+        return Engine(made.folder, device="cpu", dtype=dtype, config=config, log=log, resume=resume)
+
+
+def _encoded(chat):
+    """Return a chat with its images as files in `data:` URLs, which a log can restore."""
+    content = chat[0]["content"]
+    if isinstance(content, str):
+        return chat
+    parts = []
+    for part in content:
+        if part["type"] == "image":
+            file = io.BytesIO()
+            part["image"].save(file, "PNG")
+            url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+            part = {"type": "image_url", "image_url": {"url": url}}
+        parts.append(part)
+    return [{"role": "user", "content": parts}]
+
+
+def contract_of(kind: str, base: type[HostedContract] = HostedContract) -> type[HostedContract]:
     """Return the contract's class for a name of the catalogue."""
     title = "".join(word.title() for word in kind.split("_"))
-    return type(f"Test{title}", (HostedContract,), {"kind": kind, "__module__": __name__})
+    return type(f"Test{title}", (base,), {"kind": kind, "__module__": __name__})

@@ -1,9 +1,10 @@
 """Writes docs/reference/models.md from the rows of table.py."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from tests.any_model.rows import BROKEN, DESCRIBED, REFUSED, UNKNOWN, WORKS, Row
 
 HEAD = """# Architectures of transformers
 
@@ -12,43 +13,92 @@ kernels ([models](../explanation/models.md)). All others run as transformers' mo
 cache (`--model-impl transformers`), unless the plugin refuses them.
 
 `make models` writes this page: it walks the generating architectures of the installed transformers, here
-{version}. An architecture with a tiny random checkpoint runs through an engine in float32 on a CPU, and its
-greedy tokens are compared with `generate`. Its log is verified.
+{version}. {counts} `mmengine model check NAME` says the same about a model of a hub, before its weights are
+downloaded.
 
-* *equal*: all tokens are those of transformers, and the log verifies.
-* *refused*: the model computes a prompt in one step, so the small token budget of this check refuses it.
-* *in chunks*: at most 8 tokens in a step. *drafted*: suffix drafts.
+## The plugin contract
 
-{counts}
+Each row is a tiny random checkpoint with its tokenizer and processor. Engines in float32 on a CPU answer
+prompts with and without images, and each column compares the answers with transformers' `generate`. Every log
+must verify. `=`: equal. `-`: does not apply. Anything else is what happened instead.
+
+| column | check |
+|---|---|
+| prompts | Token ids and pixel tensors are those of transformers' processor. |
+| log-probabilities | The likeliest tokens' log-probabilities at each position of a prompt, to 2e-4. |
+| log-probabilities in chunks | The same with 8 tokens in a step. |
+| alone | One row at a time. |
+| batched | All rows beside each other. |
+| chunked | At most 8 tokens in a step, or one whole image where an image is not split. |
+| cached | The second time, prompts start with cached blocks. |
+| preempted | Rows are preempted and computed again. |
+| drafted | Suffix drafts, of which some are accepted. |
+| killed | The process gets SIGKILL in the middle; another one continues from the log. |
+| any order | Images at the start, at the end, side by side, swapped and twice. |
+| too long | An image or a prompt above the token budget is refused, where it cannot be split. |
+| bfloat16 | Each token is the likeliest, except for near ties. |
+
 """
-
-
-class Row(NamedTuple):
-    """An architecture's verdict. `cells`: what each check found; {} if no checkpoint was run."""
-
-    architecture: str
-    kind: str
-    verdict: str
-    reason: str
-    cells: dict[str, str]
+INTRO = {
+    WORKS: (
+        "Work, without a checkpoint of their own in the contract",
+        "A random model with small sizes answers three texts in chunks, beside each other, with drafts. Its "
+        "tokens are those of `generate`, and the log verifies.",
+    ),
+    REFUSED: ("Refused", "The plugin says so before weights are read, or after a probe at load."),
+    BROKEN: ("Broken", "The plugin does not refuse these models, but their answers differ or fail."),
+    UNKNOWN: (
+        "Not checked",
+        "transformers' default config gives no small model, or the model needs a processor for which the "
+        "contract has no checkpoint. The plugin's checks at load decide.",
+    ),
+}
 
 
 def write_page(path: Path, rows: Sequence[Row], checks: Sequence[str], version: str) -> None:
-    """Write the page: rows that ran, then refused ones with their reason, then the others by name."""
-    counts = Counter(row.verdict for row in rows)
+    """Write the page: the contract's table, then the other architectures by verdict."""
+    ordered = sorted(set_of(rows), key=lambda row: (row.architecture, row.kind))
+    counts = Counter(row.verdict for row in ordered)
     text = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    lines = [HEAD.format(version=version, counts=f"{len(rows)} architectures: {text}."), "## Run\n"]
-    lines += [f"| architecture | verdict | {' | '.join(checks)} |", "|---" * (len(checks) + 2) + "|"]
-    for row in sorted((row for row in rows if row.cells), key=lambda row: row.architecture):
-        cells = " | ".join(row.cells[check] for check in checks)
-        lines.append(f"| {row.architecture} ({row.kind}) | {row.verdict} | {cells} |")
-    lines += ["\n## Refused\n", "| architecture | reason |", "|---|---|"]
-    for row in sorted(rows, key=lambda row: row.architecture):
-        if row.verdict in ("refused", "broken") and not row.cells:
-            lines.append(f"| {row.architecture} | {row.reason.replace('|', '/')} |")
-    for verdict, title in (("described", "Described"), ("not run", "Not run")):
-        names = sorted({row.architecture for row in rows if row.verdict == verdict})
-        lines += [f"\n## {title}\n", ", ".join(names) or "None."]
-        if verdict == "not run":
-            lines.append("\nThe plugin does not refuse their classes; the checks at load decide.")
+    lines = [HEAD.format(version=version, counts=f"{len(ordered)} rows: {text}.").rstrip() + "\n"]
+    lines += _contract(ordered, checks)
+    for verdict, (title, intro) in INTRO.items():
+        lines += [f"\n## {title}\n", f"{intro}\n", *_others(ordered, verdict)]
+    names = [row.architecture for row in ordered if row.verdict == DESCRIBED]
+    lines += ["\n## Described\n", ", ".join(names)]
     path.write_text("\n".join(lines) + "\n")
+
+
+def set_of(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without those of classes that a checkpoint of the contract ran."""
+    ran = {row.architecture for row in rows if row.cells}
+    return [row for row in rows if row.cells or row.architecture not in ran]
+
+
+def _contract(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
+    yield f"| architecture | {' | '.join(checks)} |"
+    yield "|---" * (len(checks) + 1) + "|"
+    for row in rows:
+        if row.cells:
+            cells = ["=" if row.cells[check] == "equal" else _plain(row.cells[check]) for check in checks]
+            yield f"| {row.architecture} ({row.kind}) | {' | '.join(cells)} |"
+    exceptions = [row for row in rows if row.cells and row.reason]
+    if exceptions:
+        yield "\nExceptions, which the engine enforces:\n"
+        yield from (f"* {row.kind}: {row.reason}." for row in exceptions)
+
+
+def _others(rows: Sequence[Row], verdict: str) -> Iterator[str]:
+    found = [row for row in rows if row.verdict == verdict and not row.cells]
+    if not found:
+        yield "None."
+    elif not any(row.reason for row in found):
+        yield ", ".join(f"{row.architecture} ({row.kind})" for row in found)
+    else:
+        yield "| architecture | reason |"
+        yield "|---|---|"
+        yield from (f"| {row.architecture} ({row.kind}) | {_plain(row.reason)} |" for row in found)
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "/").replace("<", "&lt;")

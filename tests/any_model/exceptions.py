@@ -1,0 +1,27 @@
+"""Declares what a model cannot do beside the others, by transformers' model type.
+
+`make models` prints the reasons (models_page.py); the contract checks that the engine refuses.
+"""
+
+# A prompt is computed in one step, because its tokens see later ones: never in chunks.
+WHOLE_PROMPT = frozenset({"molmo2", "paligemma"})
+# An image is computed in one step: the token budget of the checks in chunks, above the longest image.
+ATOMIC = {"gemma4": 80}
+# Processors that treat several images of a prompt otherwise than one: one image in a request.
+ONE_IMAGE = frozenset({"llava_onevision"})
+# The processor itself writes tokens around the prompt, which a chat template cannot: ids are not compared.
+OWN_PROMPT = frozenset({"paligemma"})
+# bfloat16 is not compared: a forward over prompt and answer is another prompt (PaliGemma), or the routers of
+# text and images are called with their own tokens (ERNIE).
+NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
+# Steps below the likeliest token that count as tied, where transformers' own bfloat16 logits are as far from
+# its float32 ones (gemma4: up to 1.3 of 5, because its tower's sums cancel out).
+NEAR = {"gemma4": 64, "gemma4_shared": 64}
+REASONS = {
+    "molmo2": "all images of a prompt see one another, so a prompt is one step: no chunks",
+    "paligemma": "all tokens of a prompt see one another, so a prompt is one step: no chunks; the chat "
+    "template writes the prompt, without the tokens that the processor adds around it",
+    "gemma4": "the tokens of an image see one another, so an image is one step: none above the token budget",
+    "gemma3": "the tokens of an image see one another, so an image is one step: none above the token budget",
+    "llava_onevision": "the processor treats several images otherwise than one: one image in a request",
+}

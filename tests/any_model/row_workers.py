@@ -1,0 +1,88 @@
+"""Computes rows in forked processes, each with a limit of time and memory.
+
+A row that exceeds a limit or crashes ends with its process, and the table says so.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmengine.errors import in_one_line
+
+SECONDS = 420  # Of wall-clock time for a row.
+BYTES = 10 * 2**30  # Of address space, most of it torch's libraries.
+Task = Callable[[], dict[str, object]]
+
+
+@dataclass(frozen=True)
+class RunningRow:
+    """A process that computes a row, and the file that it writes the row to."""
+
+    name: str
+    pid: int
+    file: Path
+    started: float
+
+
+def run_rows(
+    tasks: Iterable[tuple[str, Task]], workers: int, seconds: float = SECONDS
+) -> Iterator[tuple[str, dict[str, object] | str]]:
+    """Yield each row's name and its values, or a text that says why there are none, as rows finish."""
+    waiting, running = iter(tasks), []
+    with tempfile.TemporaryDirectory() as place:
+        while True:
+            while len(running) < workers and (task := next(waiting, None)) is not None:
+                running.append(_start(*task, Path(place) / f"{len(os.listdir(place))}-{task[0]}"))
+            if not running:
+                return
+            time.sleep(0.1)
+            for row in list(running):
+                found = _finished(row, seconds)
+                if found is not None:
+                    running.remove(row)
+                    yield row.name, found
+
+
+def _start(name: str, task: Task, file: Path) -> RunningRow:
+    file.touch()
+    pid = os.fork()
+    if pid:
+        return RunningRow(name, pid, file, time.monotonic())
+    code = 1
+    try:
+        os.setpgid(0, 0)  # So that all processes of the row end together.
+        with open(os.devnull, "w") as nothing:  # The engine logs, and tests print.
+            os.dup2(nothing.fileno(), 1)
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+        try:
+            found: dict[str, object] | str = task()
+        except Exception as error:  # The table tells what broke.
+            traceback.print_exc()
+            found = in_one_line(error, 200)
+        file.write_text(json.dumps(found))
+        code = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _finished(row: RunningRow, seconds: float) -> dict[str, object] | str | None:
+    """Return a finished row's values or the reason that there are none; None if the row is still running."""
+    pid, status = os.waitpid(row.pid, os.WNOHANG)
+    if not pid:
+        if time.monotonic() - row.started < seconds:
+            return None
+        os.killpg(row.pid, signal.SIGKILL)
+        os.waitpid(row.pid, 0)
+        return f"no result within {seconds:.0f} s"
+    code = os.waitstatus_to_exitcode(status)
+    text = row.file.read_text()
+    return json.loads(text) if code == 0 and text else f"the process ended with code {code}"

@@ -1,0 +1,104 @@
+"""Computes one row of the table of architectures: the plugin contract's checks, one cell each."""
+
+import inspect
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import _pytest.outcomes
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mmengine.errors import MMEngineError, in_one_line
+from mmengine.models.registry import load_plugins
+from mmengine_transformers.classes import why_not
+from tests.any_model.exceptions import REASONS
+from tests.any_model.hosted_contract import HostedContract, contract_of
+from tests.any_model.shrunk import NoSmallModel, run_shrunk
+
+# The contract's test and its parameter for each column of the table.
+CHECKS: dict[str, tuple[str, str]] = {
+    "prompts": ("test_prompts_are_transformers", ""),
+    "log-probabilities": ("test_log_probabilities_are_transformers", "beside others"),
+    "log-probabilities in chunks": ("test_log_probabilities_are_transformers", "in chunks"),
+    "alone": ("test_tokens_are_transformers", "one by one"),
+    "batched": ("test_tokens_are_transformers", "beside others"),
+    "chunked": ("test_tokens_are_transformers", "in chunks"),
+    "cached": ("test_tokens_are_transformers", "from the cache"),
+    "preempted": ("test_tokens_are_transformers", "preempted"),
+    "drafted": ("test_tokens_are_transformers", "drafted"),
+    "killed": ("test_a_killed_process_continues_with_the_same_tokens", ""),
+    "any order": ("test_images_come_in_any_order", ""),
+    "too long": ("test_an_item_above_the_token_budget_is_refused", ""),
+    "bfloat16": ("test_bfloat16_chooses_what_is_likeliest_but_for_near_ties", ""),
+}
+GOOD = frozenset({"equal", "-"})
+WORKS, REFUSED, BROKEN, DESCRIBED, UNKNOWN = "works", "refused", "broken", "described", "not checked"
+
+
+class Row(NamedTuple):
+    """An architecture's verdict. `cells`: what each check found; {} if no checkpoint was run."""
+
+    architecture: str
+    kind: str
+    verdict: str
+    reason: str
+    cells: dict[str, str]
+
+
+def run_factory(kind: str) -> Row:
+    """Return the row of an architecture with a factory (catalogue.py)."""
+    suite = contract_of(kind)()
+    with tempfile.TemporaryDirectory() as place:
+        made = suite._make(Path(place) / "model")
+        type(suite)._made = made
+        name = type(made.reference).__name__
+        cells = {}
+        for check, (test, parameter) in CHECKS.items():
+            folder = Path(place) / check.replace(" ", "_")
+            folder.mkdir()
+            cells[check] = _cell(suite, getattr(suite, test), parameter, folder)
+    good = all(cell in GOOD for cell in cells.values())
+    return Row(name, kind, WORKS if good else BROKEN, REASONS.get(kind, ""), cells)
+
+
+def _cell(suite: HostedContract, test: Callable, parameter: str, folder: Path) -> str:
+    """Return "equal" if the test passes, "-" if it does not apply, or what happened instead."""
+    made = type(suite)._made
+    given = {"made": made, "tmp_path": folder, "name": parameter}
+    taken = set(inspect.signature(test).parameters)
+    if "processor" in taken:
+        given["processor"] = suite.plugin.load_processor(made.folder)
+    try:
+        test(**{name: value for name, value in given.items() if name in taken})
+    except _pytest.outcomes.Skipped:
+        return "-"
+    except AssertionError as error:
+        return f"differs: {in_one_line(error, 100)}" if str(error) else "differs"
+    except MMEngineError as error:
+        return f"fails: {error.text[:160]}"
+    except Exception as error:  # The table tells what broke.
+        return f"fails: {in_one_line(error, 160)}"
+    return "equal"
+
+
+def run_class(name: str, kind: str) -> Row:
+    """Return the row of an architecture without a factory, from a model of transformers' default config with
+    small sizes.
+    """
+    if name in load_plugins():
+        return Row(name, kind, DESCRIBED, "", {})
+    found = getattr(transformers, name, None)
+    if found is None:
+        return Row(name, kind, REFUSED, "this transformers has no such class", {})
+    try:
+        reason = why_not(found, CONFIG_MAPPING[kind]())
+    except Exception as error:  # A default config may be incomplete.
+        return Row(name, kind, UNKNOWN, f"no default config: {type(error).__name__}", {})
+    if reason:
+        return Row(name, kind, REFUSED, reason, {})
+    try:
+        return Row(name, kind, *run_shrunk(found, kind), {})
+    except NoSmallModel as error:
+        return Row(name, kind, UNKNOWN, f"no small model: {error}", {})

@@ -1,0 +1,114 @@
+"""Runs a text architecture without a factory: transformers' default config with small sizes by field."""
+
+import tempfile
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mmengine.config import EngineConfig
+from mmengine.errors import MMEngineError, ModelError, in_one_line
+from mmengine.replay import verify
+from mmengine.serve.engine.engine import Engine
+from tests.any_model.factories import BASE, VOCABULARY, Factory, Words, write_factory
+
+NUM_NEW = 8
+TEXTS = ("What is the time?", "Two cats sat on a mat, and one of them slept.", "1 + 2 = ?")
+SETTINGS = {
+    "num_blocks": 513,
+    "max_model_len": 256,
+    "num_threads": 1,
+    "model_impl": "transformers",
+    "block_size": 4,
+    "token_budget": 8,
+    "max_num_seqs": 4,
+    "spec": "suffix",
+    "draft_policy": "all",
+}
+_WIDTHS = {
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32
+    ),
+    **dict.fromkeys(("shared_intermediate_size", "q_lora_rank", "kv_lora_rank"), 32),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "hidden_size_per_layer_input"), 8),
+    **dict.fromkeys(("v_head_dim", "head_dim", "global_head_dim", "query_pre_attn_scalar"), 16),
+    **dict.fromkeys(
+        ("intermediate_size_mlp", "ffn_dim", "n_inner", "ffn_hidden_size", "mlp_hidden_size"), 96
+    ),
+    **dict.fromkeys(("n_embd", "word_embed_proj_dim", "d_model", "embedding_size"), 64),
+    **dict.fromkeys(("n_positions", "max_seq_len"), 512),
+}
+_COUNTS = {
+    **dict.fromkeys(("n_layer", "num_layers", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "moe_num_shared_experts"), 1),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts"), 1),
+    "zero_expert_num": 2,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 4,
+    "sliding_window": 12,
+    "attention_chunk_size": 12,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
+SIZES = MappingProxyType({**BASE, **_WIDTHS, **_COUNTS})
+
+
+class NoSmallModel(Exception):
+    """transformers builds or runs no small model of this architecture."""
+
+
+def small_config(kind: str) -> PreTrainedConfig:
+    """Return transformers' default config for a model type, with small sizes."""
+    default = CONFIG_MAPPING[kind]().to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in default}
+    for name in ("num_kv_shared_layers", "sliding_window", "attention_chunk_size"):
+        if not default.get(name):
+            sizes.pop(name, None)
+    for name in ("moe_intermediate_size", "intermediate_size"):
+        if isinstance(default.get(name), list):
+            sizes[name] = [sizes[name]] * 4
+    if "kv_lora_rank" in sizes:
+        sizes["num_key_value_heads"] = 4
+        sizes.pop("head_dim", None)
+    try:
+        return CONFIG_MAPPING[kind](**sizes)
+    except Exception:  # Some have as many KV heads as heads.
+        return CONFIG_MAPPING[kind](**{**sizes, "num_key_value_heads": 4})
+
+
+def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]:
+    """Return the verdict and its reason: chunks, suffix drafts and rows beside each other, in float32.
+
+    Raises NoSmallModel.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        try:
+            model = write_factory(Factory(Words(), lambda _: model_class(small_config(kind))), folder)
+            ids = [_ids(folder, text) for text in TEXTS]
+            options = {"max_new_tokens": NUM_NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+            wanted = [model.generate(each, **options)[0, each.shape[1] :].tolist() for each in ids]
+        except Exception as error:  # A small model may contradict what the class assumes.
+            raise NoSmallModel(in_one_line(error, 160)) from error
+        config = EngineConfig.from_dict(SETTINGS)
+        log = Path(place) / "log"
+        try:
+            with Engine(folder, device="cpu", dtype="float32", config=config, log=log) as engine:
+                prompts = [each[0].tolist() for each in ids]
+                answers = engine.generate(prompts, max_tokens=NUM_NEW, ignore_eos=True)
+        except ModelError as error:
+            return "refused", error.text.replace(str(folder), "the folder")[:300]
+        except MMEngineError as error:
+            return "broken", error.text.replace(str(folder), "the folder")[:300]
+        if [answer.token_ids for answer in answers] != wanted:
+            return "broken", "the tokens differ from transformers'"
+        return ("works", "") if verify(log).ok else ("broken", "the log does not verify")
+
+
+def _ids(folder: Path, text: str) -> torch.Tensor:
+    from transformers import AutoTokenizer
+
+    return torch.tensor([AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)])

@@ -1,0 +1,34 @@
+"""Tests hosted models whose linear layers are stored as FP8 or int4, or are quantised to int8 at loading.
+
+The reference is transformers' model with the values that the codes represent.
+"""
+
+from tests.any_model.hosted_contract import HostedContract
+from tests.models.test_contract_schemes import Fp8, Int4, Int8
+
+
+class OneSetting:
+    """Runs in chunks only; test_contract_whole.py has the other checks of this architecture."""
+
+    kind = "gemma2"
+    test_log_probabilities_are_transformers = None
+    test_a_killed_process_continues_with_the_same_tokens = None
+    test_images_come_in_any_order = test_an_item_above_the_token_budget_is_refused = None
+
+    def test_tokens_are_transformers(self, made, tmp_path):
+        super().test_tokens_are_transformers(made, tmp_path, "in chunks")
+
+
+class TestFp8(OneSetting, Fp8, HostedContract):
+    pass
+
+
+class TestInt4(OneSetting, Int4, HostedContract):
+    pass
+
+
+class TestInt8(OneSetting, Int8, HostedContract):
+    test_tokens_are_transformers = None  # Works in bfloat16 only.
+
+
+del HostedContract
