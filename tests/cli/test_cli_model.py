@@ -3,11 +3,14 @@
 import json
 
 import pytest
+from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from mmengine.cli.main import app
 from mmengine.errors import ConfigError, ModelError
 from tests.any_model.catalogue import write
+from tests.gguf.writing import model, vocabulary, weights
+from tests.gguf.writing import write as write_gguf
 from tests.llama.tiny import make_tiny
 
 
@@ -57,6 +60,31 @@ def test_a_hosted_model_is_sized_from_a_run_without_values(tmp_path):
     assert (code, found["implementation"]) == (0, "transformers") and "LoRA adapters" in found["unsupported"]
     assert found["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2  # Layers, KV heads, head size, bfloat16.
     assert "an image is computed in one step" in found["notes"][0] and "2 of 4" in found["notes"][1]
+
+
+def test_a_gguf_file_is_sized_from_its_header(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(write_gguf(model("qwen3") + vocabulary(), weights("F32")).data)
+    found, code = report(path, "--context", 16)
+    assert (code, found["implementation"], found["architecture"]) == (0, "described", "Qwen3ForCausalLM")
+    assert found["weight_bytes"] == path.stat().st_size and found["kv_bytes"] > 0
+    assert str(path) in found["command"]
+
+
+def test_a_gguf_file_that_is_missing_or_damaged_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    with pytest.raises(ModelError, match="there is no file .*model.gguf"):
+        report(path)
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"model\.gguf") as caught:
+        report(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_asked_is_named(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"no folder a/b, .* not be fetched .*HF_HUB_OFFLINE is set"):
+        report("a/b")
 
 
 def test_a_person_reads_lines(folder):
