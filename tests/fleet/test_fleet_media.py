@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 
 import pytest
 
@@ -49,7 +48,7 @@ def test_silent_hosts_hold_no_thread_that_others_wait_for():
     silent.bind(("127.0.0.1", 0))
     silent.listen(64)
     port = silent.getsockname()[1]
-    limits = FetchLimits(http=True, ports=(port,), timeout_s=4.0)
+    limits = FetchLimits(http=True, ports=(port,), timeout_s=300.0)
     door = MediaFetcher(limits, is_allowed=lambda address: True)
 
     async def go():
@@ -57,9 +56,8 @@ def test_silent_hosts_hold_no_thread_that_others_wait_for():
         engine, _ = fleet(one)
         slow = [engine.stream(asking(door, f"http://127.0.0.1:{port}/{n}.png")) for n in range(40)]
         await asyncio.sleep(0.1)
-        begun = time.monotonic()
         await engine.generate(asking(door, "data:image/png;base64,AAAA"))
-        assert time.monotonic() - begun < 2
+        assert door.num_running, "the silent hosts still hold their fetches"
         for stream in slow:
             stream.cancel()
         await closed(engine, one)

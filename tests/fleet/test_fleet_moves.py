@@ -98,10 +98,9 @@ def test_a_drained_replica_ends_at_once():
         while not (first.load().num_open and second.load().num_open):
             await asyncio.sleep(0.01)
         first.leave("it drains")
-        begun = time.monotonic()
         while first.load().num_open:
             await asyncio.sleep(0.005)
-        assert time.monotonic() - begun < 1
+        assert engine.metrics.moves._value.get(), "its requests moved instead of ending there"
         assert [said[0][0] for said in await asyncio.gather(*tasks)] == [
             f"{n}{TEXT}".upper() for n in range(6)
         ]

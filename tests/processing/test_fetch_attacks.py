@@ -4,7 +4,6 @@ sockets.
 
 import gzip
 import threading
-import time
 
 import pytest
 
@@ -180,21 +179,20 @@ def dripping_head(connection, closing):
 
 @pytest.mark.parametrize("page", [drip, silent, dripping_head])
 def test_one_deadline_holds_for_all_of_it(net, page):
+    """With a deadline for each read, the pages that drip would never time out."""
     net.pages["/a.png"] = page
-    begun = time.monotonic()
     assert refusal(net.fetcher(timeout_s=0.4), net.url("/a.png")) == "timeout"
-    assert time.monotonic() - begun < 1.5
 
 
 def test_redirects_share_the_deadline(net):
+    """With a deadline for each hop, the redirects would end at their limit."""
+
     def late(connection, closing):
         closing.wait(0.3)
         connection.sendall(redirect("/a.png"))
 
     net.pages["/a.png"] = late
-    begun = time.monotonic()
     assert refusal(net.fetcher(timeout_s=0.5), net.url("/a.png")) == "timeout"
-    assert time.monotonic() - begun < 1.5
 
 
 def test_a_hanging_dns_lookup_does_not_block_others(net):

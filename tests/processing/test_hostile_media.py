@@ -5,7 +5,6 @@ within its limits.
 import io
 import subprocess
 import sys
-import time
 
 import av
 import hostile_images
@@ -51,13 +50,11 @@ def test_a_hostile_file_costs_its_process_no_more_than_the_limits(decoders, name
     media = EncodedMedia("image" if is_image else "video", make(SIZE), {}, "media 0")
     good = EncodedMedia("image", encoded(picture(64, 64), "PNG"), {}, "image 1")
     decoders(good)  # Starts a process.
-    start = time.monotonic()
     try:
         decoders(media)
     except InvalidMedia as error:
         message = str(error)
         assert message.startswith("media 0") and "\n" not in message and len(message) < 250
-    assert time.monotonic() - start < LIMIT_S + 5  # On a busy machine, processes end late.
     assert len(decoders(good).patches)
 
 

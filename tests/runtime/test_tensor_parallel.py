@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import socket
-import time
 
 import pytest
 import torch
@@ -142,13 +141,11 @@ def test_a_dead_rank_ends_the_engine_and_the_log_resumes(tmp_path):
     with Engine(config=EngineConfig(tensor_parallel=2), log=tmp_path) as engine:
         engine.submit("Who are you?", **asked)
         engine.step()
-        begin = time.monotonic()
         os.kill(engine.built.executor._followers._processes[0].pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(ExecutorLost, match="rank 1 of 2 was killed by signal 9; start"):
                 while not engine.is_idle:
                     engine.step()
-        assert time.monotonic() - begin < 20
         assert "rank 1 of 2" in engine.readiness().reasons[0]
     with Engine(config=EngineConfig(tensor_parallel=2), log=tmp_path, resume=Resume()) as engine:
         found = engine.requests.resume("a")

@@ -1,6 +1,7 @@
 """Prompts with media URLs: which URLs are fetched, and when the fetched bytes are released."""
 
 import asyncio
+import binascii
 import json
 import struct
 import time
@@ -203,12 +204,12 @@ def test_pixels_are_bounded_before_they_are_decoded(engine, net):
     assert engine.is_idle
 
 
-def test_a_data_url_beyond_the_limit_is_refused_before_it_is_decoded(engine):
-    messages = ask(image("data:image/png;base64," + "A" * (200 * 2**20)))
-    begun = time.process_time()
+def test_a_data_url_beyond_the_limit_is_refused_before_it_is_decoded(engine, monkeypatch):
+    decoded, decode = [], binascii.a2b_base64
+    monkeypatch.setattr(binascii, "a2b_base64", lambda text, **how: decoded.append(1) or decode(text, **how))
     with pytest.raises(InvalidMedia, match="larger than 64 MiB"):
-        engine.submit(messages)
-    assert time.process_time() - begun < 2
+        engine.submit(ask(image("data:image/png;base64," + "A" * (100 * 2**20))))
+    assert not decoded
 
 
 def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, net, tmp_path):
@@ -276,11 +277,11 @@ class Slow:
 
     def __call__(self, connection, closing):
         self.num_waiting += 1
-        closing.wait(20)
+        closing.wait(200)
 
 
 async def eventually(check):
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 60
     while not check():
         assert time.monotonic() < ends
         await asyncio.sleep(0.01)
@@ -302,13 +303,12 @@ def test_only_its_own_prompt_waits_for_a_slow_host(net, picture):
             left = [engine.stream(prompt, **options) for _ in range(3)]
             late = asyncio.create_task(engine.generate(prompt, deadline_s=0.6, **options))
             await eventually(lambda: slow.num_waiting >= 9)
-            begun = time.monotonic()
             await asyncio.sleep(0.2)
             standing = engine.readiness()
             assert standing.num_preparing >= 3 and standing.oldest_preparing_s == 0, "fetching does not count"
             await engine.generate("hello", **options)
             await engine.generate(ask({"type": "image", "image": picture}), **options)
-            quick = time.monotonic() - begun
+            assert door.num_running >= 9, "the slow host has not answered"
             for stream in left:
                 await stream.aclose()
             with pytest.raises(Exception, match="deadline"):
@@ -318,9 +318,8 @@ def test_only_its_own_prompt_waits_for_a_slow_host(net, picture):
             net.pages["/fine.png"] = answer(png())
             fine = Prompt(ask(image(net.url("/fine.png"))), media_options={"urls": door})
             await engine.generate(fine, **options)
-            return quick
 
-    assert asyncio.run(run()) < 5
+    asyncio.run(run())
 
 
 def test_every_call_of_an_engine_takes_urls_among_its_media_options(engine, net):

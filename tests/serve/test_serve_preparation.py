@@ -114,7 +114,6 @@ def test_which_prompts_have_media():
 def test_the_deadline_counts_from_submit(processor_class):
     async def main():
         async with engine_of(processor_class()) as engine:
-            begun = time.monotonic()
             streams = [
                 engine.stream(pictured("x"), deadline_s=0.2, n=2, request_id=f"r{k}") for k in range(3)
             ]
@@ -125,7 +124,6 @@ def test_the_deadline_counts_from_submit(processor_class):
                 assert [choice.detail for choice in stream.completion.choices] == ["deadline"] * 2
             with pytest.raises(RequestFailed, match="the deadline passed before the answer was complete"):
                 await engine.generate(pictured("x"), deadline_s=0.01)
-            assert time.monotonic() - begun < 5
             assert not engine._open and not engine._admission.preparing
 
     run(main)

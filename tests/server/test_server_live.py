@@ -92,12 +92,11 @@ def test_the_head_of_a_stream_has_no_body(one, path):
 
 def test_shutdown_does_not_wait_for_live_pages(tmp_path):
     log = tmp_path / "log"
-    with served(executor_class=SlowEcho, engine_options={"log": log}, live=log, drain_s=60) as server:
+    with served(executor_class=SlowEcho, engine_options={"log": log}, live=log, drain_s=600) as server:
         events = ask(server, "/live/events")
-        begun = time.monotonic()
         server.stop()
-        server._thread.join(30)
-        assert time.monotonic() - begun < 20 and events.status == 200
+        server._thread.join(200)
+        assert not server._thread.is_alive() and events.status == 200
 
 
 def test_questions_about_a_request(one):

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -73,7 +72,7 @@ def test_streams_finish_at_shutdown(capfd):
 def test_unfinished_requests_are_finished_by_the_next_server(tmp_path, signals):
     log, answers = tmp_path / "log", []
     with served(
-        executor_class=Leaving, drain_s=0 if signals == 1 else 60, engine_options={"log": log}
+        executor_class=Leaving, drain_s=0 if signals == 1 else 600, engine_options={"log": log}
     ) as one:
         connection = opened(one, request_id="stream")
         assert b"200 OK" in connection.recv(4096)
@@ -81,14 +80,13 @@ def test_unfinished_requests_are_finished_by_the_next_server(tmp_path, signals):
         whole = threading.Thread(target=lambda: answers.append(one.call("/v1/chat/completions", body)))
         whole.start()
         wait_for(lambda: one.engine._engine.stats().num_running == 3)
-        begun = time.monotonic()
         for _ in range(signals):
             one.stop()
         rest = all_of(connection)
         whole.join()
-        one._thread.join(20)
-        # With two signals, drain_s is 60, and the second signal ends the wait.
-        assert time.monotonic() - begun < 20
+        one._thread.join(200)
+        # With two signals, drain_s is 600, and the second signal ends the wait.
+        assert not one._thread.is_alive()
     fate = "stays in its log, and the next server with this log finishes it"
     assert json.loads(rest.split(b"data: ")[-2])["error"] == {
         "message": f"the server is shutting down; request stream {fate}",

@@ -5,7 +5,6 @@ line at fault.
 import itertools
 import json
 import random
-import time
 from contextlib import suppress
 
 import pytest
@@ -17,6 +16,9 @@ from mmengine.structured_output.gbnf.parser import parse_grammar
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 from mmengine.structured_output.request.spec import Lark, Regex, grammar_of, read_grammar
 from tests.structured.accepting import TOKENIZER, accepts
+from tests.work import count_calls
+
+MOST_CALLS = 3_000_000  # Maximum number of function calls for a hostile grammar.
 
 
 class Grammar:
@@ -236,7 +238,7 @@ def test_errors_name_the_line(text: str, says: str) -> None:
         "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1} | root\n" for n in range(1900)) + 'a1900 ::= "x"',
         "root ::= root | " + " | ".join(f'"{n}" root' for n in range(3000)),
         "root ::= root | " + " | ".join(f"[a-z]{{{n}}} root" for n in range(1, 300)),
-        'root ::= "' + "a" * 60_000 + '" root?',
+        'root ::= "' + "a" * 10_000 + '" root?',
         "root ::= " + "(" * 60 + "[a-z]" + ")*" * 60,
         "root ::= " + "[a-z]* " * 9_000,
         "root ::= root" + "|r" * 20_000 + '\nr ::= "' + "a" * 9_000 + '"',
@@ -245,11 +247,12 @@ def test_errors_name_the_line(text: str, says: str) -> None:
     ],
     ids=["doubling", "chain", "many", "alike", "long", "stars", "wide", "copies", "empty", "groups"],
 )
-def test_hostile_grammars_are_refused_quickly(text: str) -> None:
-    begun = time.monotonic()
-    with suppress(InvalidRequest):
-        grammar_of(grammar={"gbnf": text})
-    assert time.monotonic() - begun < 8
+def test_hostile_grammars_cost_a_bounded_number_of_calls(text: str) -> None:
+    def read() -> None:
+        with suppress(InvalidRequest):
+            grammar_of(grammar={"gbnf": text})
+
+    assert count_calls(read) < MOST_CALLS
 
 
 def test_both_names_and_the_text_in_the_log() -> None:
