@@ -108,10 +108,14 @@ def test_percentiles_are_nearest_ranks(engine):
 
 
 def test_a_quick_run_ends_with_a_table_and_its_targets(module, engine, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "table.md"
+    """The storms and the count of steps for the memory are reduced; other tests run these cases."""
+    step_cost, out = module("core.step_cost"), tmp_path / "table.md"
+    busy, memory = step_cost._busy_cases, step_cost.memory
+    monkeypatch.setattr(step_cost, "_busy_cases", lambda folder, steps: busy(folder, 30))
+    monkeypatch.setattr(step_cost, "memory", lambda steps, folder: memory(500, folder))
     command = ["step_cost.py", "--quick", "--json", "--rows", "16", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", command)
-    module("core.step_cost").main()
+    step_cost.main()
     *_, last = capsys.readouterr().out.splitlines()
     targets = json.loads(last)["targets"]
     assert set(targets) == {"whole step at 16 rows, µs", "full garbage collections in 1,000 steps"}

@@ -20,20 +20,13 @@ def test_an_interval_holds_its_median(benchmark):
     assert benchmark.interval([0.5]) == (0.5, 0.5, 0.5)
 
 
-def test_a_round_takes_all_ways_over_the_same_pictures(benchmark):
-    ways = benchmark.Ways()
-    asks, num_other, num_right = benchmark.answered(ways, benchmark.pictures(ways, 3, seed=3))
-    assert len(asks) + num_other == 3 and num_right >= 1
-    found = benchmark.rounds_of(ways, asks, batch=2, rounds=2)
-    ways.close()
-    for number in range(2):
-        free, grammar, drafts = (found[way][number] for way in benchmark.WAYS)
-        assert free.tokens == free.passes == grammar.tokens == grammar.passes
-        assert drafts.passes < drafts.tokens and min(free.cpu_ns, grammar.cpu_ns, drafts.cpu_ns) > 0
-
-
-def test_a_run_ends_with_a_table_and_its_targets(benchmark, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "table.md"
+def test_a_run_takes_all_ways_over_the_same_pictures(benchmark, tmp_path, monkeypatch, capsys):
+    out, calls = tmp_path / "table.md", []
+    for name in ("answered", "rounds_of"):
+        real = getattr(benchmark, name)
+        monkeypatch.setattr(
+            benchmark, name, lambda *given, real=real: calls.append(real(*given)) or calls[-1]
+        )
     sizes = ["--rounds", "1", "--pictures", "3", "--batch", "3"]
     monkeypatch.setattr(sys, "argv", ["structured_decode.py", *sizes, "--json", "--out", str(out)])
     benchmark.main()
@@ -41,3 +34,9 @@ def test_a_run_ends_with_a_table_and_its_targets(benchmark, tmp_path, monkeypatc
     targets = json.loads(last)["targets"]
     assert set(targets) == {"tokens a pass, batch 3", "time with drafts / free, batch 3"}
     assert "| drafts, batch 3 |" in out.read_text()
+    (asks, num_other, num_right), *rounds = calls
+    assert len(asks) + num_other == 3 and num_right >= 1 and len(rounds) == 2
+    for found in rounds:
+        ((free,), (grammar,), (drafts,)) = (found[way] for way in benchmark.WAYS)
+        assert free.tokens == free.passes == grammar.tokens == grammar.passes
+        assert drafts.passes < drafts.tokens and min(free.cpu_ns, grammar.cpu_ns, drafts.cpu_ns) > 0
