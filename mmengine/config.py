@@ -72,7 +72,7 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if not self.encoder_cache_size:
             raise ConfigError("encoder_cache_size is not set; set it to a number of embeddings")
-        room = (self.num_blocks - 1) * self.block_size
+        room = self.longest_row(self.num_blocks)
         if self.max_model_len > room:
             raise ConfigError(
                 f"num_blocks {self.num_blocks} of {self.block_size} tokens hold {room} tokens (one block is "

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mmengine.block_groups import groups_problem
 from mmengine.engine_settings import EngineSettings
 from mmengine.model_settings import ModelSettings
 
@@ -10,6 +11,7 @@ def contradictions(config: ModelSettings) -> Iterator[str]:
     """Yield an error for each pair of settings that exclude each other."""
     yield from _own_contradictions(config)
     yield from _model_rules(config)
+    yield from _block_groups(config)
     yield from _vllm_scheduler(config) if config.compat else _own_scheduler(config)
 
 
@@ -105,6 +107,18 @@ def _model_rules(config: ModelSettings) -> Iterator[str]:
             f"encoder_piece {config.encoder_piece} encodes images over several steps, and whole_prompt needs "
             "all of them in one; set encoder_piece 0"
         )
+
+
+def _block_groups(config: ModelSettings) -> Iterator[str]:
+    """Yield errors for block groups that contradict themselves, and for settings that they exclude."""
+    if not config.block_groups:
+        return
+    problem = groups_problem(config.block_groups)
+    if problem is not None:
+        yield f"block_groups cannot be used: {problem}"
+    for name in ("compat", "num_state_slots", "lookahead_tokens", "swap_blocks", "block_store"):
+        if value := getattr(config, name):
+            yield f"block_groups cannot go with {name} {value}, which needs one block table a row"
 
 
 def _own_scheduler(config: EngineSettings) -> Iterator[str]:

@@ -4,6 +4,9 @@ STARTED records them, so decisions and replays need no model.
 
 from typing import Annotated
 
+import msgspec
+
+from mmengine.block_groups import MAX_GROUPS, BlockGroup, longest_row, most_blocks
 from mmengine.engine_settings import EngineSettings
 from mmengine.setting_fields import described
 
@@ -25,3 +28,24 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
             "than a step is refused."
         ),
     ] = False
+    block_groups: Annotated[
+        tuple[BlockGroup, ...],
+        msgspec.Meta(max_length=MAX_GROUPS),
+        described(
+            "Layers that share KV blocks, as `window` and `layers`; set by the model. A group with a window "
+            "frees the blocks before it. Empty: all layers share the same blocks."
+        ),
+    ] = ()
+
+    @property
+    def num_groups(self) -> int:
+        """How many blocks a row holds for the same tokens, before windows free any."""
+        return len(self.block_groups) or 1
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Return how many blocks a row with `num_tokens` tokens holds at most, in all groups together."""
+        return most_blocks(self.block_groups, num_tokens, self.block_size, self.token_budget)
+
+    def longest_row(self, num_blocks: int) -> int:
+        """Return how many tokens a row may have so that `num_blocks` blocks and the dummy hold it."""
+        return longest_row(self.block_groups, num_blocks - 1, self.block_size, self.token_budget)

@@ -12,6 +12,7 @@ from mmengine.core.executor import (
     MediaSpan,
     StatePlan,
     StepPlan,
+    WindowPlan,
 )
 from mmengine.core.state.columns import NEVER, ReadOnlyArray, frozen
 from mmengine.core.state.overlap import draft_room
@@ -37,24 +38,29 @@ class BlockTables:
     def __init__(self, keeps: bool):
         self._keeps = keeps
         self._rows: ReadOnlyArray | None = None
-        self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
+        self._num_blocks, self._tables = np.zeros(0, np.int32), list[np.ndarray]()
 
-    def of(self, view: View) -> np.ndarray:
-        """Return the open step's tables, int32 [n, b]. They are valid until the step is
+    def of(self, view: View) -> list[np.ndarray]:
+        """Return the open step's tables for each block group, int32 [n, b]. They are valid until the step is
         collected.
         """
         rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
         width = int(num_blocks.max(initial=0))
+        sources = [view.block_table]
+        if view.num_groups > 1:
+            sources += [view.windows.tables[group] for group in range(view.num_groups - 1)]
         if not self._keeps:
-            return view.block_table[:, :width][rows]
-        capacity = self._tables.shape[1]
+            return [source[:, :width][rows] for source in sources]
+        capacity = self._tables[0].shape[1] if self._tables else 0
         if rows is self._rows and width <= capacity:
             grown = (num_blocks != self._num_blocks).nonzero()[0]
-            self._tables[grown] = view.block_table[rows[grown], :capacity]
+            for table, source in zip(self._tables, sources, strict=True):
+                table[grown] = source[rows[grown], :capacity]
         else:
-            self._rows, self._tables = rows, view.block_table[:, : width + SPARE_BLOCKS][rows]
+            self._rows = rows
+            self._tables = [source[:, : width + SPARE_BLOCKS][rows] for source in sources]
         self._num_blocks = num_blocks
-        return self._tables[:, :width]
+        return [table[:, :width] for table in self._tables]
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
@@ -70,7 +76,12 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         starts = np.cumsum(num_scheduled, dtype=np.int32) - num_scheduled
         token_rows = np.repeat(rows, num_scheduled)
         token_index = np.arange(total, dtype=np.int32) + np.repeat(computed - starts, num_scheduled)
-    blocks = view.block_table[token_rows, token_index // size]
+    numbers, offsets = token_index // size, token_index & (size - 1)
+    of_groups = [view.block_table[token_rows, numbers]]
+    if view.num_groups > 1:
+        of_groups += list(view.windows.tables[:, token_rows, numbers])
+    slots = [np.multiply(blocks, size, dtype=np.int64) + offsets for blocks in of_groups]
+    block_tables = tables.of(view)
     input_ids = view.token_ids[token_rows, token_index]
     if view.flights:
         input_ids[token_index >= view.num_tokens[token_rows]] = PENDING
@@ -82,8 +93,8 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         num_computed=computed,
         input_ids=input_ids,
         token_index=token_index,
-        slot_mapping=np.multiply(blocks, size, dtype=np.int64) + (token_index & (size - 1)),
-        block_table=tables.of(view),
+        slot_mapping=slots[0],
+        block_table=block_tables[0],
         sample=view.due().astype(np.int32),
         admitted=tuple(_admission(view, event.row) for event in admitted),
         evict=(*view.encoder.dropped, *view.step_evicted),
@@ -97,6 +108,7 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
         adapters=view.adapters.loaded,
         pool=_pool(view, rows) if view.num_prefills else (),
         fetched=tuple((name, np.asarray(blocks)) for name, blocks in view.step_fetched),
+        windows=tuple(map(WindowPlan, slots[1:], block_tables[1:])),
     )
 
 

@@ -87,6 +87,17 @@ class StatePlan(msgspec.Struct, frozen=True, eq=False):
     kept: np.ndarray
 
 
+class WindowPlan(NamedTuple):
+    """Where a step's KV is in a block group with a window, for the n rows and t tokens of its plan.
+
+    `slot_mapping`, `block_table`: as in StepPlan. Entries before the first block that a query of the row
+    reads are arbitrary.
+    """
+
+    slot_mapping: np.ndarray  # int64 [t]
+    block_table: np.ndarray  # int32 [n, b]
+
+
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """A step for an executor, with n scheduled rows, t = num_scheduled.sum() tokens and s rows that sample.
 
@@ -127,6 +138,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     adapters: tuple[bytes, ...] = ()
     # (index among the n rows, what is pooled) for pooled requests whose last prompt token is in the step
     pool: tuple[tuple[int, Pooling], ...] = ()
+    # For each block group with a window. `slot_mapping` and `block_table` above are those of the first group.
+    windows: tuple[WindowPlan, ...] = ()
 
 
 _NONE = np.zeros(0, np.int32)

@@ -242,10 +242,11 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
         policy_named(config.policy)
     except ConfigError as error:
         raise CorruptLog(f"STARTED in {folder} contains invalid settings: {error}") from None
-    if max(config.num_rows * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
+    cells = config.num_rows * config.max_model_len * config.num_groups
+    if max(cells, config.num_blocks * config.block_size) > MAX_CELLS:
         raise CorruptLog(
             f"STARTED in {folder} has more rows or blocks than a replay can hold: max_num_seqs x "
-            f"max_model_len and num_blocks x block_size may each be at most {MAX_CELLS}"
+            f"max_model_len x block groups and num_blocks x block_size may each be at most {MAX_CELLS}"
         )
     constants = constants_of(config, started.host)
     if started.host:

@@ -14,6 +14,12 @@ import numpy as np
 from mmengine.core.state.columns import CRASHED, LOST, RUNS_ON
 from mmengine.core.state.prefix_index import NO_CONTENT
 from mmengine.core.state.state import State
+from mmengine.replay.block_invariants import (
+    broken_blocks,
+    broken_host_blocks,
+    broken_references,
+    broken_windows,
+)
 from mmengine.replay.cache_invariants import broken_adapters, broken_encoder, broken_media, broken_parts
 from mmengine.replay.row_invariants import (
     broken_atomic_runs,
@@ -46,58 +52,6 @@ def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
         if text is not None:
             return BrokenInvariant(each, text)
     return None
-
-
-def _references(state: State) -> Iterator[str]:
-    """Check that the reference counts follow from the block tables."""
-    held = _held_blocks(state)
-    wrong = np.flatnonzero(held != state.blocks.references)
-    if len(wrong):
-        block = int(wrong[0])
-        yield (
-            f"block {block} has the reference count {int(state.blocks.references[block])}, but rows, store "
-            f"fetches and session leases hold it {int(held[block])} times"
-        )
-    if held[0]:
-        yield f"block 0, the dummy block, is held {int(held[0])} times, but must never be held"
-
-
-def _held_blocks(state: State) -> np.ndarray:
-    held = np.zeros(state.blocks.num_blocks, np.int32)
-    for row in (*state.running.tolist(), *state.leaving):
-        np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
-    for name in state.fetching:
-        np.add.at(held, state.requests[name].fetch_blocks, 1)
-    np.add.at(held, state.sessions.leased(), 1)
-    return held
-
-
-def _blocks(state: State) -> Iterator[str]:
-    """Check that each block is held or free, once."""
-    free = state.blocks.free_list.order()
-    if len(free) != state.blocks.num_free or len(np.unique(free)) != len(free):
-        yield (
-            f"the free list counts {state.blocks.num_free} blocks, but has {len(free)} entries with "
-            f"{len(np.unique(free))} different blocks"
-        )
-    expected = np.flatnonzero(_held_blocks(state)[1:] == 0) + 1
-    if not np.array_equal(np.sort(free), expected):
-        lost = np.setxor1d(free, expected)
-        yield (
-            f"{len(lost)} blocks are both held and free, or neither held nor free; the first is block "
-            f"{int(lost[0])}"
-        )
-
-
-def _host_blocks(state: State) -> Iterator[str]:
-    """Check that each block in the host pool is free or holds a request's KV, once."""
-    swapped = [req_state.host_blocks for req_state in state.requests.values()]
-    placed = np.sort(np.concatenate([*swapped, state.free_host_blocks]))
-    if not np.array_equal(placed, np.arange(state.config.swap_blocks)):
-        yield (
-            f"{len(np.unique(placed))} different host blocks are listed {len(placed)} times as held or free; "
-            f"each of the {state.config.swap_blocks} host blocks must be listed once"
-        )
 
 
 def _rows(state: State) -> Iterator[str]:
@@ -279,9 +233,9 @@ def _flights(state: State) -> Iterator[str]:
 INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "encoder": broken_encoder,
     "media": broken_media,
-    "references": _references,
-    "blocks": _blocks,
-    "host_blocks": _host_blocks,
+    "references": broken_references,
+    "blocks": broken_blocks,
+    "host_blocks": broken_host_blocks,
     "rows": _rows,
     "state_slots": _state_slots,
     "parts": broken_parts,
@@ -295,6 +249,7 @@ INVARIANTS: dict[str, Callable[[State], Iterator[str]]] = {
     "whole_prompt": broken_whole_prompt,
     "computed": _computed,
     "hits": broken_hits,
+    "windows": broken_windows,
     "writes": broken_writes,
     "grammars": broken_grammars,
     "ends": broken_ends,

@@ -40,6 +40,7 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
     for place in _differ(plan.input_ids[known], state.token_ids[owners, positions][known]):
         row, at = int(owners[known][place]), int(positions[known][place])
         yield f"the plan's token {at} of row {row} is not the row's token"
+    yield from _broken_windows(state, plan, owners, positions)
     width = plan.block_table.shape[1]
     tables = state.block_table[rows, :width]
     if len(rows) and (plan.block_table[:, : tables.shape[1]] != tables).any():
@@ -54,6 +55,28 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
             wanted, given = [pair for part in parts for pair in part.tolist()], getattr(plan, name)
             if wanted != ([] if given is None else given.tolist()):
                 yield f"the plan's copies {name} are not the step's {len(wanted)} copies"
+
+
+def _broken_windows(state: State, plan: StepPlan, owners: np.ndarray, positions: np.ndarray) -> Iterator[str]:
+    """Check the slots and tables of groups with windows. `owners`, `positions`: each token's row and
+    position."""
+    size = state.block_size
+    if len(plan.windows) != state.num_groups - 1:
+        yield f"the plan has {len(plan.windows)} groups with a window, but the model {state.num_groups - 1}"
+        return
+    for group, window in enumerate(plan.windows):
+        table = state.windows.tables[group]
+        slots = table[owners, positions // size].astype(np.int64) * size + positions % size
+        for place in _differ(window.slot_mapping, slots):
+            yield (
+                f"the plan writes token {int(positions[place])} of row {int(owners[place])} in group "
+                f"{group + 1} to KV slot {int(window.slot_mapping[place])} instead of slot "
+                f"{int(slots[place])}"
+            )
+        own = table[plan.rows, : window.block_table.shape[1]]
+        other = ((own != 0) & (window.block_table[:, : own.shape[1]] != own)).any(axis=1)
+        for row in plan.rows[other][:1].tolist():
+            yield f"the plan's block table of row {row} in group {group + 1} is not the row's"
 
 
 def _broken_media(state: State, plan: StepPlan, starts: np.ndarray) -> Iterator[str]:

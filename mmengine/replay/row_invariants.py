@@ -111,6 +111,10 @@ def broken_writes(state: State) -> Iterator[str]:
     columns = np.arange(state.block_table.shape[1])
     written = (columns >= first[:, None]) & (columns < state.num_blocks[rows][:, None])
     blocks = state.block_table[rows]
+    if state.num_groups > 1:
+        written = np.concatenate([written] * state.num_groups)
+        rows = np.concatenate([rows] * state.num_groups)
+        blocks = np.concatenate((blocks, *state.windows.tables[:, state.running]))
     places = np.argwhere(written & (state.blocks.references[blocks] != 1))
     for index, number in places[:1].tolist():
         row, block = int(rows[index]), int(blocks[index, number])

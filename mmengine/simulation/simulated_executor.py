@@ -23,6 +23,7 @@ from mmengine.simulation.device import embeds_of
 from mmengine.simulation.sampled_rows import pooled_vectors
 from mmengine.simulation.simulated_rules import add_prompts, prompt_value, run_value
 from mmengine.simulation.simulated_states import SimulatedStates
+from mmengine.simulation.simulated_windows import SimulatedWindows
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -78,6 +79,7 @@ class SimulatedExecutor:
         self._sums = np.zeros(slots, np.uint64)  # the sum over the sequence up to and including the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
+        self._windows = SimulatedWindows(config, self._values)
         self._features: dict[bytes, int] = {}
         self._part: EncodePart | None = None  # the last computed part of an item
         self._requests: list[Request | None] = [None] * config.max_num_seqs
@@ -177,6 +179,8 @@ class SimulatedExecutor:
         if self._states is not None and plan.states is not None:
             self._states.run(plan, plan.states, values, before)
         base = before - (sums[starts] - values[starts])
+        if plan.windows:
+            base += self._windows.run(plan)
         self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
 
     def _adapt(self, plan: StepPlan, values: np.ndarray) -> None:

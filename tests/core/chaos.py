@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,13 @@ FAULTS = (
     *("slow step", "clock jump", "log stall", "disconnect", "deadline", "no delivery", "reset"),
     *("grammar ready", "grammar failed", "grammar of nobody"),
 )
+
+
+Change = Callable[[EngineConfig], EngineConfig]
+
+
+def unchanged(config: EngineConfig) -> EngineConfig:
+    return config
 
 
 class Plan:
@@ -139,10 +147,10 @@ class Stalling(LogWriter):
 class Chaos:
     """A run with faults. `ended`: (request, tokens, finish reason) for each request that has ended."""
 
-    def __init__(self, seed: int, folder: Path, *, show: bool = False):
+    def __init__(self, seed: int, folder: Path, *, show: bool = False, change: Change = unchanged):
         self.folder, self.plan, self.clock = folder, Plan(seed, show), Clock()
         self.rng = self.plan.rng
-        self.config = small_config(self.rng)
+        self.config = change(small_config(self.rng))
         self.plan.tell(f"seed {seed}: {self.config.as_dict()}")
         executor = Unreliable(self.plan, self.config, self.clock)
         self.sink = Stalling(self.plan, folder)
@@ -254,11 +262,11 @@ class Chaos:
         assert len(list(step_lines(self.folder))) == self.core.state.step
 
 
-def check_seed(seed: int, folder: Path, *, show: bool = False) -> Counter[str]:
+def check_seed(seed: int, folder: Path, *, show: bool = False, change: Change = unchanged) -> Counter[str]:
     """Run and check one seed, and return how often each fault occurred. An error has a note with the command
-    that repeats the run.
+    that repeats the run. `change`: returns the settings to use in place of the seed's.
     """
-    chaos = Chaos(seed, folder, show=show)
+    chaos = Chaos(seed, folder, show=show, change=change)
     try:
         chaos.run()
         chaos.check()

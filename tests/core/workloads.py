@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from mmengine.block_groups import BlockGroup
 from mmengine.config import EngineConfig
 from mmengine.core.executor import Executor, StepPlan, StepResult
 from mmengine.core.state.state import State
@@ -75,6 +76,23 @@ def small_config(rng: random.Random) -> EngineConfig:
         case 2:
             return msgspec.structs.replace(config, whole_prompt=True, encoder_piece=0)
     return config
+
+
+def with_windows(config: EngineConfig, seed: int) -> EngineConfig | None:
+    """Return `config` with one to three groups of layers with windows, and with a pool that just holds the
+    longest request and sometimes more. None: the settings do not support block groups.
+    """
+    if config.compat or config.num_state_slots or config.lookahead_tokens:
+        return None
+    rng = random.Random(seed)
+    windows = sorted(rng.choice([1, 2, 5, 9, 24, 200]) for _ in range(rng.randint(1, 3)))
+    groups = (BlockGroup(0, (0,)), *(BlockGroup(window, (1 + n,)) for n, window in enumerate(windows)))
+    preempt_mode = "auto" if config.preempt_mode == "swap" else config.preempt_mode
+    config = msgspec.structs.replace(
+        config, block_groups=groups, swap_blocks=0, preempt_mode=preempt_mode, num_blocks=2
+    )
+    least = config.most_blocks(config.max_model_len)
+    return msgspec.structs.replace(config, num_blocks=1 + least + rng.choice([0, 0, 1, least // 2, least]))
 
 
 def longest_chunk(config: EngineConfig) -> int:
@@ -164,9 +182,19 @@ class Watched:
         tables = self.state.block_table[plan.rows, : plan.block_table.shape[1]]
         assert (plan.block_table == tables).all(), "the plan has its rows' block tables"
         new = set(plan.block_table.ravel().tolist()) - {0}
+        for group, window in enumerate(plan.windows):
+            new |= self._read_blocks(plan, group, window.block_table)
         self.plans.append((plan, new))
         self.check()
         self.inner.dispatch(plan)
+
+    def _read_blocks(self, plan: StepPlan, group: int, table: np.ndarray) -> set[int]:
+        """Return the blocks of a group with a window that the plan reads or writes."""
+        first = self.state.windows.first_needed(plan.num_computed)[group]
+        held = np.arange(table.shape[1]) >= first[:, None]
+        held &= np.arange(table.shape[1]) < self.state.num_blocks[plan.rows][:, None]
+        assert (table[held] != 0).all(), "a group with a window has the blocks that a step reads"
+        return set(table[held].tolist())
 
     def collect(self) -> StepResult:
         self.check()

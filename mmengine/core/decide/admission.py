@@ -132,7 +132,7 @@ class Admission:
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
         """Return how many blocks must be free so that the request can start with `length` tokens: its new
         blocks or the reserve, and its prefix hits that no other request holds."""
-        num_needed = blocks_for(view, start.num_computed + length)
+        num_needed = blocks_held(view, start, length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
         return num_new + _num_free_hits(view, start.cached)
 
@@ -153,7 +153,7 @@ class Admission:
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
         """Return how many blocks `admission_reserve` "prompt" reserves, prefix hits included."""
-        return blocks_for(view, len(req_state.tokens))
+        return most_blocks(view, len(req_state.tokens))
 
     # Parts of `admit_next`
 
@@ -166,7 +166,7 @@ class Admission:
             case "prompt":
                 return self.prompt_reserve(view, req_state)
         longest = req_state.num_prompt + req_state.request.sampling.max_tokens
-        return blocks_for(view, min(longest, view.config.max_model_len))
+        return most_blocks(view, min(longest, view.config.max_model_len))
 
     def _num_lacking(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
         return max(0, self.blocks_wanted(view, req_state, start, length) - view.blocks.num_free)
@@ -180,7 +180,7 @@ class Admission:
             return _take_back(view, start, lacking)
         cached = start.cached
         revived = _num_free_hits(view, cached)
-        num_new = blocks_for(view, start.num_computed + length) - len(cached)
+        num_new = blocks_held(view, start, length) - len(cached)
         new = _next_free(view, cached, revived, num_new)
         admitted = ev.Admitted(
             request_id=req_state.request.request_id,
@@ -191,7 +191,7 @@ class Admission:
             encode=tuple(draft.encode),
             evict=tuple(draft.evict),
             num_computed=ev.AS_CACHED
-            if start.num_computed == len(cached) * view.block_size
+            if start.num_computed == len(cached) * view.block_size and view.num_groups == 1
             else start.num_computed,
             copy=(start.copy_from, int(new[0])) if start.copy_from != NO_BLOCK else None,
             swap_in=start.swap_in,
@@ -221,6 +221,19 @@ class Admission:
 def blocks_for(view: View, num_tokens: int) -> int:
     """Return how many blocks `num_tokens` tokens and the drafter's lookahead need."""
     return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
+
+
+def blocks_held(view: View, start: Start, length: int) -> int:
+    """Return how many blocks the row holds after `start` and `length` further tokens, in all groups."""
+    count = blocks_for(view, start.num_computed + length)
+    if view.num_groups == 1:
+        return count
+    return count * view.num_groups - int(view.windows.first_needed(start.num_computed).sum())
+
+
+def most_blocks(view: View, num_tokens: int) -> int:
+    """Return how many blocks a row with `num_tokens` tokens may hold, in all groups."""
+    return blocks_for(view, num_tokens) if view.num_groups == 1 else view.config.most_blocks(num_tokens)
 
 
 def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:

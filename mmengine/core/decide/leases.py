@@ -11,6 +11,7 @@ import numpy as np
 
 from mmengine.core.state.columns import RUNS_ON, STOPPED
 from mmengine.core.state.read_only import RequestView, SessionView
+from mmengine.core.state.sessions import NO_BLOCKS
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
@@ -56,7 +57,10 @@ def is_computed(view: View, req_state: RequestView) -> bool:
 
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the row's full blocks, at most as many as one session may hold."""
+    """Return the row's full blocks, at most as many as one session may hold. With block groups a session
+    holds none: a hit also needs the blocks of the windows before it."""
+    if view.num_groups > 1:
+        return NO_BLOCKS
     count = min(int(view.num_filled[req_state.row]), view.config.most_leased)
     return np.asarray(view.block_table[req_state.row, :count]).copy()
 

@@ -40,7 +40,7 @@ class RunningRows:
         if not len(wanted.rows):
             return wanted.draft.left_behind(given_up=False) if wanted.draft else None
         short, further = further_blocks(view, view.config, wanted.rows, wanted.tokens)
-        num_new = int(further.sum())
+        num_new = int(further.sum()) * view.num_groups
         if num_new <= view.blocks.num_free:
             return self.scheduled(view, wanted, num_new)
         taken = lease_to_take(view, num_new - view.blocks.num_free, NO_BLOCKS) if len(view.sessions) else None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmengine.core.decide.whole_runs import whole_hits
+from mmengine.core.decide.window_hits import window_hits
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.blocks import block_extras, content_windows
 from mmengine.core.state.prefix_index import NO_BLOCK
@@ -19,11 +20,11 @@ from mmengine.request import Request, run_start
 class Start(NamedTuple):
     """A position in the prompt at which a request can start.
 
-    `cached`: the blocks that the request shares, int32. `num_computed`: how many tokens have KV already, or
-    get it by a copy. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`: whether the request's own KV is
-    copied back from the host. With recurrent states, `state_from` is the slot with the state after the shared
-    blocks, and `num_shared` counts the tokens that the request could share if every block had a kept
-    state.
+    `cached`: the blocks that the request shares, int32, one block group after the other. `num_computed`: how
+    many tokens have KV already, or get it by a copy. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`:
+    whether the request's own KV is copied back from the host. With recurrent states, `state_from` is the slot
+    with the state after the shared blocks, and `num_shared` counts the tokens that the request could share if
+    every block had a kept state.
     """
 
     cached: np.ndarray
@@ -49,6 +50,8 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
     start = Start(cached, len(cached) * view.block_size)
     if view.config.num_state_slots:
         start = _from_state(view, cached)
+    elif view.num_groups > 1:
+        start = Start(*window_hits(view, req_state, cached))
     if req_state.num_swapped > start.num_computed:
         return Start(cached[:0], req_state.num_swapped, swap_in=True)
     return start
@@ -92,8 +95,8 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
         return None  # a step copies blocks before it computes their KV or swaps them in, so the copy waits
-    if view.config.num_state_slots:
-        return _NOTHING_SHARED  # the request starts from the state kept before the prompt's last token
+    if view.config.num_state_slots or view.num_groups > 1:
+        return _NOTHING_SHARED  # the request starts from the prefix cache, with a kept state or with windows
     last = req_state.num_prompt - 1
     if view.config.atomic_runs:
         last = run_start(req_state.request.media, last)

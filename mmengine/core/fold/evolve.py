@@ -172,6 +172,8 @@ def _apply_admitted(state: State, event: ev.Admitted) -> None:
         state.blocks.share(cached)
     state.blocks.take_new(new)
     computed = len(cached) * state.block_size if event.num_computed == ev.AS_CACHED else event.num_computed
+    if state.num_groups > 1:
+        cached, new = state.windows.fill_row(row, cached, new, computed)
     if event.copy is not None:
         state.step_copies["copy"].append(np.array([event.copy], np.int32))
     if event.swap_in:
@@ -241,12 +243,19 @@ def _apply_finished(state: State, event: ev.Finished) -> None:
     else:
         # The KV of a broken row may hold NaN, so its blocks must not become prefix hits.
         if state.ended[req_state.row] == BROKEN and not state.constants.keeps_broken_blocks:
-            state.blocks.index.forget(state.block_table[req_state.row, : state.num_blocks[req_state.row]])
+            _forget_row(state, req_state.row)
         leave_row(state, req_state)
     state.tenants.leave(req_state)
     for names in (state.cancelled, state.grammar_failed, state.thrashing, state.stopped):
         if event.request_id in names:
             names.remove(event.request_id)
+
+
+def _forget_row(state: State, row: int) -> None:
+    blocks = state.block_table[row, : state.num_blocks[row]]
+    if state.num_groups > 1:
+        state.blocks.windows.forget_contents(state.blocks.content[blocks])
+    state.blocks.index.forget(blocks)
 
 
 def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:

@@ -67,7 +67,8 @@ def deal_blocks(
     state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray, counts: bytes | None
 ) -> None:
     """Give the blocks `new` to the rows in order, as many as each row's next tokens need. `num_tokens`: an
-    array, or one number for all rows. `counts`: how many blocks each row gets instead, int32, or None.
+    array, or one number for all rows. `counts`: how many blocks each row gets instead, int32, or None. With
+    block groups each number in a row takes a block of each group, which follow one another in `new`.
     """
     state.blocks.take_new(new)
     if counts is None:
@@ -78,12 +79,28 @@ def deal_blocks(
         further = further[short]
     rows = rows[short]
     held = state.num_blocks[rows]
-    if len(short) == len(new):  # one block each
-        state.block_table[rows, held] = new
+    if len(short) * state.num_groups == len(new):  # one block each
+        owners, places = rows, held
     else:
-        places = np.repeat(held + further - np.cumsum(further), further) + np.arange(len(new))
-        state.block_table[np.repeat(rows, further), places] = new
+        places = np.repeat(held + further - np.cumsum(further), further)
+        owners, places = np.repeat(rows, further), places + np.arange(len(places))
+    if state.num_groups > 1:
+        new = state.windows.deal(owners, places, new)
+    state.block_table[owners, places] = new
     state.num_blocks[rows] = held + further
+
+
+def release_windows(state: State, flight: Flight) -> None:
+    """Release the blocks that no later query of the flight's rows reads. Call this function when the flight's
+    tokens are applied, and drafts that were not accepted are rolled back.
+    """
+    rows = flight.rows
+    computed = state.num_computed[rows]
+    if flight.num_computed is not None:  # a later step that starts there may be in flight
+        computed = np.minimum(computed, flight.num_computed)
+    released = state.windows.release(rows, computed)
+    if len(released):
+        state.blocks.release_shared(released)
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
@@ -140,8 +157,11 @@ def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     if len(rows):
         blocks = state.block_table[rows, first]
         tokens = state.block_tokens[rows, first]
-        state.content[rows] = state.blocks.index.insert_many(blocks, state.content[rows], tokens)
+        contents = state.blocks.index.insert_many(blocks, state.content[rows], tokens)
+        state.content[rows] = contents
         state.step_filled.append(blocks)
+        if state.num_groups > 1:
+            _fill_windows(state, state.windows.tables[:, rows, first], contents)
     for row, start, end in others:
         _fill_row_blocks(state, row, start, end)
 
@@ -155,7 +175,16 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
         extras = {number - first: extra for number, extra in extras.items()}
         tokens = state.block_tokens[row, first:last]
         state.content[row] = state.blocks.index.insert_chain(blocks, content, tokens, extras)
+        if state.num_groups > 1:
+            contents = state.blocks.content[blocks]
+            _fill_windows(state, state.windows.tables[:, row, first:last].copy(), contents)
     state.step_filled.append(blocks)
+
+
+def _fill_windows(state: State, blocks: np.ndarray, contents: np.ndarray) -> None:
+    """Record the contents of blocks in windows, int32 [group, n]; 0 for blocks that were released."""
+    state.blocks.windows.insert(blocks, contents)
+    state.step_filled.append(blocks[blocks != 0])
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
@@ -264,6 +293,9 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
     for key in keys:
         state.encoder.release(key)
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
+    if state.num_groups > 1:
+        state.blocks.release(state.windows.held_by(row, state.num_blocks[row]))
+        state.windows.clear_row(row, state.num_blocks[row])
     if state.config.num_state_slots:
         release_state(state, row)
     state.adapters.release(row)

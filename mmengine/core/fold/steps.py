@@ -9,6 +9,7 @@ from mmengine.core.fold.rows import (
     fill_with_result,
     free_rows_left,
     put_drafts,
+    release_windows,
     take_drafts,
     take_runs,
     weigh_drafts,
@@ -116,6 +117,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         done = state.release_at[rows] <= computed
         for row, reached in zip(rows[done].tolist(), computed[done].tolist(), strict=True):
             release_media(state, row, reached)
+    if state.num_groups > 1:
+        release_windows(state, flight)
     if state.suspects:
         for row in sampled[state.ended[sampled] < BROKEN].tolist():
             state.clear_suspicion(state.requests_by_row[row])
@@ -188,7 +191,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 def _forget(state: State, flight: Flight) -> None:
     """Undo a failed step's effects on blocks, kept states, swaps and encoder outputs."""
     for blocks in flight.filled:
-        state.blocks.index.forget(blocks)
+        state.blocks.forget(blocks)
     for kept_states in flight.kept:
         state.states.forget(kept_states[:, 2])
     for req_state in flight.swapped:

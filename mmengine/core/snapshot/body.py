@@ -92,6 +92,17 @@ class Pool(msgspec.Struct, array_like=True):
     next_content: int
 
 
+class Windows(msgspec.Struct, array_like=True):
+    """The saved blocks of groups with a window. `rows`: (row, its `first_held`, its blocks as in
+    WindowTables.held_by) for each row with blocks. `blocks`, `keys`: the blocks with contents, and their
+    keys.
+    """
+
+    rows: tuple[tuple[int, bytes, bytes], ...]
+    blocks: bytes
+    keys: bytes
+
+
 class States(msgspec.Struct, array_like=True):
     """The saved state slots. `rows`: column name -> its values for all rows. `held`, `content`, `block`,
     `used`: an entry for each slot. `clock`: the counter for `used`.
@@ -225,3 +236,4 @@ class Body(msgspec.Struct):
     # name, debt, turn, and how many of its waiting requests the open step passed over
     tenants: tuple[tuple[str, int, int, int], ...] = ()
     turns: int = 0
+    windows: Windows | None = None  # for models with block groups

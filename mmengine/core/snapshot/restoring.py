@@ -4,7 +4,7 @@ or OverflowError.
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, States, Step
+from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, States, Step, Windows
 from mmengine.core.snapshot.field_forms import array, as_rows, fill_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.flight import Flight
@@ -36,6 +36,8 @@ def fill(state: State, body: Body) -> None:
     state.free_rows[:] = body.free_rows
     state.running, state.last_rows = as_rows(body.running), as_rows(body.last_rows)
     _fill_pool(state, body.pool)
+    if state.num_groups > 1:
+        _fill_windows(state, body.windows)
     _fill_encoder(state.encoder, body)
     state.free_host_blocks = array(body.free_host_blocks).copy()
     state.history.restore(body.history)
@@ -143,6 +145,14 @@ def _fill_pool(state: State, saved: Pool) -> None:
         np.frombuffer(saved.key, np.uint64),
     )
     pool.index.fill(blocks, columns, saved.extra, saved.twins, saved.next_content)
+
+
+def _fill_windows(state: State, saved: Windows | None) -> None:
+    if saved is None:
+        raise ValueError("it lacks the block groups")
+    for row, first_held, blocks in saved.rows:
+        state.windows.restore_row(row, array(first_held), array(blocks))
+    state.blocks.windows.restore(as_rows(saved.blocks), np.frombuffer(saved.keys, np.int64))
 
 
 def _fill_encoder(cache: EncoderCache, body: Body) -> None:

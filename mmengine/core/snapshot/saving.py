@@ -4,7 +4,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Pool, Session, States, Step
+from mmengine.core.snapshot.body import (
+    NAMES,
+    PLAIN,
+    Adapters,
+    Body,
+    Known,
+    Pool,
+    Session,
+    States,
+    Step,
+    Windows,
+)
 from mmengine.core.snapshot.field_forms import ints, take_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.digest import state_digest
@@ -71,7 +82,18 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         num_prefills=state.num_prefills,
         tenants=state.tenants.saved(),
         turns=state.tenants.turns,
+        windows=_windows_of(state, held) if state.num_groups > 1 else None,
     )
+
+
+def _windows_of(state: State, rows: list[int]) -> Windows:
+    tables, keys = state.windows, state.blocks.windows.keys
+    blocks = np.flatnonzero(keys != NO_CONTENT)
+    saved = (
+        (row, tables.first_held[:, row].tobytes(), tables.held_by(row, state.num_blocks[row]).tobytes())
+        for row in rows
+    )
+    return Windows(tuple(saved), ints(blocks), keys[blocks].tobytes())
 
 
 def _adapters_of(state: State) -> Adapters:

@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from typing import Protocol
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from mmengine.config import EngineConfig
 from mmengine.core.state.columns import ReadOnlyArray, RowColumns
 from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
+from mmengine.core.state.window_blocks import WindowIndex
+from mmengine.events.vocabulary import Admitted
 from mmengine.request import Request, num_before
 
 # Values in the last field of _PART:
@@ -21,17 +24,19 @@ _PART = struct.Struct("<Iqq")
 
 class BlockPool:
     """One engine's KV blocks. `num_blocks` includes block 0, which is never given out and pads batches.
-    `content_width`: how many tokens determine a block's contents. Only `evolve` calls methods that change the
-    pool.
+    `content_width`: how many tokens determine a block's contents. `num_windows`: how many block groups have a
+    window. Only `evolve` calls methods that change the pool.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, content_width: int):
+    def __init__(self, num_blocks: int, block_size: int, content_width: int, num_windows: int = 0):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.references = np.zeros(num_blocks, np.int32)
         self.free_list = FreeList(num_blocks)
         self.index = PrefixIndex(num_blocks, content_width)
+        self.windows = WindowIndex(num_blocks, num_windows)
         self.content, self.find_first = self.index.content, self.index.find_first
+        self.find_window = self.windows.find
         self.peek = self.free_list.peek
 
     @property
@@ -40,7 +45,7 @@ class BlockPool:
 
     def take_new(self, blocks: np.ndarray) -> None:
         """Give free blocks to a request and forget their contents."""
-        self.index.forget(blocks)
+        self.forget(blocks)
         self.free_list.take(blocks)
         self.references[blocks] = 1
 
@@ -54,14 +59,31 @@ class BlockPool:
         Cached blocks are reused from the table's end, so that prefixes stay in the cache longest.
         """
         self.references[blocks] -= 1
+        self._free(blocks[self.references[blocks] == 0])
+
+    def release_shared(self, blocks: np.ndarray) -> None:
+        """Remove a reference from each block. A block that several rows held occurs several times."""
+        np.subtract.at(self.references, blocks, 1)
         freed = blocks[self.references[blocks] == 0]
+        self._free(freed[np.sort(np.unique(freed, return_index=True)[1])])
+
+    def _free(self, freed: np.ndarray) -> None:
         cached = self.index.content[freed] != NO_CONTENT
+        if self.windows.num_groups:
+            cached |= self.windows.keys[freed] != NO_CONTENT
         self.free_list.give_front(freed[~cached])
         self.free_list.give_back(freed[cached][::-1])
+
+    def forget(self, blocks: np.ndarray) -> None:
+        """Forget the contents of these blocks."""
+        self.index.forget(blocks)
+        if self.windows.num_groups:
+            self.windows.forget(blocks)
 
     def reset_cache(self) -> None:
         """Forget all cached contents. Requests keep the blocks that they hold."""
         self.index.clear()
+        self.windows.clear()
 
 
 def further_blocks(
@@ -84,6 +106,22 @@ def further_blocks(
         lacking = np.minimum(lacking, config.max_model_len - held)
         places = (lacking > 0).nonzero()[0]
     return places, (lacking[places] - 1) // size + 1
+
+
+class Groups(Protocol):
+    """A state or its view."""
+
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_groups(self) -> int: ...
+
+
+def hit_tokens(state: Groups, event: Admitted) -> int:
+    """Return how many tokens are in the prefix hits of an admission."""
+    if state.num_groups > 1:  # the hits of all groups are counted by their tokens
+        return max(0, event.num_computed)
+    return len(event.cached_blocks) // 4 * state.block_size
 
 
 def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:

@@ -24,6 +24,7 @@ COLUMN_NAMES = (
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
+BLOCK_GROUPS = "block groups"  # after the other columns, for models with block groups
 STATE_SLOTS = "state slots"  # after the other columns, for models with recurrent states
 ADAPTERS = "adapters"  # after STATE_SLOTS, for engines with adapters
 SESSIONS = "sessions"  # after ADAPTERS, while any session is open
@@ -43,6 +44,7 @@ def checkpoint(state: State) -> ev.Checkpoint:
     """Return CHECKPOINT: the digest, and the checksums that show where two states differ."""
     sums = _Sums(state)
     kept = [state.grammar_slots.digest()]
+    kept += [_windows(state)] if state.num_groups > 1 else []
     kept += [_state_slots(state)] if state.config.num_state_slots else []
     kept += [_adapters(state)] if state.config.max_loras else []
     kept += [state.sessions.digest_parts()] if len(state.sessions) else []
@@ -61,6 +63,7 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
     here = checkpoint(state)
     every = [
         *COLUMN_NAMES,
+        *([BLOCK_GROUPS] if state.num_groups > 1 else []),
         *([STATE_SLOTS] if state.config.num_state_slots else []),
         *([ADAPTERS] if state.config.max_loras else []),
         *([SESSIONS] if len(state.sessions) or not state.tenants.digest_parts() else []),
@@ -162,6 +165,14 @@ class _Sums:
         sums[places] += of_row
         sums ^= sums >> np.uint64(29)
         return ((sums * _FACTORS[-1]) >> np.uint64(32)).astype(np.uint32).tobytes()
+
+
+def _windows(state: State) -> bytes:
+    held = np.flatnonzero(state.num_blocks)
+    tables = state.windows.tables[:, held, : int(state.num_blocks.max(initial=0))]
+    return (
+        tables.tobytes() + state.windows.first_held[:, held].tobytes() + state.blocks.windows.keys.tobytes()
+    )
 
 
 def _state_slots(state: State) -> bytes:

@@ -166,6 +166,15 @@ class BlocksView(ReadOnly):
     content: ReadOnlyArray
     peek: Callable[[int], np.ndarray]
     find_first: Callable[[np.ndarray, dict[int, bytes]], np.ndarray]
+    find_window: Callable[[int, int], int]
+
+
+class WindowsView(ReadOnly):
+    """A view of a WindowTables object."""
+
+    num_groups: int
+    tables: ReadOnlyArray
+    first_needed: Callable[[int], np.ndarray]
 
 
 class EncoderCacheView(ReadOnly):

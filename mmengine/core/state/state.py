@@ -24,6 +24,7 @@ from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_o
 from mmengine.core.state.sessions import Sessions
 from mmengine.core.state.state_slots import StateSlots
 from mmengine.core.state.tenants import Tenants
+from mmengine.core.state.window_blocks import WindowTables
 from mmengine.encoder_cache.cache import EncoderCache
 from mmengine.encoder_cache.work import work_of
 from mmengine.events import vocabulary as ev
@@ -84,7 +85,10 @@ class State(Columns[np.ndarray]):
         self.tenants = Tenants(rows, self.policy.num_ahead, is_fair=not config.compat)
         self.num_arrived = 0
         self.num_preempted = 0
-        self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
+        self.num_groups = config.num_groups
+        self.windows = WindowTables(config, num_blocks)
+        num_windows = self.windows.num_groups
+        self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width, num_windows)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.part: Part | None = None  # the last scheduled part of the item that is being encoded
         self.num_large = 0  # requests with an item that needs more work than one step may do

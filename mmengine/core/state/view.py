@@ -21,6 +21,7 @@ from mmengine.core.state.read_only import (
     SessionsView,
     StatesView,
     TenantsView,
+    WindowsView,
 )
 from mmengine.core.state.state import State
 from mmengine.events.vocabulary import FoldConstants
@@ -34,11 +35,13 @@ class View(Columns[ReadOnlyArray], RunningView):
     policy: Policy
     block_size: int
     content_width: int
+    num_groups: int
     free_rows: Sequence[int]
     requests: Mapping[str, RequestView]
     waiting: Sequence[RequestView]
     tenants: TenantsView
     blocks: BlocksView
+    windows: WindowsView
     encoder: EncoderCacheView
     states: StatesView
     adapters: AdaptersView

@@ -78,6 +78,7 @@ class CopiedState:
         kept = sum(tokens.nbytes + table.nbytes for _, tokens, table in self._rows)
         width = state.content_width
         self.num_bytes = kept + 4 * known + state.config.num_blocks * (4 * width + 64) + 65536
+        self.num_bytes += state.windows.tables.nbytes
 
     def restore(self) -> State:
         state = _copied(self._state)

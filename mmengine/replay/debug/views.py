@@ -75,6 +75,9 @@ def owners_of(state: State) -> dict[int, list[str]]:
         name = f"row {row}" if held is None else held.request.request_id
         for number, block in enumerate(state.block_table[row, : state.num_blocks[row]].tolist()):
             owners.setdefault(block, []).append(f"{name}[{number}]")
+        for group, table in enumerate(state.windows.tables[:, row], 1):
+            for number in np.flatnonzero(table).tolist():
+                owners.setdefault(int(table[number]), []).append(f"{name}[{number}] of group {group}")
     for session in state.sessions.all.values():
         for block in session.leased.tolist():
             owners.setdefault(block, []).append(f"session {session.session_id}")
@@ -89,12 +92,13 @@ def blocks_view(state: State, numbers: list[int] | None = None) -> Table:
     pool, owners = state.blocks, owners_of(state)
     content, parent, tokens, keys = pool.index.columns()
     if numbers is None:
-        numbers = np.flatnonzero((pool.references > 0) | (content != NO_CONTENT)).tolist()
+        cached = _cached(state)
+        numbers = np.flatnonzero((pool.references > 0) | cached).tolist()
     rows: list[tuple[Cell, ...]] = []
     for block in numbers:
         references = int(pool.references[block])
         is_cached = content[block] != NO_CONTENT
-        what = "held" if references else "cached" if is_cached else "free"
+        what = "held" if references else "cached" if _cached(state)[block] else "free"
         known = (int(content[block]), _parent(int(parent[block])), f"{int(keys[block]):016x}")
         first = " ".join(map(str, tokens[block, :4].tolist()))
         about: tuple[Cell, ...] = (*known, f"{first} …") if is_cached else ("", "", "", "")
@@ -102,6 +106,13 @@ def blocks_view(state: State, numbers: list[int] | None = None) -> Table:
     header = ("block", "state", "references", "owners", "content", "after", "hash", "tokens")
     total = f"{pool.num_free} of {pool.num_blocks - 1} blocks free"
     return Table("blocks", header, rows, total)
+
+
+def _cached(state: State) -> np.ndarray:
+    """Return whether each block has a recorded content, bool."""
+    of_windows = state.blocks.windows.keys
+    cached: np.ndarray = state.blocks.content != NO_CONTENT
+    return cached | (of_windows != NO_CONTENT) if len(of_windows) else cached
 
 
 def _parent(content: int) -> Cell:
@@ -194,6 +205,10 @@ def request_view(state: State, name: str) -> Text:
         blocks = state.block_table[row, : state.num_blocks[row]].tolist()
         lines.append(f"runs in row {row} since step {req_state.admitted_step}")
         lines.append(f"{int(state.num_computed[row])} tokens computed, blocks {blocks}")
+        for group, table in enumerate(state.windows.tables[:, row], 1):
+            first = int(state.windows.first_held[group - 1, row])
+            held = table[first : state.num_blocks[row]].tolist()
+            lines.append(f"group {group}: blocks {held} from number {first} on")
         if state.num_drafts[row]:
             drafts = state.token_ids[row, known : known + int(state.num_drafts[row])].tolist()
             lines.append(f"drafts {drafts}")
@@ -209,7 +224,7 @@ def request_view(state: State, name: str) -> Text:
 def state_view(state: State) -> Text:
     """Return the state's figures."""
     config, pool = state.config, state.blocks
-    cached = int(np.count_nonzero(pool.content[pool.free_list.order()] != NO_CONTENT))
+    cached = int(np.count_nonzero(_cached(state)[pool.free_list.order()]))
     lines = [
         f"step {state.step}{', open' if state.is_open else ''}, {len(state.flights)} steps in flight",
         f"{len(state.running)} running, {len(state.waiting)} waiting, {state.num_arrived} arrived, "

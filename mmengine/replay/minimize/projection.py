@@ -89,7 +89,7 @@ def _scheduled(state: State, record: Record, event: ev.Scheduled) -> Piece:
         needed = np.zeros(len(rows), np.int32)
         short, further = further_blocks(state, state.config, rows, counts)
         needed[short] = further
-        shares["new_blocks"] = _runs(event.new_blocks, needed)
+        shares["new_blocks"] = _runs(event.new_blocks, needed * state.num_groups)
     for name in ("num_drafts", "drafters"):
         if (column := getattr(event, name)) is not None:
             shares[name] = _each(_ints(column))

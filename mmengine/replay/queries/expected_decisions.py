@@ -11,6 +11,7 @@ import numpy as np
 from mmengine.core.decide.completion import complete
 from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import next_lease
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.queries.reasons import OTHER, Reasons
@@ -135,9 +136,8 @@ class Rules:
 
     def _fields(self, logged: ev.Admitted, expected: ev.Admitted) -> Iterator[str]:
         """Yield a clause for each way in which two admissions of the same request differ."""
-        size = self._view.block_size
         if logged.cached_blocks != expected.cached_blocks:
-            here, there = (len(event.cached_blocks) // 4 * size for event in (expected, logged))
+            here, there = (hit_tokens(self._view, event) for event in (expected, logged))
             which = f"; the log takes {there}" if here != there else ", in other blocks"
             yield f"{here} tokens are in the prefix cache{which}"
         if logged.num_tokens != expected.num_tokens:

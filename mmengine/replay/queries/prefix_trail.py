@@ -116,7 +116,8 @@ class PrefixTrail:
 def _holder(state: State, block: int) -> str:
     """Return the running request whose block table contains the block, or ""."""
     for row in state.running.tolist():
-        if block in state.block_table[row, : state.num_blocks[row]]:
+        held = state.block_table[row, : state.num_blocks[row]]
+        if block in held or block in state.windows.tables[:, row]:
             return state.requests_by_row[row].request.request_id
     return ""
 

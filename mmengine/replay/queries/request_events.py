@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -194,7 +195,7 @@ def _grammar_text(grammar: GrammarRequest) -> str:
 
 def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, object]]:
     req_state = state.requests[event.request_id]
-    cached = len(event.cached_blocks) // 4 * state.block_size
+    cached = hit_tokens(state, event)
     first = cached if event.num_computed < 0 else event.num_computed
     encode = [index for _, _, index in event.encode]
     changed: dict[str, object] = {

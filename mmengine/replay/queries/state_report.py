@@ -131,9 +131,19 @@ def _running(state: State, row: int) -> dict[str, Any]:
         "held_media": sorted(req_state.held_media),
         "admitted_step": req_state.admitted_step,
         "failures": req_state.failures,
+        **_windows(state, row),
         **({"state_slot": int(state.state_slot[row])} if state.config.num_state_slots else {}),
         **_adapter(req_state),
     }
+
+
+def _windows(state: State, row: int) -> dict[str, object]:
+    """Return the row's blocks in groups with a window, and the first block's number in each group."""
+    if state.num_groups == 1:
+        return {}
+    first, last = state.windows.first_held[:, row].tolist(), int(state.num_blocks[row])
+    tables = [table[start:last].tolist() for table, start in zip(state.windows.tables[:, row], first)]
+    return {"window_blocks": tables, "window_starts": first}
 
 
 def _adapter(req_state: RequestState) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
@@ -118,7 +119,7 @@ def _batch(state: State, starts: dict[int, ev.Admitted]) -> list[BatchRow]:
                 known=int(state.num_tokens[row] + state.num_pending[row]),
                 samples=row in sampled,
                 start="" if start is None else "swapped in" if start.swap_in else "admitted",
-                num_cached_tokens=0 if start is None else len(start.cached_blocks) // 4 * state.block_size,
+                num_cached_tokens=0 if start is None else hit_tokens(state, start),
                 encode=encode,
             )
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.core.fold import sessions
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.draft_counts import count_drafts
 from mmengine.core.state.flight import Flight
 from mmengine.core.state.state import State
@@ -114,7 +115,7 @@ class _Requests:
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
                 line = self._live[name]
-                line.num_cached_tokens = len(event.cached_blocks) // 4 * state.block_size
+                line.num_cached_tokens = hit_tokens(state, event)
                 line.admitted_ns = record.mono_ns - line.queued_ns
             case ev.Preempted(request_id=name):
                 self._live[name].num_preemptions += 1

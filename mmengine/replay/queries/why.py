@@ -11,6 +11,7 @@ import msgspec
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.fold import sessions
 from mmengine.core.fold.evolve import evolve
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.request_state import request_of
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.view import View
@@ -252,7 +253,7 @@ class _Inquiry:
 
     def _admitted(self, record: Record, event: ev.Admitted) -> None:
         req_state = self.state.requests[self._name]
-        cached = len(event.cached_blocks) // 4 * self.state.block_size
+        cached = hit_tokens(self.state, event)
         again = " again" if req_state.num_cached >= 0 else ""
         said, more = self._rules.admission(event, self._expected)
         text = f"Admitted{again} to row {event.row}.{said}"
@@ -260,7 +261,7 @@ class _Inquiry:
         if event.swap_in:
             text = f"The KV of {req_state.num_swapped} tokens was swapped in from the host."
             self._claim(record, "swap in", text, tokens=req_state.num_swapped)
-        elif event.num_computed >= 0:
+        elif event.num_computed >= 0 and self.state.num_groups == 1:
             text = f"Shares the prompt computed by {self._request.group}: {event.num_computed} tokens."
             self._claim(record, "group", text, tokens=event.num_computed)
         elif isinstance(event, ev.AdmittedWithState) and event.num_shared > cached:
@@ -281,6 +282,12 @@ class _Inquiry:
             text += "and leave one to compute."
         elif cached == most:
             text = f"All {cached} cacheable tokens were hits: {cached // size} blocks."
+        elif state.num_groups > 1 and (found := self._prefix.length * size) > cached:
+            text = f"The prefix cache has the first {found} tokens for layers that see all keys, but for "
+            text += (
+                f"layers with a window only the blocks before token {cached}: the computation starts there."
+            )
+            facts |= {"found_tokens": found}
         else:
             miss, more = self._miss(cached // size)
             facts |= more

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmengine.config import EngineConfig
+from mmengine.core.state.blocks import hit_tokens
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -81,7 +82,7 @@ class Watch:
             case ev.Scheduled(encode=encode):
                 measured.meter.num_encoded += len(encode)
             case ev.Admitted(request_id=name, encode=encode):
-                hits = len(event.cached_blocks) // 4 * state.block_size
+                hits = hit_tokens(state, event)
                 computed = hits if event.num_computed < 0 else event.num_computed
                 measured.meter.admitted(self._names[name], event.row, computed)
                 measured.meter.num_encoded += len(encode)

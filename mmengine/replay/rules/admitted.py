@@ -42,6 +42,16 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
         if (broken := next(rules, None)) is not None:
             yield broken
             return
+    if state.num_groups > 1:
+        problem = _wrong_groups(state, cached, new, start)
+        if problem is not None:
+            text = f"request {name!r:.80} starts with {problem}"
+            yield BrokenRule("blocks", text, len(cached), len(new), can_fold=False)
+            return
+        hits = start // state.block_size
+        yield from check_new_blocks(state, new[~np.isin(new, cached)])
+        yield from _window_hits(state, event, cached, start)
+        cached, new = cached[:hits], new[:: state.num_groups]
     if event.num_tokens < 1 or start < 0 or reach > most or len(cached) + len(new) > width:
         text = f"request {name!r:.80} starts after {start} tokens with {event.num_tokens} tokens in "
         text += f"{len(cached) + len(new)} blocks; a row holds {most} tokens in {width} blocks"
@@ -86,6 +96,36 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
     if same < len(cached):
         text = f"request {name!r:.80} starts with {len(cached)} prefix hits, but {same} of these blocks hold "
         yield BrokenRule("hits", text + "its prefix", len(cached), same)
+
+
+def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int) -> str | None:
+    """Return what keeps the blocks from being one table for each block group, or None."""
+    size, groups = state.block_size, state.num_groups
+    if not 0 <= start < state.block_table.shape[1] * size or start % size:
+        return f"{start} computed tokens, which are not whole blocks in a row's table"
+    hits = start // size
+    expected = hits * groups - int(state.windows.first_needed(start).sum())
+    if len(cached) != expected:
+        return f"{len(cached)} prefix hits in {groups} block groups; {start} computed tokens need {expected}"
+    if len(new) % groups or hits + len(new) // groups > state.block_table.shape[1]:
+        most = state.block_table.shape[1]
+        return f"{len(new)} new blocks in {groups} block groups, of which each has at most {most}"
+    return None
+
+
+def _window_hits(state: State, event: ev.Admitted, cached: np.ndarray, start: int) -> Rules:
+    """Check that the hits in groups with a window hold the contents of the first group's hits. `start`: the
+    number of tokens in the first group's hits."""
+    hits = place = start // state.block_size
+    contents = state.blocks.content[cached[:hits]].tolist()
+    for group, first in enumerate(state.windows.first_needed(start)[:, 0].tolist()):
+        own = cached[place : place + hits - first].tolist()
+        place += len(own)
+        same = sum(map(int.__eq__, own, (state.blocks.find_window(each, group) for each in contents[first:])))
+        if same < len(own):
+            text = f"request {event.request_id!r:.80} starts with {len(own)} prefix hits in group "
+            text += f"{group + 1}, but {same} of these blocks hold its prefix"
+            yield BrokenRule("hits", text, len(own), same)
 
 
 def _first_tokens(

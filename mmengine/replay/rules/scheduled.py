@@ -112,7 +112,7 @@ def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarra
 def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndarray) -> Rules:
     """Check that the rows get the blocks that their next tokens need, and that these are free."""
     short, further = further_blocks(state, state.config, rows, counts)
-    needed = int(further.sum())
+    needed = int(further.sum()) * state.num_groups
     if len(short) and (state.num_blocks[rows[short]] + further > state.block_table.shape[1]).any():
         width = state.block_table.shape[1]
         text = f"step {state.step} gives a row more than {width} blocks, the most that max_model_len needs"

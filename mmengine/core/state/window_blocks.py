@@ -1,0 +1,162 @@
+"""KV blocks of the groups whose layers see only a window (block_groups without the first group).
+
+A row's blocks have the same numbers in all groups: number n holds the tokens from n * block_size on. In a
+group with a window the row holds no blocks before the first key that a later query sees. The blocks of all
+groups come from one pool.
+"""
+
+from collections import deque
+from itertools import repeat
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.state.columns import NEVER
+from mmengine.core.state.prefix_index import NO_BLOCK, NO_CONTENT
+from mmengine.ragged import counting
+
+_NO_BLOCKS = np.zeros(0, np.int32)
+
+
+class WindowIndex:
+    """Finds the block of a group with a window that holds the KV of a content.
+
+    A content is the content id that the prefix index has for the first group's block with the same number, so
+    it stands for all tokens up to the block's end. `keys` has content * num_groups + group for each block, or
+    NO_CONTENT.
+    """
+
+    def __init__(self, num_blocks: int, num_groups: int):
+        self.num_groups = num_groups
+        self.keys = np.full(num_blocks if num_groups else 0, NO_CONTENT, np.int64)
+        self._block_of: dict[int, int] = {}
+
+    def find(self, content: int, group: int) -> int:
+        """Return the block that holds this content in the group, or NO_BLOCK."""
+        return self._block_of.get(content * self.num_groups + group, NO_BLOCK)
+
+    def insert(self, blocks: np.ndarray, contents: np.ndarray) -> None:
+        """Record the contents of `blocks`, int32 [num_groups, n]. `contents`: int64 [n]. Block 0 and
+        NO_CONTENT are left out, and a content that another block has already."""
+        keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]
+        known = (blocks != 0) & (contents != NO_CONTENT)
+        keys, blocks = keys[known], blocks[known]
+        owners = list(map(self._block_of.setdefault, keys.tolist(), blocks.tolist()))
+        new = np.array(owners, np.int32) == blocks
+        self.keys[blocks[new]] = keys[new]
+
+    def forget(self, blocks: np.ndarray) -> None:
+        """Forget the contents of these blocks."""
+        keys = self.keys[blocks]
+        self.keys[blocks] = NO_CONTENT
+        deque(map(self._block_of.pop, keys[keys != NO_CONTENT].tolist(), repeat(None)), maxlen=0)
+
+    def forget_contents(self, contents: np.ndarray) -> None:
+        """Forget the blocks of all groups that hold these contents, int64 [n]."""
+        keys = contents[contents != NO_CONTENT] * self.num_groups + np.arange(self.num_groups)[:, None]
+        found = [self._block_of.pop(key, 0) for key in keys.ravel().tolist()]
+        self.keys[found] = NO_CONTENT
+
+    def clear(self) -> None:
+        """Forget all contents."""
+        self.keys[:] = NO_CONTENT
+        self._block_of.clear()
+
+    def restore(self, blocks: np.ndarray, keys: np.ndarray) -> None:
+        """Restore the keys of these blocks, which a snapshot has saved. This index must be empty."""
+        self.keys[blocks] = keys
+        self._block_of.update(zip(keys.tolist(), blocks.tolist(), strict=True))
+
+
+class WindowTables:
+    """The rows' block tables of the groups with a window. Only `evolve` calls methods that change them.
+
+    `tables`: int32 [group, row, number], 0 for a number that the row does not hold. `first_held`: int32
+    [group, row], the first number that the row holds; the last one is the same as in the first group.
+    `release_at`: int32 [row], the number of computed tokens at which the row can next release blocks.
+    """
+
+    def __init__(self, config: EngineConfig, num_numbers: int):
+        groups, rows = config.block_groups[1:], config.num_rows
+        self.num_groups, self._size = len(groups), config.block_size
+        self.windows = np.array([group.window for group in groups], np.int64)[:, None]
+        self.tables = np.zeros((len(groups), rows, num_numbers if groups else 0), np.int32)
+        self.first_held = np.zeros((len(groups), rows), np.int32)
+        self.release_at = np.full(rows if groups else 0, NEVER, np.int32)
+
+    def first_needed(self, num_computed: np.ndarray | int) -> np.ndarray:
+        """Return each group's first block number that queries from token `num_computed` on read, int64
+        [group, n]."""
+        return np.maximum(num_computed - self.windows + 1, 0) // self._size
+
+    def fill_row(
+        self, row: int, cached: np.ndarray, new: np.ndarray, computed: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Put an admitted row's blocks into its tables, and return those of the first group, as (cached,
+        new).
+
+        `cached`: the hits of all groups, one group after the other. `new`: as in `deal`. `computed`: the
+        tokens in prefix hits, a multiple of the block size.
+        """
+        num_hits, first = computed // self._size, self.first_needed(computed)[:, 0]
+        place = num_hits
+        for group, start in enumerate(first.tolist()):
+            end = place + num_hits - start
+            self.tables[group, row, start:num_hits] = cached[place:end]
+            place = end
+        by_group = new.reshape(-1, self.num_groups + 1).T
+        self.tables[:, row, num_hits : num_hits + by_group.shape[1]] = by_group[1:]
+        self.first_held[:, row] = first
+        self._set_release_at(np.array([row]))
+        return cached[:num_hits], by_group[0]
+
+    def deal(self, rows: np.ndarray, numbers: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """Put `new` blocks into the tables of all groups, at `numbers` of `rows` (both int [n]), and return
+        the first group's blocks. `new`: a block of each group for the first number, then for the next one.
+        """
+        by_group = new.reshape(-1, self.num_groups + 1).T
+        self.tables[:, rows, numbers] = by_group[1:]
+        return by_group[0]
+
+    def release(self, rows: np.ndarray, num_computed: np.ndarray) -> np.ndarray:
+        """Take the blocks that no later query reads from the rows, and return them, int32. `num_computed`:
+        the tokens of each row that are computed for certain. Rows may share a block, which then occurs
+        several times."""
+        ripe = num_computed >= self.release_at[rows]
+        if not ripe.any():
+            return _NO_BLOCKS
+        rows, num_computed = rows[ripe], num_computed[ripe]
+        held = self.first_held[:, rows]
+        counts = np.maximum(self.first_needed(num_computed) - held, 0).ravel()
+        groups, places = np.divmod(np.repeat(np.arange(len(counts)), counts), len(rows))
+        where = groups, rows[places], counting(counts) + np.repeat(held.ravel(), counts)
+        blocks = self.tables[where]
+        self.tables[where] = 0
+        self.first_held[:, rows] = held + counts.reshape(held.shape)
+        self._set_release_at(rows)
+        return blocks
+
+    def held_by(self, row: int, num_numbers: int) -> np.ndarray:
+        """Return the row's blocks, int32, one group after the other. `num_numbers`: how many the row has in
+        the first group."""
+        tables = self.tables[:, row, :num_numbers]
+        return tables[np.arange(num_numbers) >= self.first_held[:, row, None]]
+
+    def clear_row(self, row: int, num_numbers: int) -> None:
+        """Take all blocks from the row."""
+        self.tables[:, row, :num_numbers] = 0
+        self.first_held[:, row], self.release_at[row] = 0, NEVER
+
+    def restore_row(self, row: int, first_held: np.ndarray, blocks: np.ndarray) -> None:
+        """Restore what a snapshot has saved: `first_held` [group], and the result of `held_by`."""
+        counts = (len(blocks) + int(first_held.sum())) // self.num_groups - first_held
+        if counts.min() < 0 or counts.sum() != len(blocks):
+            raise ValueError("a row's blocks in windows are not one table for each group")
+        self.first_held[:, row] = first_held
+        groups, numbers = np.repeat(np.arange(self.num_groups), counts), counting(counts)
+        self.tables[groups, row, numbers + np.repeat(first_held, counts)] = blocks
+        self._set_release_at(np.array([row]))
+
+    def _set_release_at(self, rows: np.ndarray) -> None:
+        ends = (self.first_held[:, rows] + 1) * self._size + self.windows - 1
+        self.release_at[rows] = ends.min(axis=0)

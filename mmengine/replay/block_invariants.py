@@ -1,0 +1,111 @@
+"""The invariants of KV blocks: who holds them, and which blocks a row holds in each block group.
+invariants.py lists them with their names.
+
+Each function yields a sentence for every way in which the state breaks its invariant.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mmengine.core.state.columns import RUNS_ON
+from mmengine.core.state.prefix_index import NO_CONTENT
+from mmengine.core.state.state import State
+
+
+def broken_references(state: State) -> Iterator[str]:
+    """Check that the reference counts follow from the block tables."""
+    held = _held_blocks(state)
+    wrong = np.flatnonzero(held != state.blocks.references)
+    if len(wrong):
+        block = int(wrong[0])
+        yield (
+            f"block {block} has the reference count {int(state.blocks.references[block])}, but rows, store "
+            f"fetches and session leases hold it {int(held[block])} times"
+        )
+    if held[0]:
+        yield f"block 0, the dummy block, is held {int(held[0])} times, but must never be held"
+
+
+def _held_blocks(state: State) -> np.ndarray:
+    held = np.zeros(state.blocks.num_blocks, np.int32)
+    for row in (*state.running.tolist(), *state.leaving):
+        np.add.at(held, state.block_table[row, : state.num_blocks[row]], 1)
+        if state.num_groups > 1:
+            np.add.at(held, state.windows.held_by(row, state.num_blocks[row]), 1)
+    for name in state.fetching:
+        np.add.at(held, state.requests[name].fetch_blocks, 1)
+    np.add.at(held, state.sessions.leased(), 1)
+    return held
+
+
+def broken_blocks(state: State) -> Iterator[str]:
+    """Check that each block is held or free, once."""
+    free = state.blocks.free_list.order()
+    if len(free) != state.blocks.num_free or len(np.unique(free)) != len(free):
+        yield (
+            f"the free list counts {state.blocks.num_free} blocks, but has {len(free)} entries with "
+            f"{len(np.unique(free))} different blocks"
+        )
+    expected = np.flatnonzero(_held_blocks(state)[1:] == 0) + 1
+    if not np.array_equal(np.sort(free), expected):
+        lost = np.setxor1d(free, expected)
+        yield (
+            f"{len(lost)} blocks are both held and free, or neither held nor free; the first is block "
+            f"{int(lost[0])}"
+        )
+
+
+def broken_host_blocks(state: State) -> Iterator[str]:
+    """Check that each block in the host pool is free or holds a request's KV, once."""
+    swapped = [req_state.host_blocks for req_state in state.requests.values()]
+    placed = np.sort(np.concatenate([*swapped, state.free_host_blocks]))
+    if not np.array_equal(placed, np.arange(state.config.swap_blocks)):
+        yield (
+            f"{len(np.unique(placed))} different host blocks are listed {len(placed)} times as held or free; "
+            f"each of the {state.config.swap_blocks} host blocks must be listed once"
+        )
+
+
+def broken_windows(state: State) -> Iterator[str]:
+    """Check that in a group with a window each row holds the blocks that its next queries read, and between
+    steps no other blocks.
+    """
+    rows = state.running
+    if state.num_groups == 1 or not len(rows):
+        return
+    windows = state.windows
+    numbers = np.arange(windows.tables.shape[2])
+    tables, first = windows.tables[:, rows], windows.first_held[:, rows]
+    due = (numbers >= first[..., None]) & (numbers < state.num_blocks[rows][:, None])
+    for group, place, number in np.argwhere((tables != 0) != due)[:1].tolist():
+        yield (
+            f"row {int(rows[place])} holds block {int(tables[group, place, number])} with number {number} in "
+            f"group {group + 1}; it should hold the numbers {int(first[group, place])} to "
+            f"{int(state.num_blocks[rows[place]]) - 1}"
+        )
+    needed = windows.first_needed(state.num_computed[rows] - state.scheduled[rows])
+    runs_on = state.ended[rows] == RUNS_ON
+    lacks = (first > needed) & (state.in_flight[rows] == 0)
+    settled = runs_on & (state.in_flight[rows] == 0) & (state.scheduled[rows] == 0)
+    for group, place in np.argwhere(lacks | (settled & (first != needed)))[:1].tolist():
+        yield (
+            f"row {int(rows[place])} holds blocks from number {int(first[group, place])} on in group "
+            f"{group + 1}; its next query reads from number {int(needed[group, place])} on"
+        )
+    yield from _wrong_contents(state, rows, tables, due & (numbers < state.num_filled[rows][:, None]))
+
+
+def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
+    """Check that the recorded contents of blocks in windows are those of the first group's blocks. `filled`:
+    bool [group, row, number], the full blocks."""
+    groups, places, numbers = filled.nonzero()
+    keys = state.blocks.windows.keys[tables[groups, places, numbers]]
+    contents = state.blocks.content[state.block_table[rows[places], numbers]]
+    wrong = (keys != NO_CONTENT) & (contents != NO_CONTENT)
+    wrong &= keys != contents * state.windows.num_groups + groups
+    for place in np.flatnonzero(wrong)[:1].tolist():
+        yield (
+            f"row {int(rows[places[place]])} holds another content in group {int(groups[place]) + 1}, number "
+            f"{int(numbers[place])}, than in the first group"
+        )

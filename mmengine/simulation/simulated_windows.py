@@ -1,0 +1,48 @@
+"""The simulated KV of block groups with a window.
+
+Each slot of such a group holds a number that depends on all tokens of the row up to its own. So a block that
+was released too early, that another row or group has overwritten, or that holds another prefix is found.
+"""
+
+import numpy as np
+
+from mmengine.config import EngineConfig
+from mmengine.core.executor import StepPlan
+
+_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+
+
+class SimulatedWindows:
+    """Writes and checks the slots. `values`: all slots of the pool, which all groups share, uint64."""
+
+    def __init__(self, config: EngineConfig, values: np.ndarray):
+        self._windows = [group.window for group in config.block_groups[1:]]
+        self._size, self._values = config.block_size, values
+
+    def run(self, plan: StepPlan) -> np.ndarray:
+        """Write the step's tokens, whose slots of the first group are written already. Returns a number for
+        each row, uint64 [n]: 0 unless a key in the window of one of its queries is wrong.
+        """
+        ends = plan.num_computed + plan.num_scheduled
+        sums = [self._prefix_sums(plan.block_table[place], end) for place, end in enumerate(ends.tolist())]
+        new = [of_row[start:] for of_row, start in zip(sums, plan.num_computed.tolist(), strict=True)]
+        wrong = np.zeros(len(ends), np.uint64)
+        for number, group in enumerate(plan.windows):
+            self._values[group.slot_mapping] = _mixed(np.concatenate(new), number)
+        for number, (group, window) in enumerate(zip(plan.windows, self._windows, strict=True)):
+            for place, start in enumerate(plan.num_computed.tolist()):
+                positions = np.arange(max(0, start - window + 1), ends[place])
+                found = self._values[self._slots(group.block_table[place], positions)]
+                wrong[place] += np.uint64((found != _mixed(sums[place][positions], number)).sum())
+        return wrong * _FACTOR
+
+    def _prefix_sums(self, table: np.ndarray, num_tokens: int) -> np.ndarray:
+        return np.cumsum(self._values[self._slots(table, np.arange(num_tokens))], dtype=np.uint64)
+
+    def _slots(self, table: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return table[positions // self._size].astype(np.int64) * self._size + positions % self._size
+
+
+def _mixed(sums: np.ndarray, group: int) -> np.ndarray:
+    """Return the numbers that a group's slots hold for tokens with these sums over their prefixes."""
+    return (sums + np.uint64(group + 1)) * _FACTOR
