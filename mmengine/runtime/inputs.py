@@ -69,6 +69,7 @@ def prepare(
             plan.block_table,
             plan.num_drafts,
             rows.run_ids(plan),
+            plan.windows,
         ),
         sample_tokens=None if sample_tokens is None else on_device[4 * num_tokens : end],
         places=places,
@@ -87,6 +88,13 @@ def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarra
     rows.positions(plan, own[1:])
     out[:] = 0
     out[:, frame.places] = own
+
+
+def written_slots(plan: StepPlan) -> np.ndarray:
+    """Return the slots that the step writes in all block groups, int64."""
+    if not plan.windows:
+        return plan.slot_mapping
+    return np.concatenate((plan.slot_mapping, *(window.slot_mapping for window in plan.windows)))
 
 
 def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:

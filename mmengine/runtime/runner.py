@@ -32,7 +32,7 @@ from mmengine.runtime.features import FeatureStore, encode
 from mmengine.runtime.graphs.capture import Capture, capture
 from mmengine.runtime.graphs.decode import DecodeGraphs
 from mmengine.runtime.graphs.encoder import EncoderGraphs, capture_encoder
-from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare
+from mmengine.runtime.inputs import StepInputs, fresh_blocks, prepare, written_slots
 from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.kv.states import state_pool
@@ -77,12 +77,12 @@ class ModelRunner:
         device = placement.device.torch_device
         self._model, self._config, self._device = model, config, device
         self._watcher, self._matchers = stop_watcher, matchers
-        invariant = config.batch_invariant
+        name, invariant, groups = placement.attention, config.batch_invariant, config.block_groups
         if invariant:
             check_invariant(model, placement.device)
         self._kv = pool_of(spec, config, placement)
         self._states = state_pool(spec, config, placement)
-        self._attention = make_backend(placement.attention, spec, self._kv, batch_invariant=invariant)
+        self._attention = make_backend(name, spec, self._kv, batch_invariant=invariant, groups=groups)
         self._features = FeatureStore(spec.hidden_size, spec.num_deepstack, config.encoder_cache_size)
         if placement.device.has_own_memory and spec.has_encoder:
             self._features.hold_all(placement.dtype, device)
@@ -302,7 +302,7 @@ class ModelRunner:
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
         self._kv.copy(plan)  # before clearing, because a block that is swapped out may be cleared next
         if self._attention.reads_unwritten:
-            fresh = fresh_blocks(plan.slot_mapping, self._config.block_size)
+            fresh = fresh_blocks(written_slots(plan), self._config.block_size)
             if len(fresh):
                 self._kv.clear(upload(fresh, self._device))
         if inputs.pending.shape[1]:

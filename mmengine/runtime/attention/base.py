@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import torch
 
+from mmengine.core.executor import WindowPlan
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import KVPool
@@ -28,6 +29,8 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
     num_drafts: np.ndarray | None = None
     # int32 [t], each token's run (ModelSpec.runs), numbered within its row; -1: no run. None: no runs
     run_ids: np.ndarray | None = None
+    # Slots and tables of the block groups with a window; `slots` and `table` above are the first group's.
+    windows: tuple[WindowPlan, ...] = ()
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Copy slots [t], table [n, b] and kv_lens [n] to `device` as int64 tensors, in a single transfer."""

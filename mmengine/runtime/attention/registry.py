@@ -4,15 +4,18 @@ An entry point in the group `mmengine.attention_backends` names a callable that 
 a ModelSpec and a KVPool.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
+from mmengine.block_groups import BlockGroup
 from mmengine.errors import ConfigError
+from mmengine.models.layer_groups import groups_unfit
 from mmengine.models.plugin import ModelSpec
 from mmengine.registry import Registry
 from mmengine.runtime.attention import flashinfer_capability, native_paged, triton_capability
 from mmengine.runtime.attention.base import AttentionBackend
+from mmengine.runtime.attention.grouped import GroupedAttention
 from mmengine.runtime.attention.layered import LayeredAttention, check_spec, log_features, masked_features
 from mmengine.runtime.kv.pool import KVPool
 
@@ -34,9 +37,16 @@ log = structlog.get_logger("mmengine.operators")
 
 
 def make_backend(
-    name: str, spec: ModelSpec, kv: KVPool, *, batch_invariant: bool = False
+    name: str,
+    spec: ModelSpec,
+    kv: KVPool,
+    *,
+    batch_invariant: bool = False,
+    groups: Sequence[BlockGroup] = (),
 ) -> AttentionBackend:
     """Return the backend called `name`. In layers that need more than plain causal attention, torch computes.
+
+    With block `groups` each group has a backend of its own.
 
     "auto" returns the first backend in the device's preferred order that works for the pool and the
     model's shape, else torch. With `batch_invariant` a row's result has the same bits whatever other rows are
@@ -45,6 +55,12 @@ def make_backend(
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.
     """
+    if groups:
+        if problem := groups_unfit(spec, groups):
+            raise ConfigError(f"block_groups do not describe this model: {problem}")
+        return GroupedAttention(
+            spec, groups, lambda own: make_backend(name, own, kv, batch_invariant=batch_invariant)
+        )
     if not spec.attention:
         return _plain_backend(name, spec, kv, batch_invariant)
     check_spec(spec, name)

@@ -14,6 +14,7 @@ import torch
 from mmengine.config import EngineConfig
 from mmengine.core.executor import StepPlan
 from mmengine.errors import ConfigError
+from mmengine.models.layer_groups import block_spec
 from mmengine.models.plugin import ModelSpec
 from mmengine.native.linear import packed_buffer
 from mmengine.runtime.device.placement import Placement
@@ -148,7 +149,7 @@ def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> t
 def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPool:
     """Return the pool for `config`, which has num_blocks filled in. Raises ConfigError."""
     return KVPool(
-        spec,
+        block_spec(spec, config.block_groups),
         config.num_blocks,
         config.block_size,
         placement.dtype,

@@ -8,6 +8,7 @@ import torch
 
 from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.errors import ConfigError
+from mmengine.models.layer_groups import block_groups, block_spec
 from mmengine.models.plugin import ModelSpec, VisionLanguageModel
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Device, Meter
@@ -47,9 +48,10 @@ def resolve(
     if spec.state is not None:
         _check_states(config)
     wanted_len = config.max_model_len or spec.max_model_len
-    blocks_each = -(-wanted_len // size)
+    config = _with_groups(config, spec, head, wanted_len)
+    blocks_each = config.most_blocks(wanted_len)
     block_bytes = block_bytes_of(config, spec, head, dtype)
-    needed = -(-config.max_model_len // size) + 1  # blocks for one request, if a length was set
+    needed = config.most_blocks(config.max_model_len) + 1  # blocks for one request, if a length was set
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
     if meter is not None:
@@ -71,7 +73,7 @@ def resolve(
         memory.check(num_blocks, block_bytes)
     else:
         num_blocks = min(num_blocks, config.max_num_seqs * blocks_each + 1)
-    room = (num_blocks - 1) * size
+    room = config.longest_row(num_blocks)
     if room < 2 or config.max_model_len > room:
         raise ConfigError(
             f"num_blocks {num_blocks} of {size} tokens store {max(0, room)} tokens (one block is the dummy), "
@@ -102,6 +104,22 @@ def _check_states(config: EngineConfig) -> None:
         )
 
 
+def _with_groups(
+    config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, longest: int
+) -> EngineConfig:
+    """Return the config with the model's block groups, if the settings support groups, and if a request of
+    `longest` tokens then needs less memory."""
+    excluded = (config.compat, config.lookahead_tokens, config.swap_blocks, config.block_store)
+    if config.block_groups or head is not None or any(excluded) or config.tensor_parallel > 1:
+        return config
+    grouped = msgspec.structs.replace(config, block_groups=block_groups(spec, longest))
+    if not grouped.block_groups:
+        return config
+    layers_before = config.most_blocks(longest) * spec.num_kv_layers
+    layers = grouped.most_blocks(longest) * len(grouped.block_groups[0].layers)
+    return grouped if layers < layers_before else config
+
+
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
@@ -119,6 +137,7 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
     """Return the bytes per KV block, for the model and its draft head."""
+    spec = block_spec(spec, config.block_groups)
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
     return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
 
