@@ -47,6 +47,18 @@ class CodedRows(NamedTuple):
     mins: np.ndarray | None = None
 
 
+class Blocks(NamedTuple):
+    """A GGUF type whose blocks the CPU's kernels multiply as they are stored.
+
+    `number`: the type's number in GGUF files. `name`: its name. `halves`: the byte offsets of a block's
+    float16 numbers.
+    """
+
+    number: int
+    name: str
+    halves: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """Where a tensor is stored. `start` is its byte offset in `path`."""
@@ -68,6 +80,15 @@ class TensorEntry:
         from `begin`, and its rows. Raises ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored as integer codes")
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """Return the type of a matrix that is stored in rows of GGUF's blocks, else None."""
+        return None
+
+    def block_rows(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield rows [begin, end) as uint8 [m, bytes of a row], like `coded`."""
+        raise NotImplementedError(f"{self.stored_name} is not stored in GGUF's blocks")
 
     @property
     def companions(self) -> tuple["TensorEntry", ...]:

@@ -78,11 +78,14 @@ def _kernels() -> str:
 def _quantised() -> str:
     import torch  # lazy, as below
 
+    from mmengine.models.held_weights import gguf_types_held
     from mmengine.models.reader import holds_codes
 
-    if holds_codes(torch.device("cpu"), torch.bfloat16):
-        return "FP8, int8 and int4 stay codes on a CPU in bfloat16, elsewhere they are dequantised"
-    return "dequantised: there are no CPU kernels"
+    if not holds_codes(torch.device("cpu"), torch.bfloat16):
+        return "dequantised: there are no CPU kernels"
+    types = ", ".join(gguf_types_held(torch.device("cpu")))
+    gguf = f"GGUF's {types} stay codes in float32" if types else "GGUF's K-quants are dequantised"
+    return f"FP8, int8 and int4 stay codes on a CPU in bfloat16, elsewhere they are dequantised; {gguf}"
 
 
 def _plugins() -> str:

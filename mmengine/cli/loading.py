@@ -3,10 +3,12 @@ otherwise a line every LINE_EVERY_S seconds.
 """
 
 import gc
+import resource
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # heavy: loaded where there is a terminal
@@ -100,7 +102,7 @@ class Loading(Bar):
             f": {_size(self.whole)} of weights{held}; KV pool of {tokens:,} tokens ({config.num_blocks:,} "
             f"blocks, {_size(built.kv_bytes)} when full); max_model_len {config.max_model_len:,}; "
             f"{built.num_threads} thread{'s' * (built.num_threads > 1)}; {_size(built.free_bytes)} of memory "
-            "free"
+            "free" + resident_text()
         )
 
 
@@ -140,6 +142,15 @@ def prompt_bar() -> Iterator[Bar]:
 
 def say(text: str) -> None:
     print(f"mmengine: {text}", file=sys.stderr, flush=True)
+
+
+def resident_text() -> str:
+    """Return this process's resident memory for the last line; "" if the system does not report it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return ""
+    return f"; {_size(pages * resource.getpagesize())} resident"
 
 
 def _size(num_bytes: int) -> str:

@@ -25,16 +25,23 @@ from mmengine.checkpoint.mapped_file import MappedFile
 from mmengine.checkpoint.stacked_experts import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry
 from mmengine.errors import ModelError
+from mmengine.models.held_weights import WHOLE_NUMBERS, HeldWeights, holds_blocks
 from mmengine.models.progress import report_weights
 from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
-from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form, multiplies_float32
+from mmengine.native.blocks import ChunkedBlocks, runs_of
+from mmengine.native.linear import (
+    GROUPS,
+    AnyWeight,
+    ChunkedCodes,
+    ChunkedWeight,
+    Codes,
+    Form,
+    multiplies_float32,
+)
 
 PIECE_VALUES = 2**22  # Values in a piece: 8 MiB in bfloat16.
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
-_NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
-_WHOLE = {"int8", "int4"}  # Integer codes.
-_OUTSIDE = ", int8 activations (outside parity)"
 R = TypeVar("R", torch.Tensor, Codes)
 STORED = {
     "F64": torch.float64,
@@ -79,7 +86,8 @@ class WeightReader:
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
         self._part, self._quantize, self._activations = part, quantize, activations
-        self._forms: set[str] = set()  # Code formats of the matrices that were returned as codes.
+        library = native.load() if device.type == "cpu" else None
+        self._held_weights = HeldWeights(library, dtype, activations)
         self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # In bytes.
 
     @property
@@ -93,6 +101,7 @@ class WeightReader:
     def read(self, *names: str) -> torch.Tensor:
         """Return a tensor, or several tensors joined along their first dimension."""
         out = torch.empty(self._joined(names), device=self._device, dtype=self._dtype)
+        self._held_weights.add_tensor(out)
         self._read_into(out, names)
         return out
 
@@ -119,49 +128,69 @@ class WeightReader:
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
         return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
-    def held(self, *names: str) -> ChunkedWeight | ChunkedCodes:
+    def held(self, *names: str, alike: bool = False) -> AnyWeight:
         """Return the joined matrix for kernels that can multiply codes. The matrix has codes if the reader
-        quantises, or if all the tensors are stored with the same coding; otherwise it has `dtype`.
+        quantises, or if all the tensors are stored with the same coding; blocks if all tensors are stored
+        in GGUF's blocks; else `dtype`. `alike`: blocks must have the same type.
         """
+        if (runs := self._runs(names, alike)) is not None:
+            return self._in_blocks(names, runs)
         return self._held(names, self._coding(names))
 
-    def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
-        """Return each group's matrix as `held` does. All matrices have the same coding, or all have
+    def held_each(self, groups: Sequence[Sequence[str]]) -> list[AnyWeight]:
+        """Return each group's matrix as `held` does. All matrices have the same coding or blocks, or all have
         `dtype`.
         """
+        runs = [self._runs(names, alike=True) for names in groups]
+        if runs[0] is not None and all(each == runs[0] for each in runs):
+            return [self._in_blocks(names, runs[0]) for names in groups]
         coding = self._coding(tuple(name for names in groups for name in names))
         return [self._held(tuple(names), coding) for names in groups]
 
+    def keeps_blocks(self, name: str) -> bool:
+        """Return whether `held` returns this matrix in GGUF's blocks."""
+        return self._runs((name,), alike=True) is not None
+
+    def _runs(self, names: Sequence[str], alike: bool) -> tuple[tuple[int, int], ...] | None:
+        """Return the runs of types in which the joined matrix is held as blocks, or None."""
+        found = [self._entries[name].blocks for name in names]
+        types = [
+            (self._entries[name].shape[0], each.number)
+            for name, each in zip(names, found, strict=True)
+            if each
+        ]
+        usable = self._part is WHOLE and self._quantize is None and self._activations == "model"
+        if len(types) < len(names) or not usable or not holds_blocks(self._device, self._dtype):
+            return None
+        return runs_of(types) if len({number for _, number in types}) == 1 or not alike else None
+
+    def _in_blocks(self, names: Sequence[str], runs: tuple[tuple[int, int], ...]) -> ChunkedBlocks:
+        self._held_weights.add_types([self._entries[name] for name in names], as_codes=True)
+        n, k = self._joined(tuple(names))
+        return self._held_weights.add(ChunkedBlocks(n, k, runs, self._rows(tuple(names), self._block_rows)))
+
+    def _block_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        entry = self._entries[name]
+        return ((at, torch.from_numpy(rows)) for at, rows in entry.block_rows(0, entry.shape[0]))
+
     def _held(self, names: tuple[str, ...], coding: Coding | None) -> ChunkedWeight | ChunkedCodes:
         if coding is None:
-            return self.pieces(*names)
-        self._forms.add(coding.form)
+            self._held_weights.add_types([self._entries[name] for name in names], as_codes=False)
+            return self._held_weights.add(self.pieces(*names))
         n, k = self._joined(names)
         rows = self._rows(names, partial(self._coded, coding=coding))
-        int8_rows = self._activations == "int8" and coding.form in _WHOLE
-        return ChunkedCodes(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows, self._dtype)
+        int8_rows = self._activations == "int8" and coding.form in WHOLE_NUMBERS
+        form = FORMS[coding.form]
+        weight = ChunkedCodes(n, k, form, coding.group, rows, coding.mins, int8_rows, self._dtype)
+        return self._held_weights.add(weight, coding.form)
 
     def how_held(self) -> str:
         """Return a text that says how quantised matrices are held in memory; "" if no matrix is quantised."""
-        if self._forms:
-            names = ", ".join(_NAMES[form] for form in sorted(self._forms))
-            return names + (_OUTSIDE if self._activations == "int8" else "")
-        stored = {entry.coding.form for entry in self._entries.values() if entry.coding is not None}
-        dtype = self._dtype_name()
-        return ", ".join(f"{_NAMES[form]} held as {dtype}" for form in sorted(stored))
+        return self._held_weights.text(list(self._entries.values()))
 
     def check_activations(self) -> None:
         """Raise ModelError if `activations` is "int8" but no matrix that was read has integer codes."""
-        if self._activations == "int8" and not self._forms & _WHOLE:
-            held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name()
-            raise ModelError(
-                f"activations int8 multiplies whole numbers, and no matrices are held as such ({held}); add "
-                "quantize int8, use an int4 folder or a Q8_0, Q4_0 or Q4_1 "
-                "GGUF file, or leave activations out"
-            )
-
-    def _dtype_name(self) -> str:
-        return str(self._dtype).removeprefix("torch.")
+        self._held_weights.check_activations()
 
     def _coding(self, names: tuple[str, ...]) -> Coding | None:
         """Return the coding in which the joined matrix is held, or None if it is held in the reader's

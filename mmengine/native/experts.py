@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mmengine.native.feed_forward import Mixture
 from mmengine.native.linear import (
-    ChunkedCodes,
-    ChunkedWeight,
+    AnyWeight,
     Linear,
     PackedLinear,
     declare_functions,
@@ -20,7 +19,7 @@ from mmengine.native.linear import (
     structure,
 )
 
-_ALIKE = ("n", "k", "dtype", "form", "group", "mins", "x_form")
+_ALIKE = ("n", "k", "dtype", "form", "group", "mins", "x_form", "num_runs")
 
 
 class ExpertsStruct(ctypes.Structure):
@@ -42,9 +41,7 @@ class PackedExperts:
     Raises ValueError if the matrices differ in shape, dtype or code format.
     """
 
-    def __init__(
-        self, library: ctypes.CDLL, weights: Sequence[ChunkedWeight | ChunkedCodes], *, gate_up: bool = False
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, weights: Sequence[AnyWeight], *, gate_up: bool = False) -> None:
         self.count, self.c = len(weights), structure(weights[0])
         library = declare_functions(library)
         num_bytes = library.mm_linear_bytes(ctypes.addressof(self.c))
@@ -53,6 +50,8 @@ class PackedExperts:
         for index, weight in enumerate(weights):
             one = structure(weight)
             one.packed = self._packed.ctypes.data + index * num_bytes
+            if getattr(weight, "runs", ()) != getattr(weights[0], "runs", ()):
+                raise ValueError(f"expert {index} differs from the first in its blocks' types")
             if any(getattr(one, name) != getattr(self.c, name) for name in _ALIKE):
                 raise ValueError(f"expert {index} differs from the first in shape or form")
             pack_rows(library, one, weight, one.n // 2 if gate_up else 0)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmengine.native.blocks import BlockRun, ChunkedBlocks
 from mmengine.native.dtypes import DTYPES
 
 _HUGE = 2**21
@@ -31,6 +32,8 @@ class Linear(ctypes.Structure):
         ("packed", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("x_form", ctypes.c_int32),
+        ("num_runs", ctypes.c_int32),
+        ("runs", ctypes.POINTER(BlockRun)),
     )
 
 
@@ -83,6 +86,7 @@ class Form(enum.IntEnum):
     FP8 = 1
     INT8 = 2
     INT4 = 3
+    BLOCKS = 4  # ChunkedBlocks
 
 
 class Codes(NamedTuple):
@@ -118,13 +122,20 @@ class ChunkedCodes:
     dtype: torch.dtype = torch.bfloat16
 
 
+AnyWeight = ChunkedWeight | ChunkedCodes | ChunkedBlocks
+
+
 def multiplies_float32(library: ctypes.CDLL) -> bool:
     """Return whether float32 layers may have INT8 or INT4 codes: on CPUs without bfloat16 instructions."""
     return bool(library.mm_linear_codes_fp32())
 
 
-def structure(weight: ChunkedWeight | ChunkedCodes, bias: int | None = None) -> Linear:
+def structure(weight: AnyWeight, bias: int | None = None) -> Linear:
     """Return the C structure for a layer whose weight is not packed yet. `bias` is an address."""
+    if isinstance(weight, ChunkedBlocks):
+        runs = weight.run_array()
+        numbers = (DTYPES[weight.dtype], int(Form.BLOCKS), 0, False)
+        return Linear(weight.n, weight.k, *numbers, None, bias, 0, len(runs), runs)
     form, group, mins, x_form = 0, 0, False, 0
     if isinstance(weight, ChunkedCodes):
         form, group, mins = int(weight.form), weight.group, weight.mins
@@ -132,7 +143,13 @@ def structure(weight: ChunkedWeight | ChunkedCodes, bias: int | None = None) -> 
     return Linear(weight.n, weight.k, DTYPES[weight.dtype], form, group, mins, None, bias, x_form)
 
 
-def pack_rows(library: ctypes.CDLL, c: Linear, weight: ChunkedWeight | ChunkedCodes, half: int) -> None:
+def packed_bytes(library: ctypes.CDLL, weight: AnyWeight) -> int:
+    """Return the bytes that a weight takes after packing."""
+    c = structure(weight)
+    return int(declare_functions(library).mm_linear_bytes(ctypes.addressof(c)))
+
+
+def pack_rows(library: ctypes.CDLL, c: Linear, weight: AnyWeight, half: int) -> None:
     """Pack all the weight's chunks into the zeroed memory at `c.packed`."""
     for first, rows in weight.chunks:
         of = rows if isinstance(rows, Codes) else (rows,)
@@ -148,6 +165,9 @@ class PackedLinear:
     """A linear layer y = x w^T + bias, float32 or bfloat16, whose w [n, k] is packed once. Keeps no reference
     to `weight`.
 
+    A layer with ChunkedBlocks gives the same bits as a float32 layer with the decoded weights. With `gate_up`
+    its blocks must have a single type.
+
     An FP8 layer gives the same bits as a bfloat16 layer with the weight bfloat16(code * scale). An INT8 or
     INT4 layer scales each group's sum in float32; on a CPU with AMX it instead rounds the decoded weights to
     bfloat16, as an FP8 layer does. With `int8_rows` y has the same bits on every CPU.
@@ -161,7 +181,7 @@ class PackedLinear:
     def __init__(
         self,
         library: ctypes.CDLL,
-        weight: Tensor | ChunkedWeight | ChunkedCodes,
+        weight: Tensor | AnyWeight,
         bias: Tensor | None = None,
         *,
         gate_up: bool = False,
@@ -172,6 +192,8 @@ class PackedLinear:
         n, self.dtype = weight.n, weight.dtype
         if bias is not None and bias.shape != (n,):
             raise ValueError(f"the bias is {list(bias.shape)}, the weight has {n} rows")
+        if gate_up and isinstance(weight, ChunkedBlocks) and len(weight.runs) > 1:
+            raise ValueError("gate and up have blocks of different types")
         self._gate_up, half = gate_up, n // 2 if gate_up else 0
         self._width = half or n
         self._bias = None if bias is None else bias.float().contiguous()

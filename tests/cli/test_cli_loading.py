@@ -1,6 +1,7 @@
 """Tests the progress reports while a model is loaded or a prompt computed: lines, or a bar in a terminal."""
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +34,8 @@ def test_lines_are_printed_at_intervals(monkeypatch, capsys):
     ]
 
 
-def test_the_last_line_names_the_choices_for_the_machine(tmp_path, capsys):
+def test_the_last_line_names_the_choices_for_the_machine(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loading, "resident_text", lambda: "; 4.90 GB resident")
     built = SimpleNamespace(
         folder=tmp_path,
         device="cpu",
@@ -51,8 +53,17 @@ def test_the_last_line_names_the_choices_for_the_machine(tmp_path, capsys):
     last = capsys.readouterr().err.splitlines()[1]
     assert last.endswith(
         " s: 4.26 GB of weights; KV pool of 39,056 tokens (2,442 blocks, 4.48 GB when full); "
-        "max_model_len 39,056; 2 threads; 13.80 GB of memory free"
+        "max_model_len 39,056; 2 threads; 13.80 GB of memory free; 4.90 GB resident"
     )
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
+def test_resident_memory_is_this_process_s():
+    held = bytearray(64 * 2**20)
+    held[:: 2**12] = b"1" * (2**14)
+    amount, unit, word = loading.resident_text().removeprefix("; ").split()
+    size = float(amount) * {"GB": 1e9, "MB": 1e6}[unit]
+    assert word == "resident" and len(held) < size < 2**36
 
 
 def test_quick_loading_prints_nothing(monkeypatch, capsys):

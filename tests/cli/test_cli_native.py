@@ -7,6 +7,7 @@ import os
 import pytest
 
 from mmengine.native import library
+from mmengine.native.blocks import multiplies_blocks
 from tests.cli.cli_process import call_cli
 
 QUESTION = ("run", "What is 3 plus 4?")
@@ -40,6 +41,16 @@ def test_one_line_and_the_same_answer(call_anew, tmp_path, change, said):
     usual = answer.stderr.splitlines()
     (line,) = (each for each in result.stderr.splitlines() if each not in usual)
     assert line.startswith("CPU kernels are off, torch computes instead, slower: ") and said in line
+
+
+def test_env_names_the_types_that_stay_codes(call_anew):
+    result = call_anew("env")
+    (held,) = (line for line in result.stdout.splitlines() if line.startswith("quantised weights"))
+    kernels = library.load()
+    if kernels is not None and multiplies_blocks(kernels):
+        assert "GGUF's IQ4_NL, IQ4_XS, MXFP4, Q2_K" in held and held.endswith("Q8_0 stay codes in float32")
+    else:
+        assert "dequantised" in held and "stay codes in float32" not in held
 
 
 def test_env_names_the_compute_backend(call_anew, tmp_path):

@@ -82,6 +82,9 @@ def read(path) -> bool:
             if entry.coding is not None:
                 parts = [rows.codes.shape for _, rows in entry.coded(0, entry.shape[0])]
                 assert sum(shape[0] for shape in parts) == entry.shape[0]
+            if entry.blocks is not None:
+                rows = [rows.shape for _, rows in entry.block_rows(0, entry.shape[0])]
+                assert sum(count * size for count, size in rows) == entry.num_bytes
     except ModelError as error:
         assert str(error).startswith(str(path)) and "\n" not in str(error) and len(str(error)) < 600
         return True

@@ -8,8 +8,8 @@ import numpy as np
 
 from mmengine.checkpoint.files import read_range
 from mmengine.checkpoint.gguf.container import Container, StoredTensor
-from mmengine.checkpoint.gguf.types import StoredType
-from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry
+from mmengine.checkpoint.gguf.types import BLOCKS, StoredType
+from mmengine.checkpoint.tensors import Blocks, CodedRows, Coding, TensorEntry
 from mmengine.errors import ModelError
 
 ROPE_FACTORS = "rope_freqs.weight"  # Factors for rotary frequencies, which become options in config.json.
@@ -64,6 +64,24 @@ class GGUFEntry(TensorEntry):
         """Return the coding for a matrix whose rows are whole blocks; None for any other tensor."""
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return self.type.coding if whole else None
+
+    @property
+    def blocks(self) -> Blocks | None:
+        whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
+        return BLOCKS.get(self.type.name) if whole else None
+
+    def block_rows(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        k, order = self.shape[1], self._order()
+        step = max(1, PIECE_VALUES // k)
+        for first in range(begin, end, step):
+            stored = order[first : min(first + step, end)]
+            low, high = int(stored.min()), int(stored.max()) + 1
+            found = self._stored(low * k, high * k)
+            for at in BLOCKS[self.type.name].halves:
+                bits = np.ascontiguousarray(found[:, at : at + 2]).view("<u2")
+                if bool(((bits & 0x7C00) == 0x7C00).any()):
+                    raise self._wrong("holds a scale that is not finite")
+            yield first - begin, found.reshape(high - low, -1)[stored - low]
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
         k = self.shape[1]

@@ -20,7 +20,7 @@ from mmengine.checkpoint.gguf.k_blocks import (
     q5_k,
     q6_k,
 )
-from mmengine.checkpoint.tensors import CodedRows, Coding
+from mmengine.checkpoint.tensors import Blocks, CodedRows, Coding
 
 _MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
@@ -175,6 +175,12 @@ TYPES = {
     23: StoredType("IQ4_XS", 256, 136, _k_values(iq4_xs)),
     39: StoredType("MXFP4", 32, 17, _mxfp4),
 }
+# Where the blocks of types that kernels multiply as they are stored have float16 numbers.
+_HALVES: dict[int, tuple[int, ...]] = dict.fromkeys((2, 6, 8, 20, 23), (0,)) | dict.fromkeys(
+    (3, 7, 12, 13), (0, 2)
+)
+_HALVES |= {10: (80, 82), 11: (108,), 14: (208,), 39: ()}
+BLOCKS = {TYPES[number].name: Blocks(number, TYPES[number].name, at) for number, at in _HALVES.items()}
 OTHER_TYPES = (
     {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S"}
     | {22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0"}

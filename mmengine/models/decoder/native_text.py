@@ -30,7 +30,7 @@ from mmengine.native.decoder_weights import LayerWeights, NativeLayer, Sizes
 from mmengine.native.delta import STATE_ARRAYS, DeltaSizes, StateStep
 from mmengine.native.experts import Experts, PackedExperts
 from mmengine.native.feed_forward import Dense, Mixture
-from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, PackedLinear
+from mmengine.native.linear import AnyWeight, ChunkedCodes, ChunkedWeight, Codes, PackedLinear
 from mmengine.native.lora import LoraStep, PackedAdapter
 from mmengine.native.rotary import RotaryTable
 
@@ -48,14 +48,14 @@ class NativeTextDecoder:
         self._config = config
 
         def pack(names: Sequence[str], bias: Tensor | None = None, *, gate_up: bool = False) -> PackedLinear:
-            return PackedLinear(library, weights.held(*names), bias, gate_up=gate_up)
+            return PackedLinear(library, weights.held(*names, alike=gate_up), bias, gate_up=gate_up)
 
         def exact(names: Sequence[str], bias: Tensor | None) -> PackedLinear:
             return PackedLinear(library, weights.pieces(*names), bias)
 
         def gated(names: Sequence[str], bias: Tensor | None) -> PackedLinear:
             bias = None if bias is None else bias[gates_behind(config)]
-            return PackedLinear(library, with_gates_behind(weights.held(*names), config), bias)
+            return PackedLinear(library, with_gates_behind(weights.held(*names, alike=True), config), bias)
 
         def experts(groups: Sequence[Sequence[str]], *, gate_up: bool = False) -> PackedExperts:
             return PackedExperts(library, weights.held_each(groups), gate_up=gate_up)
@@ -70,7 +70,9 @@ class NativeTextDecoder:
         # A tied matrix is stored once: the embedding's rows are unpacked from the packed head.
         tied = is_tied(config, weights)
         self._head = pack([EMBEDDING if tied else HEAD])
-        self._embedding = None if tied else weights.read(EMBEDDING)
+        # Rows of a quantised embedding are unpacked too.
+        self._rows = self._head if tied else pack([EMBEDDING]) if weights.keeps_blocks(EMBEDDING) else None
+        self._embedding = None if self._rows is not None else weights.read(EMBEDDING)
         sizes = Sizes(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -90,9 +92,10 @@ class NativeTextDecoder:
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [t, hidden] for token ids int64 [t]."""
-        if self._embedding is not None:
-            return F.embedding(input_ids, self._embedding)
-        return self._head.rows(input_ids)
+        if self._rows is not None:
+            return self._rows.rows(input_ids)
+        assert self._embedding is not None
+        return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits, float32 [s, vocab], for normed hidden states [s, hidden]."""
@@ -146,11 +149,11 @@ def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
     return None if d is None else DeltaSizes(d.num_key_heads, d.num_heads, d.key_dim, d.value_dim, d.taps)
 
 
-def with_gates_behind(
-    weight: ChunkedWeight | ChunkedCodes, config: DecoderConfig
-) -> ChunkedWeight | ChunkedCodes:
+def with_gates_behind(weight: AnyWeight, config: DecoderConfig) -> AnyWeight:
     """Reorder a matrix's rows as `gates_behind` does. The matrix is read in pieces."""
     if isinstance(weight, ChunkedWeight):
+        return replace(weight, chunks=_moved(weight.chunks, config))
+    if isinstance(weight, ChunkedCodes):
         return replace(weight, chunks=_moved(weight.chunks, config))
     return replace(weight, chunks=_moved(weight.chunks, config))
 

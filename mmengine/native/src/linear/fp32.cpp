@@ -116,7 +116,37 @@ int run_wide(const LinearJob& job, const Share& share) {
   return panel;
 }
 
+#if !defined(__AVX512F__)
+constexpr int64_t kDecoded = 128;  // values of k whose decoded weights stay in the first-level cache
+
+// Multiplies the rows with a panel of blocks, which are decoded piece by piece, or in registers for a single row.
+void run_blocks(const LinearJob& job, const Share& share) {
+  alignas(64) float sums[kMostRows * kPanel], tile[kDecoded * kPanel];
+  const int rows = share.row1 - share.row0, k = job.linear->k;
+  const int blocks = (int)ceil_div(rows, kTall), tall = (int)ceil_div(rows, blocks);
+  const float* first = (const float*)job.x + share.row0 * job.x_stride;
+  for (int panel = share.panel0; panel < share.panel1; ++panel) {
+    const int type = block_type_of(*job.linear, panel);
+    const char* w = job.panel(panel);
+    if (rows == 1) block_multiply_row(type, w, first, k, sums);
+    for (int64_t t = 0; t < k && rows > 1; t += kDecoded) {
+      const int64_t piece = k - t < kDecoded ? k - t : kDecoded;
+      block_decode(type, w, t, piece, tile);
+      for (int row = 0; row < rows; row += tall) {
+        const int height = rows - row < tall ? rows - row : tall;
+        multiply_panel({first + row * job.x_stride + t, job.x_stride, tile, 0, piece, sums + row * kPanel, 0, t == 0},
+                       height, false);
+      }
+    }
+    linear_store(job, sums, kPanel, share.row0, rows, panel);
+  }
+}
+#endif
+
 void run_rows(const LinearJob& job, const Share& share) {
+#if !defined(__AVX512F__)
+  if (job.linear->form == MM_BLOCKS) return run_blocks(job, share);
+#endif
   alignas(64) float sums[kMostRows * kPanel];
   int rows = share.row1 - share.row0, k = job.linear->k, panel = share.panel0;
   if (rows <= kTall && k <= kPiece * 2) panel = run_wide(job, share);

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "linear/blocks.h"
 #include "linear/linear.h"
 
 namespace mm {
@@ -62,6 +63,7 @@ inline int64_t linear_panel_bytes(const mm_linear& linear) {
 }
 
 inline int64_t panel_at(const mm_linear& linear, int64_t panel) {
+  if (linear.form == MM_BLOCKS) return block_panel_at(linear, panel);
   const int count = alternating(linear);
   return panel / count * count * linear_panel_bytes(linear) + panel % count * 64;
 }

@@ -99,6 +99,14 @@ int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stri
   return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true, nullptr, added});
 }
 
+int32_t mm_linear_blocks(void) {
+#if defined(__AVX512F__)
+  return 0;
+#else
+  return 1;
+#endif
+}
+
 int32_t mm_linear_codes_fp32(void) { return sizeof(mm::Scratch) == sizeof(float); }
 
 }  // extern "C"

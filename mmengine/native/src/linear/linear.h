@@ -7,6 +7,9 @@
 // weights are rounded to bfloat16, as with FP8. A float32 layer may have integer codes on CPUs without bfloat16
 // instructions. Optionally x is quantised to int8, and integers are multiplied.
 //
+// A float32 layer may also have the blocks of a GGUF file, of one type for each run of panels. The kernels multiply
+// the weights that the blocks stand for, so y has the same bits as with a layer of these float32 weights.
+//
 // Weights are packed once into panels of 32 output columns, each panel contiguous over all of k, so that a matmul with
 // few rows reads the weights once, in address order. A row's result never depends on the call's other rows or the
 // number of threads: every path of one build sums over k in the same order.
@@ -19,16 +22,23 @@ extern "C" {
 #endif
 
 enum { MM_FP32 = 0, MM_BF16 = 1, MM_MAX_GROUP = 256 };
-enum { MM_PLAIN = 0, MM_FP8 = 1, MM_INT8 = 2, MM_INT4 = 3 };
+enum { MM_PLAIN = 0, MM_FP8 = 1, MM_INT8 = 2, MM_INT4 = 3, MM_BLOCKS = 4 };
+
+// Panels from `panel` on, up to the next run's, have a GGUF type (linear/blocks.h).
+typedef struct {
+  int32_t panel, type;
+} mm_block_run;
 
 typedef struct {
   int32_t n, k, dtype;
-  int32_t form;  // MM_PLAIN: weights have dtype; MM_FP8 and x_form need MM_BF16
+  int32_t form;  // MM_PLAIN: weights have dtype; MM_FP8 and x_form need MM_BF16, MM_BLOCKS needs MM_FP32
   int32_t group;  // 0, or codes per scale: a multiple of 32 up to MM_MAX_GROUP
   int32_t mins;  // whether int8 or int4 groups have a minimum
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
   const float* bias;  // [n] or NULL
   int32_t x_form;  // MM_PLAIN; or, for int8 and int4 weights, MM_INT8: rows of x are quantised (linear/int8.h)
+  int32_t num_runs;
+  const mm_block_run* runs;  // for MM_BLOCKS: [num_runs] in order; the first begins with panel 0. Else NULL
 } mm_linear;
 
 // Returns the size of the packed weight in bytes.
@@ -39,6 +49,7 @@ int64_t mm_linear_bytes(const mm_linear* linear);
 // from -127 to 127, int4 from -8 to 7. `scales`: [count, ceil(k / group)] for codes, representable in float16 for
 // integers; else NULL. `mins`: the same shape, or NULL. `half`: 0, or i if the weight is [2i, k] for mm_linear_gate_up,
 // gate's rows first.
+// For MM_BLOCKS, w holds rows of a GGUF file's blocks, all of one type, and there are no scales.
 void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, const float* mins, int32_t first,
                     int32_t count, int32_t half, void* packed);
 
@@ -56,6 +67,9 @@ int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, 
 // Returns whether layers of dtype float32 may have int8 or int4 codes: 1 on CPUs without bfloat16 instructions, whose
 // kernels convert x to float32 anyway.
 int32_t mm_linear_codes_fp32(void);
+
+// Returns whether there are kernels for MM_BLOCKS.
+int32_t mm_linear_blocks(void);
 
 // Computes gate and up in one pass, with a weight that was packed with half = i: y [m, i] = silu(x gate^T) * (x up^T).
 // linear->n is 2i, and the bias, if any, is [2i], gate's values first. A bfloat16 layer rounds gate, up and silu(gate)

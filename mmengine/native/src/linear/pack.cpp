@@ -66,17 +66,31 @@ void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t
   }
 }
 
+// Returns the bytes of a row of w. `type`: of its blocks.
+int64_t stored_bytes(const mm_linear& linear, int type) {
+  if (linear.form != MM_BLOCKS) return (int64_t)linear.k * (linear.dtype == MM_BF16 ? 2 : 4);
+  return linear.k / block_form(type).span * block_form(type).file_bytes;
+}
+
+void pack_panel_blocks(const mm_linear& linear, int type, const uint8_t* const* rows, char* out) {
+  for (int column = 0; column < kPanel; ++column)
+    if (rows[column]) block_encode_column(linear, type, rows[column], column, out);
+}
+
 void pack_panel(const mm_linear& linear, const Piece& piece, int64_t panel, int32_t half, void* out) {
   int64_t rows[kPanel];
   const void* values[kPanel];
-  int64_t row_bytes = (int64_t)linear.k * (linear.dtype == MM_BF16 ? 2 : 4);
+  const int type = linear.form == MM_BLOCKS ? block_type_of(linear, panel) : 0;
+  const int64_t row_bytes = stored_bytes(linear, type);
   for (int column = 0; column < kPanel; ++column) {
     int64_t row = source_row(panel, column, linear.n, half) - piece.first;
     bool inside = row >= 0 && row < piece.count;
     rows[column] = inside ? row : -1;
     values[column] = inside ? (const char*)piece.w + row * row_bytes : nullptr;
   }
-  if (linear.group)
+  if (linear.form == MM_BLOCKS)
+    pack_panel_blocks(linear, type, (const uint8_t* const*)values, (char*)out);
+  else if (linear.group)
     pack_panel_codes(linear, piece, rows, (char*)out);
   else if (linear.dtype == MM_BF16)
     pack_panel_bf16((const uint16_t* const*)values, linear.k, (uint16_t*)out);
@@ -125,6 +139,7 @@ extern "C" {
 
 int64_t mm_linear_bytes(const mm_linear* linear) {
   const int64_t count = mm::alternating(*linear);
+  if (linear->form == MM_BLOCKS) return mm::block_panel_at(*linear, mm::ceil_div(linear->n, mm::kPanel));
   return mm::ceil_div(linear->n, mm::kPanel * count) * count * mm::linear_panel_bytes(*linear);
 }
 
@@ -139,9 +154,13 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
   for (int32_t i = 0; i < count; ++i) {
     int64_t row = rows[i];
     char* to = (char*)out + i * row_bytes;
-    if (row >= 0 && row < n)
-      mm::column_of(*linear, (const char*)linear->packed + mm::panel_at(*linear, row / mm::kPanel),
-                    (int)(row % mm::kPanel), to);
+    const int64_t panel = row / mm::kPanel;
+    const char* packed = (const char*)linear->packed;
+    if (row >= 0 && row < n && linear->form == MM_BLOCKS)
+      mm::block_decode_column(*linear, mm::block_type_of(*linear, panel), packed + mm::panel_at(*linear, panel),
+                              (int)(row % mm::kPanel), (float*)to);
+    else if (row >= 0 && row < n)
+      mm::column_of(*linear, packed + mm::panel_at(*linear, panel), (int)(row % mm::kPanel), to);
     else
       memset(to, 0, row_bytes);
   }

@@ -1,0 +1,91 @@
+"""Records how a model's matrices are held in memory, and describes it for users."""
+
+import ctypes
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+
+from mmengine.checkpoint.gguf.types import BLOCKS
+from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.errors import ModelError
+from mmengine.models.quantising import Activations
+from mmengine.native import library as native
+from mmengine.native.blocks import multiplies_blocks
+from mmengine.native.linear import AnyWeight, packed_bytes
+
+_NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
+WHOLE_NUMBERS = {"int8", "int4"}  # Integer codes.
+_OUTSIDE = ", int8 activations (outside parity)"
+W = TypeVar("W", bound=AnyWeight)
+
+
+class HeldWeights:
+    """What a WeightReader has returned so far: the formats of its matrices, and all bytes once packed.
+
+    `library`: the CPU's kernels, or None.
+    """
+
+    def __init__(self, library: ctypes.CDLL | None, dtype: torch.dtype, activations: Activations) -> None:
+        self._library, self._activations = library, activations
+        self._dtype_name = str(dtype).removeprefix("torch.")
+        self._forms: set[str] = set()
+        self._types: set[str] = set()
+        self._dequantised: set[str] = set()
+        self._num_bytes = 0
+
+    def add(self, weight: W, form: str = "") -> W:
+        """Count a matrix and return it. `form`: its code format."""
+        if form:
+            self._forms.add(form)
+        if self._library is not None:
+            self._num_bytes += packed_bytes(self._library, weight)
+        return weight
+
+    def add_types(self, entries: Iterable[TensorEntry], *, as_codes: bool) -> None:
+        """Record the GGUF types of tensors that are held in their blocks, or else as values."""
+        for entry in entries:
+            # Types with a coding are named by it, unless all the file's types are named.
+            if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
+                (self._types if as_codes else self._dequantised).add(entry.blocks.name)
+
+    def add_tensor(self, tensor: torch.Tensor) -> None:
+        self._num_bytes += tensor.nbytes
+
+    def text(self, entries: Iterable[TensorEntry]) -> str:
+        """Return a text that says how quantised matrices are held; "" if none of `entries` is quantised."""
+        parts = [self._codes(entries)]
+        if self._dequantised and (self._types or self._forms):
+            parts.append(f"{', '.join(sorted(self._dequantised))} dequantised to {self._dtype_name}")
+        return "; ".join(filter(None, parts))
+
+    def _codes(self, entries: Iterable[TensorEntry]) -> str:
+        if self._types:
+            return f"{', '.join(sorted(self._types))} held as codes in {self._num_bytes / 1e6:,.1f} MB"
+        if self._forms:
+            names = ", ".join(_NAMES[form] for form in sorted(self._forms))
+            return names + (_OUTSIDE if self._activations == "int8" else "")
+        stored = {_NAMES[each.coding.form] for each in entries if each.coding is not None}
+        stored |= {each.blocks.name for each in entries if each.blocks is not None and each.coding is None}
+        return ", ".join(f"{name} held as {self._dtype_name}" for name in sorted(stored))
+
+    def check_activations(self) -> None:
+        """Raise ModelError if `activations` is "int8" but no matrix that was read has integer codes."""
+        if self._activations == "int8" and not self._forms & WHOLE_NUMBERS:
+            held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name
+            raise ModelError(
+                f"activations int8 multiplies whole numbers, and no matrices are held as such ({held}); add "
+                "quantize int8, use an int4 folder or a Q8_0, Q4_0 or Q4_1 "
+                "GGUF file, or leave activations out"
+            )
+
+
+def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether matrices may be held in GGUF's blocks."""
+    library = native.load() if device.type == "cpu" and dtype == torch.float32 else None
+    return library is not None and multiplies_blocks(library)
+
+
+def gguf_types_held(device: torch.device) -> list[str]:
+    """Return the names of the GGUF types whose blocks the kernels keep in float32."""
+    return sorted(BLOCKS) if holds_blocks(device, torch.float32) else []

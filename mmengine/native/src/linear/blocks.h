@@ -1,0 +1,103 @@
+// Weights in GGUF's block types, with their codes and scales as the file stores them (layers of dtype float32).
+//
+// A panel of 32 columns is a sequence of blocks along k. A block has `span` values of k:
+//     d [32], and d's companion [32] if the type has one (a factor of the minimums, or the minimums); float16, except
+//         that MXFP4's d is a byte with an exponent
+//     for each step of 32 values of k:
+//         for each group of the step: its integer scales [32 bytes], and its integer minimums [32 bytes]
+//         the codes, [bits] rows of 32 words, one word for each column
+// So a weight takes the file's bits, plus padding where K-quants pack scales into 6 bits.
+//
+// A word has as many whole codes as fit. Codes of neighbouring k are in neighbouring words, and a word's next field
+// follows after all words. Bits 30 and 31 of words with codes of 3, 5 or 6 bits together hold the last codes of the
+// words (`leftover`). Codes that stand for values in a table are in both halves of a word's bytes, in k's order.
+//
+// The kernels decode a code to the weight (d * scale) * (code - offset) - dmin * min in float32, as ggml does, and
+// multiply it like a plain float32 weight. All products of the formula are exact in float32.
+#pragma once
+
+#include <cstdint>
+
+#include "linear/linear.h"
+
+namespace mm {
+
+// The numbers are those in GGUF files.
+enum BlockType : int32_t {
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
+  kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
+  kMXFP4 = 39,
+};
+
+struct BlockForm {
+  int type, bits, group, span, file_bytes;
+  int offset;       // is subtracted from codes
+  int heads;        // bytes of d and its companion for each column
+  int scale_bytes;  // bytes of a group's integers for each column
+  bool table;       // codes stand for values in a table
+
+  constexpr int chunk() const { return bits == 2 || bits == 6 ? 16 : 32; }  // the fewest codes that fill whole words
+  constexpr int words() const { return chunk() * bits / 32; }
+  constexpr int fields() const { return 32 / bits; }
+  constexpr int step_scales() const { return 32 / group * scale_bytes * 32; }
+  constexpr int step_bytes() const { return step_scales() + bits * 128; }
+  constexpr int block_bytes() const { return heads * 32 + span / 32 * step_bytes(); }
+};
+
+constexpr int kTableOffset = 128;  // is added to table values, so that they are unsigned bytes
+
+constexpr BlockForm kBlockForms[] = {
+    {kQ4_0, 4, 32, 32, 18, 8, 2, 0, false},
+    {kQ4_1, 4, 32, 32, 20, 0, 4, 0, false},
+    {kQ5_0, 5, 32, 32, 22, 16, 2, 0, false},
+    {kQ5_1, 5, 32, 32, 24, 0, 4, 0, false},
+    {kQ8_0, 8, 32, 32, 34, 128, 2, 0, false},
+    {kQ2_K, 2, 16, 256, 84, 0, 4, 1, false},
+    {kQ3_K, 3, 16, 256, 110, 4, 2, 1, false},
+    {kQ4_K, 4, 32, 256, 144, 0, 4, 2, false},
+    {kQ5_K, 5, 32, 256, 176, 0, 4, 2, false},
+    {kQ6_K, 6, 16, 256, 210, 32, 2, 1, false},
+    {kIQ4_NL, 4, 32, 32, 18, kTableOffset, 2, 0, true},
+    {kIQ4_XS, 4, 32, 256, 136, kTableOffset, 2, 1, true},
+    {kMXFP4, 4, 32, 32, 17, 0, 1, 0, true},
+};
+
+constexpr BlockForm block_form(int type) {
+  for (const BlockForm& form : kBlockForms)
+    if (form.type == type) return form;
+  return {};
+}
+
+constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kMXFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// The type of a panel, and the panel's offset in the packed weight. `panel` may be the number of panels.
+int block_type_of(const mm_linear& linear, int64_t panel);
+int64_t block_panel_at(const mm_linear& linear, int64_t panel);
+
+// Packs a column of a panel from a row of the file's blocks.
+void block_encode_column(const mm_linear& linear, int type, const uint8_t* row, int column, char* panel);
+
+// Unpacks a column of a panel to k weights, with plain C++: the reference for the kernels.
+void block_decode_column(const mm_linear& linear, int type, const char* panel, int column, float* out);
+
+#if !defined(__AVX512F__)
+// Decodes values [t, t + count) of k to a float32 panel [count][32]. t and count are multiples of the type's span, or
+// parts of a block in steps of 32.
+void block_decode(int type, const char* panel, int64_t t, int64_t count, float* tile);
+
+// Multiplies a row with a panel: c [32] = x [k] * panel.
+void block_multiply_row(int type, const char* panel, const float* x, int64_t k, float* c);
+#endif
+
+}  // namespace mm

@@ -1,0 +1,92 @@
+"""Tests that a model keeps a GGUF file's blocks in memory, and that its answers are those of the values."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.checkpoint.gguf import tensors as tensors_module
+from mmengine.checkpoint.gguf.container import open_container
+from mmengine.checkpoint.gguf.tensors import tensor_entries
+from mmengine.checkpoint.gguf.types import BLOCKS
+from mmengine.errors import ModelError
+from mmengine.models.held_weights import holds_blocks
+from mmengine.models.reader import open_reader
+from mmengine.native import library
+from mmengine.native.blocks import ChunkedBlocks
+from mmengine.native.linear import PackedLinear
+from tests.gguf.writing import HALVES, Tensor, packed, tensor, write
+
+CPU = torch.device("cpu")
+KINDS = tuple(sorted(BLOCKS))
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def put(tensors, heads=None):
+        path = tmp_path / "model.gguf"
+        path.write_bytes(write([], tensors).data)
+        paired = heads or {}
+        return tensor_entries(open_container(path), lambda name: name, lambda name: paired.get(name, 0))
+
+    return put
+
+
+def whole(entry) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([values for _, values in entry.pieces(0, entry.shape[0])]))
+
+
+@pytest.mark.parametrize("piece", [1, 700, 2**20])
+@pytest.mark.parametrize("heads", [0, 4])
+def test_rows_of_blocks_are_read_in_pieces(opened, monkeypatch, heads, piece):
+    (entry,) = opened([tensor("q", "Q4_K", (48, 256), 1)], {"q": heads}).values()
+    stored = np.frombuffer(packed("Q4_K", (48, 256), 1), np.uint8).reshape(48, 144)
+    if heads:
+        stored = stored.reshape(4, 6, 2, 144).swapaxes(1, 2).reshape(48, 144)
+    monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
+    pieces = list(entry.block_rows(5, 43))
+    assert [at for at, _ in pieces] == list(range(0, 38, max(1, piece // 256)))
+    assert (np.concatenate([rows for _, rows in pieces]) == stored[5:43]).all()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if HALVES[kind]])
+def test_a_scale_that_is_not_finite_is_refused(opened, kind):
+    for at in HALVES[kind]:
+        data = bytearray(packed(kind, (2, 256), 0))
+        data[at : at + 2] = np.float16(np.inf).tobytes()
+        (entry,) = opened([Tensor("q", kind, (2, 256), bytes(data))]).values()
+        with pytest.raises(ModelError, match="tensor q holds a scale that is not finite"):
+            list(entry.block_rows(0, 2))
+
+
+def test_only_matrices_of_whole_blocks_have_block_rows(opened):
+    entries = opened(
+        [tensor("v", "Q4_K", (256,)), tensor("f", "F16", (2, 32)), tensor("m", "Q6_K", (2, 256))]
+    )
+    assert [entries[name].blocks is None for name in "vfm"] == [True, True, False]
+
+
+def test_a_reader_joins_tensors_of_several_types(opened):
+    if not holds_blocks(CPU, torch.float32):
+        pytest.skip("these kernels multiply no blocks")
+    entries = opened(
+        [
+            tensor("q", "Q4_K", (64, 256), 1),
+            tensor("k", "Q6_K", (32, 256), 2),
+            tensor("v", "F32", (8, 256), 3),
+        ],
+        {"q": 2},
+    )
+    with open_reader(entries, CPU, torch.float32) as reader:
+        held = reader.held("q", "k")
+        assert isinstance(held, ChunkedBlocks) and held.runs == ((0, 12), (2, 14))
+        layer = PackedLinear(library.load(), held)
+        assert not isinstance(reader.held("q", "k", alike=True), ChunkedBlocks)
+        assert not isinstance(reader.held("k", "v"), ChunkedBlocks) and reader.keeps_blocks("k")
+        size = 64 * 148 + 32 * 210 + (96 + 64) * 256 * 4  # The last two matrices are float32.
+        said = f"Q4_K, Q6_K held as codes in {size / 1e6:,.1f} MB; Q4_K, Q6_K dequantised to float32"
+        assert reader.how_held() == said
+    weights = torch.cat([whole(entries["q"]), whole(entries["k"])])
+    assert torch.equal(layer.rows(torch.arange(96)).view(torch.int32), weights.view(torch.int32))
+    with open_reader(entries, CPU, torch.bfloat16) as reader:
+        assert not isinstance(reader.held("q", "k"), ChunkedBlocks)
+        assert reader.how_held() == "Q4_K held as bfloat16, Q6_K held as bfloat16"

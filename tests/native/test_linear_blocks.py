@@ -1,0 +1,117 @@
+"""Tests linear layers whose weights are a GGUF file's blocks: the decoded weights, products with any number
+of rows, and panels of several types.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from mmengine.checkpoint.gguf.types import BLOCKS, TYPES
+from mmengine.native.blocks import ChunkedBlocks, multiplies_blocks, runs_of
+from mmengine.native.linear import PackedLinear, packed_bytes
+from tests.gguf.writing import packed
+
+ROWS = (2, 3, 7, 16, 600)  # 600, because the kernels process up to 512 rows at a time
+
+
+@pytest.fixture
+def kernels(library):
+    if not multiplies_blocks(library):
+        pytest.skip("these kernels multiply no blocks")
+    return library
+
+
+def blocks(kind: str, n: int, k: int, seed: int = 0) -> np.ndarray:
+    return np.frombuffer(packed(kind, (n, k), seed), np.uint8).reshape(n, -1)
+
+
+def weights(kind: str, rows: np.ndarray) -> torch.Tensor:
+    """Return float32 [n, k]. Other tests compare this decoder with the package gguf."""
+    of = TYPES[BLOCKS[kind].number]
+    return torch.from_numpy(np.array(of.decode(rows.reshape(-1, of.bytes)))).view(len(rows), -1)
+
+
+def chunked(kinds: dict[str, np.ndarray], k: int) -> ChunkedBlocks:
+    """Join matrices of several types, each in two chunks."""
+    runs = runs_of((len(rows), BLOCKS[kind].number) for kind, rows in kinds.items())
+    chunks, row = [], 0
+    for rows in kinds.values():
+        cut = len(rows) // 3
+        chunks += [(row, torch.tensor(rows[:cut])), (row + cut, torch.tensor(rows[cut:]))]
+        row += len(rows)
+    return ChunkedBlocks(row, k, runs, chunks)
+
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int32)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_decoded_weights_are_those_of_the_file(library, kind):
+    """Plain C++ unpacks the kernels' layout, on every instruction set, to the file's weights, bit for bit."""
+    rows = blocks(kind, 70, 512)
+    layer = PackedLinear(library, chunked({kind: rows}, 512))
+    found = layer.rows(torch.arange(-1, 70))
+    assert torch.equal(bits(found[1:]), bits(weights(kind, rows))) and not found[0].any()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_products_equal_those_of_float32_weights(kernels, kind):
+    """y has the bits of a layer with the decoded weights, for any number of rows."""
+    rows = blocks(kind, 100, 768, seed=1)
+    bias = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    layer = PackedLinear(kernels, chunked({kind: rows}, 768), bias)
+    plain = PackedLinear(kernels, weights(kind, rows), bias)
+    x = torch.randn(max(ROWS), 768, generator=torch.Generator().manual_seed(2))
+    wanted = plain(x)
+    assert wanted.isfinite().all() and (wanted != 0).all()
+    for m in ROWS:
+        assert torch.equal(layer(x[:m]), wanted[:m]), m
+    for i in (0, 1, 99):
+        assert torch.equal(layer(x[i : i + 1])[0], wanted[i]), i
+
+
+def test_panels_of_several_types(kernels):
+    kinds = {kind: blocks(kind, n, 256, n) for kind, n in (("Q4_K", 64), ("Q8_0", 32), ("Q6_K", 40))}
+    layer = PackedLinear(kernels, weight := chunked(kinds, 256))
+    assert weight.runs == ((0, 12), (2, 8), (3, 14))
+    joined = torch.cat([weights(kind, rows) for kind, rows in kinds.items()])
+    plain = PackedLinear(kernels, joined)
+    x = torch.randn(20, 256, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(layer(x), plain(x)) and torch.equal(layer(x[:1]), plain(x[:1]))
+    assert torch.equal(layer.rows(torch.arange(136)), joined)
+
+
+def test_matrices_that_share_a_panel():
+    assert runs_of([(40, 12), (40, 12)]) == ((0, 12),)
+    assert runs_of([(40, 12), (40, 14)]) is None
+    assert runs_of([(64, 12), (32, 14), (32, 14)]) == ((0, 12), (2, 14))
+
+
+@pytest.mark.parametrize("kind", ("Q4_K", "Q6_K", "Q5_0"))
+def test_gate_and_up(kernels, kind):
+    rows = blocks(kind, 96, 256)
+    layer = PackedLinear(kernels, chunked({kind: rows}, 256), gate_up=True)
+    plain = PackedLinear(kernels, weights(kind, rows), gate_up=True)
+    x = torch.randn(30, 256, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(layer(x), plain(x)) and torch.equal(layer(x[:1]), plain(x[:1]))
+    both = chunked({kind: rows[:32], "Q8_0": blocks("Q8_0", 32, 256)}, 256)
+    with pytest.raises(ValueError, match="gate and up have blocks of different types"):
+        PackedLinear(kernels, both, gate_up=True)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_zero_keeps_its_sign(library, kind):
+    """Blocks without a scale stand for zeros, which a negative scale or minimum makes negative."""
+    rows = blocks(kind, 32, 256).copy().reshape(-1, TYPES[BLOCKS[kind].number].bytes)
+    for at in BLOCKS[kind].halves:
+        rows[:, at : at + 2] = np.array([np.float16(-0.0)] * len(rows)).view(np.uint8).reshape(-1, 2)
+    found = PackedLinear(library, chunked({kind: rows.reshape(32, -1)}, 256)).rows(torch.arange(32))
+    assert torch.equal(bits(found), bits(weights(kind, rows.reshape(32, -1))))
+
+
+def test_bytes_of_blocks(library):
+    """A packed matrix takes at most 1.05 times the file's bytes."""
+    for kind, of in BLOCKS.items():
+        rows = blocks(kind, 64, 1024)
+        assert rows.nbytes <= packed_bytes(library, chunked({kind: rows}, 1024)) <= 1.05 * rows.nbytes, of
