@@ -5,8 +5,11 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,6 +42,18 @@ settings.load_profile("untimed")
 # engine's start.
 sizing.CPU_MIN_BYTES = 64 * 2**20
 
+
+@cache
+def _load_rfc3987():
+    del sys.modules["rfc3987_syntax"]
+    return import_module("rfc3987_syntax").is_valid_syntax
+
+
+# jsonschema imports this package for the formats iri and iri-reference. Its grammars take 4 CPU seconds, so
+# they are parsed when a test needs them.
+if find_spec("rfc3987_syntax") is not None:
+    sys.modules["rfc3987_syntax"] = SimpleNamespace(is_valid_syntax=lambda *given: _load_rfc3987()(*given))
+
 # A shell starts background jobs with SIGINT ignored, and child processes inherit this. A test that interrupts
 # a child would then wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -55,12 +70,11 @@ TOGETHER = {
     "tests/project/test_docs_run.py",
     "tests/project/test_limits_page.py",
     "tests/llama/test_smollm2_answers.py",
-    "tests/parity/test_parity.py",
-    "tests/parity/test_parity_as_on_a_gpu.py",
     "tests/server/test_server_command.py",
     "tests/spec_decode/test_draft_overlap.py",
 }
 CONTRACTS = "tests/models/test_contract_"
+PARITY = "tests/parity/"  # All its modules need transformers' answers.
 
 
 def pytest_collection_modifyitems(items):
@@ -69,6 +83,8 @@ def pytest_collection_modifyitems(items):
         module, _, name = item.nodeid.partition("::")
         if module in TOGETHER:
             item.together = module
+        elif module.startswith(PARITY):
+            item.together = PARITY
         elif module.startswith(CONTRACTS):  # Each class makes one checkpoint for all its tests.
             item.together = name.partition("::")[0]
 

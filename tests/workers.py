@@ -63,13 +63,14 @@ class Queue:
 
 
 def queue_of(items) -> Queue:
-    """Return the queue of these tests. Tests with the same attribute `together` are one unit; modules with
-    such tests come first, because they take the longest.
+    """Return the queue of these tests. Tests with the same attribute `together` are one unit, perhaps of
+    several modules; modules with such tests come first, because they take the longest.
     """
     modules: dict[str, dict[str, list[int]]] = {}
     for index, item in enumerate(items):
-        units = modules.setdefault(item.nodeid.partition("::")[0], {})
-        units.setdefault(getattr(item, "together", item.nodeid), []).append(index)
+        unit = getattr(item, "together", None)
+        units = modules.setdefault(unit or item.nodeid.partition("::")[0], {})
+        units.setdefault(unit or item.nodeid, []).append(index)
     ordered = sorted(modules.values(), key=lambda units: -max(map(len, units.values())))
     return Queue(units.values() for units in ordered)
 

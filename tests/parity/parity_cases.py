@@ -15,6 +15,7 @@ from mmengine.config import ENCODER_CACHE, EngineConfig
 from mmengine.core.engine import EngineCore
 from mmengine.events.log import LogWriter
 from mmengine.models.plugin import Prepared
+from mmengine.native import library
 from mmengine.replay import verify
 from mmengine.request import Request, SamplingParams
 from mmengine.runtime.device.cpu import CpuDevice
@@ -126,6 +127,10 @@ class Runner:
         self.dtype, self.attention = getattr(torch, dtype), attention
         self.network = plugin.load_model(checkpoint_path(), device="cpu", dtype=dtype)
         self.processor = load_processor()
+
+    @property
+    def has_kernels(self) -> bool:
+        return self.attention == "auto" and library.load() is not None
 
     def config(self, **settings) -> EngineConfig:
         defaults = {"max_model_len": 512, "num_blocks": 2049, "encoder_cache_size": ENCODER_CACHE}

@@ -16,14 +16,17 @@ from mmengine.request import SamplingParams
 from mmengine_shapes.scenes import random_clip
 
 SETTINGS = {
-    "default": {},
     "images are cut": {"token_budget": 48, "max_num_seqs": 16},
+    "two steps in flight": {"max_in_flight": 2, "token_budget": 64, "max_num_seqs": 8},
+    "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
+}
+# These change only the scheduler's order, which no attention backend sees, so one backend runs with them.
+SCHEDULING = {
+    "default": {},
     "a batch of 64": {"max_num_seqs": 64, "token_budget": 8192},
     "priority": {"policy": "priority", "token_budget": 64},
     "prefill first": {"policy": "prefill_first", "max_num_seqs": 8},
     "no prefix caching": {"enable_prefix_caching": False, "max_num_seqs": 8},
-    "two steps in flight": {"max_in_flight": 2, "token_budget": 64, "max_num_seqs": 8},
-    "small blocks, small encoder cache": {"block_size": 4, "num_blocks": 4097, "encoder_cache_size": 192},
 }
 
 
@@ -41,7 +44,17 @@ def test_the_answers_are_varied(wanted):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_equal_generate(runner, cases, wanted, tmp_path, name):
-    core = runner.engine(runner.config(**SETTINGS[name]), tmp_path / "log")
+    check_tokens(runner, cases, wanted, tmp_path, name)
+
+
+@pytest.mark.parametrize("backend", ["kernels"], indirect=True)
+@pytest.mark.parametrize("name", SCHEDULING)
+def test_scheduling_changes_no_tokens(runner, cases, wanted, tmp_path, name):
+    check_tokens(runner, cases, wanted, tmp_path, name)
+
+
+def check_tokens(runner, cases, wanted, tmp_path, name):
+    core = runner.engine(runner.config(**(SETTINGS | SCHEDULING)[name]), tmp_path / "log")
     arrivals = None if name == "a batch of 64" else random.Random(3)
     assert runner.run(core, cases, arrivals=arrivals) == wanted
     core.close()
@@ -53,8 +66,9 @@ def test_a_small_pool_preempts_and_changes_nothing(runner, cases, wanted, tmp_pa
     config = runner.config(max_model_len=longest + 1, block_size=1, num_blocks=longest + 2, max_num_seqs=32)
     core = runner.engine(config, tmp_path / "log")
     assert runner.run(core, cases * 2, tag="first") == wanted * 2
-    assert runner.run(core, cases * 2, tag="second", arrivals=random.Random(4)) == wanted * 2
-    assert core.stats().num_preemptions >= 50
+    if runner.has_kernels:
+        assert runner.run(core, cases * 2, tag="second", arrivals=random.Random(4)) == wanted * 2
+    assert core.stats().num_preemptions >= (50 if runner.has_kernels else 25)
     core.close()
     assert_verifies(tmp_path / "log")
 
@@ -125,11 +139,12 @@ def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
 
 
 def test_a_video_cut_at_every_position(runner):
+    """The kernels cut at each position, the other backends at every fifth."""
     frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
     content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
     case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 4)
     wanted = reference_tokens(load_reference(), case)
-    for length in range(1, len(case.prepared.prompt_token_ids)):
+    for length in range(1, len(case.prepared.prompt_token_ids), 1 if runner.has_kernels else 5):
         block_size = 16 if length >= 16 else 1
         config = runner.config(
             token_budget=length, max_num_seqs=1, block_size=block_size, enable_prefix_caching=False
