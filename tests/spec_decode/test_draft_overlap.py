@@ -54,8 +54,7 @@ def test_answers_are_the_same(spec, pool, wanted, tmp_path):
     assert min(how["ahead"], how["drafts"], how["forms"]) > 5 and found.stats.drafts
 
 
-@pytest.mark.parametrize("pool", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
-@pytest.mark.parametrize("by_masks", [True, False], ids=["masks", "following"])
+@pytest.mark.parametrize(("by_masks", "pool"), [(True, RECOMPUTE), (False, SWAP)], ids=["masks", "following"])
 def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monkeypatch):
     """Enforce all grammars with masks, as on a GPU, or with lazy masks, as on a CPU. On a CPU, only answers
     that must be completed within their budgets use masks.
