@@ -48,6 +48,19 @@ def test_other_origins_get_no_permission(server, origin):
     assert "access-control-allow-origin" not in server.call(CHAT, BODY, key)[1]
 
 
+def test_a_public_page_may_call_a_server_in_a_private_network(server):
+    """Chromium adds this header to a preflight to a private address. A refusal would fail the whole call."""
+    asked = {"access-control-request-private-network": "true"}
+    status, headers = preflight(server, PAGE, **asked)
+    assert status == 200 and headers["access-control-allow-private-network"] == "true"
+    assert preflight(server, "https://evil.example", **asked)[0] == 400
+
+
+def test_scripts_may_read_the_headers_that_clients_use():
+    """OpenAI's client for browsers reads x-should-retry, without which it repeats calls in vain."""
+    assert {"x-should-retry", "retry-after", "x-request-id", "content-disposition"} <= set(EXPOSED)
+
+
 @pytest.mark.parametrize("key", ["secret", "wrong"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_and_errors_may_be_read(server, key, stream):
