@@ -14,14 +14,18 @@ from mmengine.replay.queries.envelopes import OWNER, client_ids
 MAX_NEAR = 5  # near ids that an error lists
 MAX_COMPARED = 100_000  # ids that are compared with an unknown id
 _PART = re.compile(r"(-\d+)?(/\d+)?")  # the number of a call's prompt, and of a choice among `n`
-_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_", "rs_", "fc_")
+_PREFIXES = (
+    *("chatcmpl-", "cmpl-", "resp_", "msg_"),
+    *("rs_", "fc_", "ctc_"),  # a response's items
+    *("embd-", "pool-", "rerank-", "score-"),
+)
 _ITEM = re.compile(r"_\d+$")  # the number of a response's item
 
 
 def matching_ids(names: Iterable[str], given: str) -> list[str]:
     """Return the ids among `names` that belong to `given`: the id itself, or its choices' and prompts' ids.
 
-    `given` may have an API's prefix (`chatcmpl-`, `resp_`, `msg_`, `batch_req_`), and may lack the API key's
+    `given` may have an API's prefix (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`), and may lack the API key's
     hash, which is the beginning of a server's ids.
     """
     names = list(dict.fromkeys(names))
