@@ -23,6 +23,7 @@ PROGRAMS = {
     "lora": "cpu.lora",
     "quantised": "quantised.quantised",
     "quantised_error": "quantised.quantised_error",
+    "gguf_types": "quantised.gguf_types",
     "spec": "drafts.spec",
     "drafts_real": "drafts.drafts_real",
     "structured": "structured.structured",

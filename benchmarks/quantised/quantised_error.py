@@ -47,7 +47,6 @@ class Form:
     head: str
     folder: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    dtype: str = "bfloat16"
 
 
 FORMS = (
@@ -70,17 +69,15 @@ def main(
 ) -> None:
     """Compare all formats with float32, on this machine."""
     with tempfile.TemporaryDirectory() as made:
-        plain = _plain(Path(made) / "plain")
-        token_ids = _token_ids(plain)
-        wanted = _log_probabilities(plain, Form("", "", "", dtype="float32"), token_ids)
+        plain = write_folder(fetched(SMOLLM2), Path(made) / "plain", torch.bfloat16)
+        token_ids = read_token_ids(plain)
+        wanted, _ = log_probabilities(plain, token_ids, "float32")
         table = Table(TITLE, ("held", "bits a weight", "head", "KLD", "same top token", "in memory as"))
         for form in FORMS:
             folder = quantised(plain, Path(made) / form.folder, form.folder) if form.folder else plain
-            found = _log_probabilities(folder, form, token_ids)
-            kld = (wanted[0].exp() * (wanted[0] - found[0])).sum(1).mean().item()
-            same = (wanted[0].argmax(1) == found[0].argmax(1)).float().mean().item()
+            found, held = log_probabilities(folder, token_ids, "bfloat16", **form.settings)
             table.rows.append(
-                (form.name, form.bits, form.head, f"{kld:.5f}", f"{same:.1%}", found[1] or form.dtype)
+                (form.name, form.bits, form.head, *difference(wanted, found), held or "bfloat16")
             )
     table.notes.append(
         f"SmolLM2-135M-Instruct from its Q4_1 file; {TOKENS:,} tokens of {PAGE.name}; beside the engine's "
@@ -92,31 +89,33 @@ def main(
     out.write_text(markdown(TITLE, [table], lines), encoding="utf-8")
 
 
-def _plain(folder: Path) -> Path:
-    """Write SmolLM2's GGUF file as a bfloat16 folder, and return the folder."""
-    model = GGUFModel(fetched(SMOLLM2))
+def write_folder(file: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """Write a GGUF file as a folder with weights in `dtype`, and return the folder."""
+    model = GGUFModel(file)
     folder.mkdir()
     for name in FILES:
         (folder / name).write_text(json.dumps(model.file(name)))
     entries = model.tensors(lambda name: name)
-    with open_reader(entries, torch.device("cpu"), torch.bfloat16) as reader:
+    with open_reader(entries, torch.device("cpu"), dtype) as reader:
         weights = {name: reader.read(name) for name in entries if name != "lm_head.weight"}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def _token_ids(folder: Path) -> list[int]:
+def read_token_ids(folder: Path) -> list[int]:
+    """Return the first TOKENS token ids of PAGE."""
     from tokenizers import Tokenizer
 
-    text = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PAGE.read_text()).ids
-    return text[:TOKENS]
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PAGE.read_text()).ids[:TOKENS]
 
 
-def _log_probabilities(folder: Path, form: Form, token_ids: list[int]) -> tuple[torch.Tensor, str]:
+def log_probabilities(
+    model: Path, token_ids: list[int], dtype: str, **settings: Any
+) -> tuple[torch.Tensor, str]:
     """Return the float32 log-probabilities [tokens - 1, vocab] of the token after each of `token_ids` except
     the last, and the name of the weights' format in memory.
     """
-    config = EngineConfig(spec="none", max_model_len=TOKENS + 16, token_budget=2 * TOKENS, **form.settings)
+    config = EngineConfig(spec="none", max_model_len=TOKENS + 16, token_budget=2 * TOKENS, **settings)
     said, compute = [], Network.logits
 
     def logits(network: Network, hidden: torch.Tensor) -> torch.Tensor:
@@ -125,13 +124,20 @@ def _log_probabilities(folder: Path, form: Form, token_ids: list[int]) -> tuple[
 
     with (
         mock.patch.object(Network, "logits", logits),
-        Engine(folder, device="cpu", dtype=form.dtype, config=config) as engine,
+        Engine(model, device="cpu", dtype=dtype, config=config) as engine,
     ):
         said.clear()
         engine.generate([Prompt(token_ids=token_ids)], max_tokens=1, prompt_logprobs=0)
         found = torch.cat(said)
         assert len(found) == len(token_ids), "expected one per token: the sampled one, and all but the first"
         return found[1:].log_softmax(1), engine.built.spec.weights_held
+
+
+def difference(wanted: torch.Tensor, found: torch.Tensor) -> tuple[str, str]:
+    """Return the KLD of `found` from `wanted`, and the share of positions with the same most likely token."""
+    kld = (wanted.exp() * (wanted - found)).sum(1).mean().item()
+    same = (wanted.argmax(1) == found.argmax(1)).float().mean().item()
+    return f"{kld:.5f}", f"{same:.1%}"
 
 
 if __name__ == "__main__":

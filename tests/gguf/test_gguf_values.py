@@ -87,6 +87,25 @@ def test_blocks_equal_the_gguf_package_to_the_bit(kind):
     assert (found.view(np.uint32)[sound] == theirs.view(np.uint32)[sound]).all()
 
 
+# The root mean square of the rounding error of normal values, by type.
+ROUNDING = {"F32": 0, "F16": 3e-4, "BF16": 2e-3, "Q8_0": 0.006, "Q6_K": 0.02, "Q5_0": 0.05, "Q5_1": 0.04}
+ROUNDING |= {"Q5_K": 0.04, "Q4_0": 0.09, "Q4_1": 0.08, "Q4_K": 0.08, "IQ4_NL": 0.08, "IQ4_XS": 0.08}
+ROUNDING |= {"MXFP4": 0.12, "Q3_K": 0.16, "Q2_K": 0.33}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_quantised_values_are_near_the_values(kind):
+    """tests/gguf/quantising.py writes the files of the benchmark gguf_types."""
+    quantising = pytest.importorskip("tests.gguf.quantising")
+    values = np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)
+    values[3] = 0
+    data = quantising.quantise(kind, values)
+    assert len(data) == values.size // BLOCKS[kind][1] * BLOCKS[kind][2]
+    error = decoded(kind, data).reshape(values.shape) - values
+    assert not error[3].any()
+    assert ROUNDING[kind] * 0.5 <= np.sqrt((np.delete(error, 3, 0) ** 2).mean()) <= ROUNDING[kind]
+
+
 @pytest.mark.parametrize("kind", ("Q8_0", "Q4_0", "Q4_1", "Q6_K"))
 def test_blocks_equal_transformers_to_the_bit(kind):
     dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
