@@ -1,9 +1,10 @@
 """Records fuzzed workloads with vLLM's scheduler, and derives each log twice: by the rules here, and by the
 installed vLLM's own scheduler.
 
-    build/vllm/bin/python -m tests.vllm.conformance [--seeds 8] [--steps 80]
+    build/vllm/bin/python -m tests.vllm.conformance [--seeds 4] [--steps 80]
 
-Prints a table with a row for each setting, then each difference. The exit code is 1 if there is one.
+Prints a table with a row for each setting, then each difference. The exit code is 1 if there is one. The
+rules do not describe hybrid KV groups, so only vLLM derives these logs.
 """
 
 import argparse
@@ -49,10 +50,14 @@ SETTINGS = {
     "async, images": {"overlaps": True, "images": True},
     "async, grammars": {"overlaps": True, "grammars": True},
     "async, LoRA": {"overlaps": True, "loras": 2},
+    "hybrid groups": {"window": 64, "num_blocks": 60},
+    "hybrid groups, drafts": {"window": 64, "num_blocks": 60, "drafts": 3},
+    "hybrid groups, hashes of 8": {"window": 64, "num_blocks": 60, "hash_block_size": 8},
+    "async, hybrid groups": {"window": 64, "num_blocks": 60, "overlaps": True},
 }
 ENCODER = 64  # embeddings of the budget and of the cache
 COLUMNS = ("setting", "workloads", "calls", "requests", "preempted", "rules", "vllm")
-FORMAT = "{:<26}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
+FORMAT = "{:<28}{:>10}{:>8}{:>10}{:>11}{:>7}{:>6}"
 
 
 def recorder_class(*, overlaps, images):
@@ -68,12 +73,12 @@ def workload(folder, seed, steps, settings):
     os.environ["MMENGINE_LOG"] = str(folder)
     cls = recorder_class(overlaps=settings.get("overlaps", False), images=settings.get("images", False))
     _, preempted = drive(cls, seed, steps=steps, **settings)
-    return verify(folder), verify(folder, own="vllm"), preempted
+    return None if "window" in settings else verify(folder), verify(folder, own="vllm"), preempted
 
 
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--seeds", type=int, default=8, help="workloads for each setting")
+    parser.add_argument("--seeds", type=int, default=4, help="workloads for each setting")
     parser.add_argument("--steps", type=int, default=80, help="steps of a workload in which requests arrive")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     args = parser.parse_args()
@@ -86,14 +91,17 @@ def main():
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 *reports, preempted = workload(Path(folder) / "log", seed, args.steps, settings)
-            counts[1] += reports[0].calls
-            counts[2] += reports[0].requests
+            counts[1] += reports[1].calls
+            counts[2] += reports[1].requests
             counts[3] += preempted
             for place, report in enumerate(reports, 4):
+                if report is None:
+                    continue
                 counts[place] += report.ok and report.rederived
                 if not report.ok or not report.rederived:
                     differences.append(f"{name}, seed {seed}, {report.decider}: {_cause(report)}")
-        print(FORMAT.format(name, *counts), flush=True)
+        shown = counts[:4] + ["-"] + counts[5:] if "window" in settings else counts
+        print(FORMAT.format(name, *shown), flush=True)
         totals = [sum(pair) for pair in zip(totals, counts, strict=True)]
     print(FORMAT.format("all", *totals))
     for line in differences:
