@@ -11,6 +11,7 @@
 # make store    Dynamo's router with our KV events, in its own environment
 # make ray      replicas and batches on Ray, killed and rolled over, in their own environment
 # make vllm     the plugin for vLLM, in vLLM's own environment (3.5 GB, ten minutes) and with a second version of vLLM
+# make vllm-figures  equal answers and costs beside plain vLLM, in that environment (half an hour)
 # make docs     build the site into build/site/html: documents, decisions, figures, and a Python reference
 # make pages    eslint and TypeScript over the JavaScript of the pages; skipped without npm
 # make browser  test both pages in Debian's chromium, which it installs; screenshots go to build/browser
@@ -122,7 +123,7 @@ build/ray/.ready: tests/ray/requirements.txt | .venv/.ready
 	build/ray/bin/python -m pip install --quiet --retries 1 -c constraints.txt -r $<
 	@touch $@
 
-.PHONY: vllm
+.PHONY: vllm vllm-figures
 VLLM_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 OMP_NUM_THREADS=1
 VLLM_FIRST := $(VLLM_ENV) PYTHONPATH=plugins build/vllm/bin/python
 VLLM_SECOND := $(VLLM_ENV) VLLM_TARGET_DEVICE=cpu PYTHONPATH=build/vllm/second:plugins build/vllm/bin/python
@@ -133,7 +134,13 @@ vllm: .venv/.ready
 	[ ! -e build/vllm/.ready ] || $(VLLM_FIRST) -m tests.vllm.conformance
 	[ ! -e build/vllm/second/vllm ] || $(VLLM_SECOND) -m tests.vllm.conformance
 	[ ! -e build/vllm/second/vllm ] || $(VLLM_SECOND) -m pytest --noconftest -q -s -m soak tests/vllm/test_vllm_model_free.py \
-		tests/vllm/test_vllm_fault_examples.py
+		tests/vllm/test_vllm_fault_examples.py tests/vllm/test_vllm_async_driving.py
+
+vllm-figures: build/vllm/.ready
+	$(VLLM_FIRST) -m benchmarks.vllm.scheduler_cost
+	$(VLLM_FIRST) -m benchmarks.vllm.recorder_cost
+	$(VLLM_FIRST) -m benchmarks.vllm.end_to_end
+	$(VLLM_FIRST) -m benchmarks.vllm.equal_tokens
 
 # torchaudio and torchcodec are CUDA builds that transformers would import. The second vLLM is only unpacked: its
 # scheduler is Python.

@@ -1,90 +1,90 @@
 """Compares the answers of plain vLLM with those of vLLM under mmengine_vllm.Scheduler, on the CPU in float32.
 
-    build/vllm/bin/python -m benchmarks.vllm.equal_tokens [--requests 200] [--settings plain drafts]
+    build/vllm/bin/python -m benchmarks.vllm.equal_tokens [--requests 200] [--settings plain "n-gram drafts"]
 
-Each setting runs in two processes with the same requests: texts, images, JSON answers, stop strings,
-logprobs, aborts, arrivals over time, and a KV pool that is too small for them. Answers that were aborted on
-either side are not compared. The exit code is 1 if an answer differs, or if a log does not verify.
+Both sides of a setting get the same mixed requests (mixed_requests.py) in a KV pool that is too
+small for them.
+Answers that were aborted on either side are not compared. A setting that vLLM cannot run is listed with
+vLLM's error. The exit code is 1 if an answer differs, or if a log does not verify.
 """
 
 import argparse
-import json
 import os
-import random
+import pickle
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"),
+}
+
+from vllm import LLM
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from benchmarks.vllm.mixed_requests import (
+    CHECKPOINT,
+    DRAFT_HEAD,
+    LORA_RANK,
+    NUM_LORAS,
+    make_adapters,
+    prompt_of,
+    workload,
+)
 from mmengine.replay import verify
-from mmengine_shapes.questions import image_questions
-from mmengine_shapes.scenes import random_scene
 from mmengine_vllm.vllm_object import VllmObject
 
-CHECKPOINT = Path(__file__).parents[2] / "plugins" / "mmengine_shapes" / "checkpoint"
-TEXTS = ("What is 3 plus 4?", "Hello!", "Who are you?", "What is a triangle?")
-FORM = {
-    "type": "object",
-    "properties": {"a": {"type": "string", "maxLength": 8}, "b": {"type": "integer"}},
-    "required": ["a", "b"],
-}
-DRAFTS = {
-    "method": "ngram",
-    "num_speculative_tokens": 4,
-    "prompt_lookup_max": 3,
-    "prompt_lookup_min": 1,
-}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+EAGLE = {"method": "eagle3", "model": str(DRAFT_HEAD), "num_speculative_tokens": 3}
+LORA = {"enable_lora": True, "max_loras": NUM_LORAS - 1, "max_lora_rank": LORA_RANK}
+PRIORITY = {"scheduling_policy": "priority"}
+RULES = "vLLM's rules"
 SETTINGS: dict[str, dict[str, VllmObject]] = {
     "plain": {},
     "no prefix cache": {"enable_prefix_caching": False},
-    "priority": {"scheduling_policy": "priority"},
-    "drafts": {"speculative_config": DRAFTS},
-    "vLLM's rules": {},  # MMENGINE_COMPAT
+    "priority": PRIORITY,
+    "n-gram drafts": {"speculative_config": NGRAM},
+    RULES: {},
+    f"{RULES}, priority": PRIORITY,
+    f"{RULES}, n-gram drafts": {"speculative_config": NGRAM},
+    "videos": {},
+    "LoRA": LORA,
+    "EAGLE drafts": {"speculative_config": EAGLE},
+    "asynchronous": {"async_scheduling": True},
 }
+COLUMNS = ("setting", "answers", "equal", "preempted by vLLM", "by mmengine", "steps", "CPU s", "log")
+FORMAT = "{:<24}{:>9}{:>8}{:>19}{:>13}{:>12}{:>14}  {}"
 
 
-def workload(number: int) -> list[dict[str, VllmObject]]:
-    """Return the requests: scenes to draw, a question, and options."""
-    draw = random.Random(3)
-    shared = [random_scene(draw, side=side) for side in (128, 256)]
-    made = []
-    for index in range(number):
-        scenes = {
-            1: lambda: [draw.choice(shared)],
-            2: lambda: [random_scene(draw, side=draw.choice((96, 192, 256)))],
-            4: lambda: [draw.choice(shared), random_scene(draw, side=128)],
-        }.get(index % 5, list)()
-        if scenes:
-            question = draw.choice(
-                [q for of_kind in image_questions(scenes[0], draw).values() for q, _ in of_kind]
-            )
-        else:
-            question = " ".join([draw.choice(TEXTS)] * draw.randint(1, 12))
-        made.append(
-            {
-                "text": question,
-                "scenes": scenes,
-                "step": 2 * index if index < 12 else 12 + index,
-                "priority": draw.randint(0, 2),
-                "options": {
-                    "max_tokens": draw.randint(24, 100),
-                    "ignore_eos": index % 7 != 3 and draw.random() < 0.7,
-                    "logprobs": 3 if index % 6 == 1 else None,
-                    "stop": ["e"] if index % 9 == 4 else None,
-                },
-                "is_form": index % 7 == 3,
-            }
-        )
-    return made
+class Counting(Scheduler):
+    """vLLM's own scheduler, which counts preemptions."""
+
+    num_preempted = 0
+
+    def schedule(self, *args: VllmObject, **kwargs: VllmObject) -> VllmObject:
+        output = super().schedule(*args, **kwargs)
+        self.num_preempted += len(output.preempted_req_ids or ())
+        return output
 
 
-def run(setting: str, is_ours: bool, number: int, out: Path) -> None:
-    """Run the workload in this process and write the answers to `out`."""
-    from vllm import LLM, SamplingParams  # lazy: takes seconds
-    from vllm.sampling_params import StructuredOutputsParams
+class Side(NamedTuple):
+    """What one side answered: (request, number of the answer) -> tokens, reasons of the end, and the number
+    of logprobs.
+    """
 
-    ours = {"scheduler_cls": "mmengine_vllm.Scheduler"} if is_ours else {}
+    answers: dict[tuple[str, int], tuple[VllmObject, ...]]
+    preempted: int
+    steps: int
+    cpu_s: float
+
+
+def run(setting: str, scheduler: str, number: int, folder: Path) -> Side:
+    """Run the workload and return the answers."""
     llm = LLM(
         model=str(CHECKPOINT),
         dtype="float32",
@@ -96,90 +96,97 @@ def run(setting: str, is_ours: bool, number: int, out: Path) -> None:
         kv_cache_memory_bytes=64 << 20,
         num_gpu_blocks_override=24,
         seed=0,
+        scheduler_cls=scheduler,
         **SETTINGS[setting],
-        **ours,
     )
     engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
-    todo, answers, step = list(enumerate(workload(number))), dict[str, VllmObject](), 0
+    core = engine.engine_core.engine_core.scheduler
+    if SETTINGS[setting].get("async_scheduling") and not core.vllm_config.scheduler_config.async_scheduling:
+        raise NotImplementedError("vLLM turned asynchronous scheduling off")
+    # vLLM's CPU build fails where a request with top_k has drafts.
+    several = "speculative_config" not in SETTINGS[setting]
+    requests = workload(number, videos=setting == "videos", loras=setting == "LoRA", several=several)
+    adapters = [None, *(make_adapters(folder) if setting == "LoRA" else ())]
+    todo, answers, step = list(enumerate(requests)), dict[tuple[str, int], tuple[VllmObject, ...]](), 0
     begin = time.process_time()
     while todo or engine.has_unfinished_requests():
-        while todo and todo[0][1]["step"] <= step:
-            index, request = todo.pop(0)
-            content = [{"type": "image"}] * len(request["scenes"]) + [
-                {"type": "text", "text": request["text"]}
-            ]
-            chat = [{"role": "user", "content": content}]
-            prompt = {
-                "prompt": tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            }
-            if request["scenes"]:
-                prompt["multi_modal_data"] = {"image": [scene.draw() for scene in request["scenes"]]}
-            form = StructuredOutputsParams(json=FORM) if request["is_form"] else None
-            params = SamplingParams(temperature=0, structured_outputs=form, **request["options"])
-            extra = {"priority": request["priority"]} if setting == "priority" else {}
-            engine.add_request(f"r{index}", prompt, params, **extra)
+        while todo and todo[0][1].step <= step:
+            index, asked = todo.pop(0)
+            priority = asked.priority if "scheduling_policy" in SETTINGS[setting] else 0
+            more = {"lora_request": adapters[asked.lora], "priority": priority}
+            engine.add_request(f"r{index}", prompt_of(asked, tokenizer), asked.params, **more)
         if step % 40 == 30:
             engine.abort_request([f"r{step // 3}"])
         for output in engine.step():
-            if output.finished:
-                (answer,) = output.outputs
-                logprobs = len(answer.logprobs) if answer.logprobs else 0
-                ends = str(answer.finish_reason), str(answer.stop_reason)
-                answers[output.request_id] = [list(answer.token_ids), *ends, logprobs]
+            for answer in output.outputs:
+                if answer.finish_reason not in (None, "abort"):
+                    ends = answer.finish_reason, answer.stop_reason, len(answer.logprobs or ())
+                    answers[output.request_id, answer.index] = (tuple(answer.token_ids), *ends)
         step += 1
-    scheduler = engine.engine_core.engine_core.scheduler
-    figures = {"steps": step, "cpu_s": time.process_time() - begin}
-    if is_ours:
-        figures["preemptions"] = scheduler.core.stats().num_preemptions
-        scheduler.shutdown()
-    out.write_text(json.dumps({"answers": answers, **figures}))
+    cpu_s = time.process_time() - begin
+    preempted = core.num_preempted if isinstance(core, Counting) else core.core.stats().num_preemptions
+    core.shutdown()
+    engine.engine_core.shutdown()
+    return Side(answers, preempted, step, cpu_s)
+
+
+def run_apart(setting: str, scheduler: str, number: int, folder: Path) -> Side | str:
+    """Run the workload in a process of its own, and return the answers, or the error. A second engine in the
+    same process fails once numba is imported.
+    """
+    folder.mkdir()
+    out = folder / "side"
+    command = [sys.executable, "-m", "benchmarks.vllm.equal_tokens", "--settings", setting]
+    command += ["--requests", str(number), "--scheduler", scheduler, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if out.exists():
+        return pickle.loads(out.read_bytes())
+    return f"the process ended with {done.returncode}: {done.stderr[-200:]}"
+
+
+def run_here(setting: str, scheduler: str, number: int, out: Path) -> None:
+    """Run the workload, and write the answers or the error to `out`."""
+    try:
+        side: Side | str = run(setting, scheduler, number, out.parent)
+    except Exception as error:
+        side = f"{type(error).__name__}: {error}"
+    out.write_bytes(pickle.dumps(side))
 
 
 def compare(setting: str, number: int, folder: Path) -> bool:
     """Run both sides, print a line, and return whether all answers are equal and the log verifies."""
+    os.environ["MMENGINE_LOG"] = str(folder / "log")
+    os.environ["MMENGINE_COMPAT"] = "vllm" if setting.startswith(RULES) else ""
     sides = []
-    for which in ("vllm", "mmengine"):
-        out, log = folder / f"{which}.json", folder / "log"
-        env = {
-            **os.environ,
-            "MMENGINE_LOG": str(log),
-            "MMENGINE_COMPAT": "vllm" if setting == "vLLM's rules" else "",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            **dict.fromkeys(
-                ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"
-            ),
-        }
-        command = [sys.executable, "-m", "benchmarks.vllm.equal_tokens", "--side", which, "--out", str(out)]
-        command += ["--settings", setting, "--requests", str(number)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        if done.returncode:
-            print(done.stdout[-2000:], done.stderr[-4000:], file=sys.stderr)
-            return False
-        sides.append(json.loads(out.read_text()))
-    theirs, ours = (side["answers"] for side in sides)
-    common = theirs.keys() & ours.keys()  # an abort may come before or after the end of its request
-    equal, total = sum(theirs[name] == ours[name] for name in common), len(common)
-    report = verify(log, invariants=True)
-    verdict = "the log verifies" if report.divergence is None else f"DIVERGED: {report.divergence}"
-    print(
-        f"{setting:16} {equal:4} of {total} answers equal, {sides[1]['preemptions']:3} preemptions, "
-        f"{sides[0]['steps']} and {sides[1]['steps']} steps, {sides[0]['cpu_s']:.1f} and "
-        f"{sides[1]['cpu_s']:.1f} CPU s; {verdict}",
-        flush=True,
-    )
-    return equal == total and report.divergence is None
+    for name in ("benchmarks.vllm.equal_tokens.Counting", "mmengine_vllm.Scheduler"):
+        side = run_apart(setting, name, number, folder / name)
+        if isinstance(side, str):
+            by = "mmengine" if sides else "vLLM itself"
+            print(f"{setting:<24}not run by {by}: {side.splitlines()[0][:200]}", flush=True)
+            return not sides
+        sides.append(side)
+    theirs, ours = sides
+    common = theirs.answers.keys() & ours.answers.keys()  # an abort may come before or after an end
+    equal = sum(theirs.answers[key] == ours.answers[key] for key in common)
+    report = verify(folder / "log", invariants=True)
+    verdict = "verifies" if report.divergence is None else f"DIVERGED: {report.divergence}"
+    steps, cpu_s = f"{theirs.steps}, {ours.steps}", f"{theirs.cpu_s:.1f}, {ours.cpu_s:.1f}"
+    row = setting, len(common), equal, theirs.preempted, ours.preempted, steps, cpu_s, verdict
+    print(FORMAT.format(*row), flush=True)
+    return equal == len(common) > 0 and report.divergence is None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--side", choices=("vllm", "mmengine"), help=argparse.SUPPRESS)
+    parser.add_argument("--scheduler", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.side:
-        run(args.settings[0], args.side == "mmengine", args.requests, args.out)
+    if args.out:
+        run_here(args.settings[0], args.scheduler, args.requests, args.out)
         return
+    print(FORMAT.format(*COLUMNS), flush=True)
     is_equal = True
     for setting in args.settings:
         with tempfile.TemporaryDirectory() as folder:
@@ -188,4 +195,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.modules.setdefault("benchmarks.vllm.equal_tokens", sys.modules["__main__"])
     main()
