@@ -13,6 +13,7 @@ import xgrammar
 from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import OfTokenizer
+from mmengine.structured_output.engines.digit_notes import digit_notes
 from mmengine.structured_output.engines.engine_errors import describe_error
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
@@ -38,7 +39,7 @@ class XGrammar(OfTokenizer):
                 'on_truncation "close" needs the engine llguidance (grammar_backend)',
                 code=ErrorCode.INVALID_GRAMMAR,
             )
-        source = _ebnf_of(found)
+        source = _ebnf_of(found, grammar.max_digits or 0)
         compiler, vocabulary = self._get_compiler()
         try:
             compiled = compiler.compile_grammar(source)
@@ -49,7 +50,9 @@ class XGrammar(OfTokenizer):
         return CompiledGrammar(compiled, vocabulary, grammar.after)
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        return order_notes(grammar.source) if grammar.kind == "json_schema" else ()
+        if grammar.kind != "json_schema":
+            return ()
+        return order_notes(grammar.source) + digit_notes(grammar, counts_in_long=True)
 
     def fill(
         self, matchers: Sequence["XMatcher"], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -258,13 +261,13 @@ class XMatcher:
         return self._error
 
 
-def _ebnf_of(grammar: Grammar) -> str:
+def _ebnf_of(grammar: Grammar, max_digits: int) -> str:
     """Return the grammar in xgrammar's own format. Raises InvalidRequest for constructs that xgrammar would
     not enforce exactly.
     """
     match grammar:
         case JsonSchema(schema=schema):
-            return schema_ebnf(bytes(schema).decode())
+            return schema_ebnf(bytes(schema).decode(), max_digits)
         case Regex(regex=regex):
             rules = Rules()
             try:

@@ -12,8 +12,6 @@ from fractions import Fraction
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
-INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
-NUMBER = f'{INTEGER} ("." [0-9]+)? ([eE] [+\\-]? [0-9]+)?'
 MAX_MODULUS = 100  # Maximum number of remainders, and thereby of states for each digit.
 
 
@@ -23,41 +21,59 @@ class NumberRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number range. `high` None means no bound. `multiple` 0 means any number, with any decimal places."""
+    """A number range. `low` or `high` None means no bound. `multiple` 0 means any number, with any decimal
+    places. `most`: maximum number of digits of each part of a number if a bound is missing; 0 for none.
+    """
 
     low: Fraction | None
     low_exclusive: bool
     high: Fraction | None
     high_exclusive: bool
     multiple: Fraction
+    most: int = 0
+
+
+def write_number(is_whole: bool, most: int) -> str:
+    """Return an expression for all numbers. `most` as in Range."""
+    more = f"{{0,{most - 1}}}" if most else "*"
+    integer = f'"-"? ("0" | [1-9] [0-9]{more})'
+    if is_whole:
+        return integer
+    digits = f"[0-9]{{1,{most}}}" if most else "[0-9]+"
+    return f'{integer} ("." {digits})? ([eE] [+\\-]? {digits})?'
 
 
 def write_range(wanted: Range, rules: Rules) -> str | None:
     """Return an expression for the numbers in a range, without exponents; None if the range is empty."""
     ways = []
+    most = 0 if wanted.low is not None and wanted.high is not None else wanted.most
     if wanted.high is None or wanted.high >= 0:
         low = (
             (wanted.low, wanted.low_exclusive)
             if wanted.low is not None and wanted.low >= 0
             else (None, False)
         )
-        ways.append(_digits(low, (wanted.high, wanted.high_exclusive), wanted.multiple, rules))
+        ways.append(_digits(low, (wanted.high, wanted.high_exclusive), wanted.multiple, rules, most))
     if wanted.low is None or wanted.low < 0:
         far = (None if wanted.low is None else -wanted.low, wanted.low_exclusive)
         below = wanted.high is not None and wanted.high < 0
         near = (-wanted.high, wanted.high_exclusive) if below else (Fraction(0), True)  # type: ignore[operator]
-        negative = _digits(near, far, wanted.multiple, rules)
+        negative = _digits(near, far, wanted.multiple, rules, most)
         ways.append(None if negative is None else f'"-" {negative}')
     found = [way for way in ways if way is not None]
     return rules.add(" | ".join(found)) if found else None
 
 
 def _digits(
-    low: tuple[Fraction | None, bool], high: tuple[Fraction | None, bool], multiple: Fraction, rules: Rules
+    low: tuple[Fraction | None, bool],
+    high: tuple[Fraction | None, bool],
+    multiple: Fraction,
+    rules: Rules,
+    most: int,
 ) -> str | None:
     least = _Bound(low[0] or Fraction(0), not low[1])
-    most = None if high[0] is None else _Bound(high[0], not high[1])
-    return _Automaton(least, most, multiple, rules).whole()
+    end = None if high[0] is None else _Bound(high[0], not high[1])
+    return _Automaton(least, end, multiple, rules, most).whole()
 
 
 class _Bound:
@@ -83,6 +99,7 @@ class _Automaton:
     high: _Bound | None
     multiple: Fraction
     rules: Rules
+    most: int = 0  # Maximum number of digits of each part; 0 for no maximum.
     known: dict[tuple, str | None] = field(default_factory=dict)
     places: int | None = None  # Maximum number of decimal places.
     modulus: int = 1
@@ -154,7 +171,9 @@ class _Automaton:
     def _more(self, rest: int, remainder: int) -> str | None:
         """Return an expression for at least `rest` more digits in the integer part, without bounds."""
         if self.modulus == 1:
-            return self.rules.add(f"[0-9]{{{rest},}} {self._behind(0, False, False, 0)}")
+            # A lower bound with as many digits leaves no room for a maximum.
+            most = self.most - 1 if self.most > rest else ""
+            return self.rules.add(f"[0-9]{{{rest},{most}}} {self._behind(0, False, False, 0)}")
         if rest:
             return self._state(
                 ("more", rest, remainder),
@@ -195,11 +214,17 @@ class _Automaton:
     def _next(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
         """Return an expression for a decimal place and the text that may follow."""
         if self.modulus == 1 and not tight_low and not tight_high:
-            return f"[0-9]{{1,{self.places - depth}}}" if self.places else "[0-9]+"
+            return f"[0-9]{{1,{self.places - depth}}}" if self.places else self._digits_behind(depth)
         if self.places is None and self._is_past(depth):
             if tight_high:
-                return '"0"+' if self._is_number(depth, tight_low, tight_high, remainder) else None
-            return "[0-9]+" if self.low.inclusive else '"0"* [1-9] [0-9]*'
+                zeros = f'"0"{{1,{max(1, self.most - depth)}}}' if self.most else '"0"+'
+                return zeros if self._is_number(depth, tight_low, tight_high, remainder) else None
+            if self.low.inclusive:
+                return self._digits_behind(depth)
+            if not self.most:
+                return '"0"* [1-9] [0-9]*'
+            left = max(0, self.most - depth - 1)
+            return f'"0"{{0,{left // 2}}} [1-9] [0-9]{{0,{left - left // 2}}}'
         ways: dict[str, list[int]] = {}
         for digit in range(10):
             least = self.low.digit(depth) if tight_low else -1
@@ -212,6 +237,10 @@ class _Automaton:
                 if rule is not None:
                     ways.setdefault(rule, []).append(digit)
         return _join(ways)
+
+    def _digits_behind(self, depth: int) -> str:
+        """Return an expression for any decimal places after `depth` places."""
+        return f"[0-9]{{1,{max(1, self.most - depth)}}}" if self.most else "[0-9]+"
 
     def _is_past(self, depth: int) -> bool:
         return depth >= max(1, len(self.low.behind), len(self.high.behind) if self.high else 0)

@@ -19,14 +19,8 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.keywords import to_fraction
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 from mmengine.structured_output.regex.tree import Chars, Node, Repeat
-from mmengine_xgrammar.numbers import INTEGER, NUMBER, NumberRefused, Range, write_range
-from mmengine_xgrammar.regex import (
-    ANY,
-    RegexRefused,
-    parse_whole_regex,
-    with_width,
-    write_regex,
-)
+from mmengine_xgrammar.numbers import NumberRefused, Range, write_number, write_range
+from mmengine_xgrammar.regex import ANY, RegexRefused, parse_whole_regex, with_width, write_regex
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, either, literal
 
 ADVICE = "with grammar_backend xgrammar; the default, llguidance, can"
@@ -48,13 +42,15 @@ _KEYWORDS = {
 }
 
 
-def schema_ebnf(text: str) -> str:
-    """Write a normalized schema as EBNF. Raises SchemaRefused for parts that cannot be enforced exactly."""
+def schema_ebnf(text: str, most_digits: int = 0) -> str:
+    """Write a normalized schema as EBNF, with `most_digits` as in Range. Raises SchemaRefused for parts that
+    cannot be enforced exactly.
+    """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
     options.pop("json_allow_general_unicode_escapes", None)  # Allows other spellings of the same texts.
     definitions = schema.pop("$defs", {})
-    writer = _Writer(*_spacing(options))
+    writer = _Writer(*_spacing(options), most_digits)
     names = {name: writer.rules.reserve() for name in definitions}
     writer.names = {f"#/$defs/{name}": rule for name, rule in names.items()}
     root = writer.value(schema, "")
@@ -85,6 +81,7 @@ class _Writer:
     space: str
     comma: str
     colon: str
+    most_digits: int = 0
     rules: Rules = field(default_factory=Rules)
     names: dict[str, str] = field(default_factory=dict)  # Rule names of definitions, keyed by reference.
     budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
@@ -138,7 +135,7 @@ class _Writer:
 
     def _number(self, schema: dict, pointer: str) -> str:
         if len(schema) == 1:
-            return self.rules.add(INTEGER if schema["type"] == "integer" else NUMBER)
+            return self.rules.add(write_number(schema["type"] == "integer", self.most_digits))
         ends: dict[str, tuple[Fraction | None, bool]] = {}
         for keyword in _RANGE:
             if keyword in schema:
@@ -151,7 +148,7 @@ class _Writer:
             multiple = Fraction(multiple.numerator or 1)
         low, high = (ends.get(end, (None, False)) for end in ("low", "high"))
         try:
-            found = write_range(Range(*low, *high, multiple), self.rules)
+            found = write_range(Range(*low, *high, multiple, self.most_digits), self.rules)
         except NumberRefused as error:
             refuse("multipleOf", join_pointer(pointer, "multipleOf"), f"{error} {ADVICE}")
         if found is None:

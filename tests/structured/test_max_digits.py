@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mmengine.request import GrammarRequest
+from mmengine.structured_output.engines.unlimited_numbers import MAX_HELD
 from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.report.report import check_schema
 from mmengine.structured_output.request.spec import draft_grammars_of, grammar_of
@@ -164,3 +165,15 @@ def test_an_object_with_one_unnamed_key_is_written_in_lark() -> None:
     matcher = _matcher(schema)
     assert accepts(matcher, '{"a":1,"b":2}', end=256)
     assert not accepts(matcher, '{"a":1,"b":2,"c":3}', end=256)
+
+
+def test_a_note_names_a_schema_that_is_too_long_to_count_in() -> None:
+    """A schema of more than 64 KiB is not written in Lark, so its digits are not counted."""
+    names = {f"{number:04}" + "x" * 60: {"type": "integer"} for number in range(900)}
+    text = normalize_schema({"type": "object", "properties": names}).text
+    assert len(text) > MAX_HELD
+    (note,) = BACKEND.notes(GrammarRequest("json_schema", text, max_digits=MOST))
+    assert f"{MAX_HELD:,} characters" in note.text and "max_digits does not limit" in note.text
+    assert not BACKEND.notes(GrammarRequest("json_schema", text, max_digits=0))
+    plain = normalize_schema({"enum": ["x" * MAX_HELD]}).text
+    assert not BACKEND.notes(GrammarRequest("json_schema", plain, max_digits=MOST))

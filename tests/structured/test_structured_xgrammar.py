@@ -36,6 +36,20 @@ RANDOM = settings(
 )
 
 
+FULL = "7" * 40
+# schema, a text whose number has 40 digits.
+LIMITED_NUMBERS = [
+    ({}, "[" + FULL),
+    ({"type": "integer"}, "-" + FULL),
+    ({"type": "integer", "minimum": 0}, FULL),
+    ({"type": "integer", "minimum": 12}, FULL),
+    ({"type": "integer", "maximum": 5}, "-" + FULL),
+    ({"type": "number"}, FULL),
+    ({"type": "number", "exclusiveMinimum": 0.5}, FULL),
+    ({"type": "array", "items": {"type": ["integer", "null"]}}, "[1," + FULL),
+]
+
+
 @pytest.fixture(scope="module")
 def backend():
     tokens = [*(bytes([byte]) for byte in range(256)), b""]
@@ -363,3 +377,30 @@ def test_without_the_package_the_engine_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ConfigError, match=re.escape("pip install '.[xgrammar]'")):
         GRAMMAR_BACKENDS.load("xgrammar")
+
+
+@pytest.mark.parametrize(("schema", "text"), LIMITED_NUMBERS)
+def test_only_the_end_follows_the_maximum_number_of_digits(backend, schema, text):
+    source = normalize_schema(schema).text
+    counted = GrammarRequest("json_schema", source, max_digits=40)
+    matcher = backend.compile(counted).matcher()
+    assert matcher.try_consume_tokens(list((text + "7").encode())) == len(text)
+    unlimited = backend.compile(GrammarRequest("json_schema", source, max_digits=0)).matcher()
+    assert unlimited.try_consume_tokens(list((text + "7").encode())) == len(text) + 1
+    assert any("at most 40 digits" in note.text for note in backend.notes(counted))
+
+
+def test_a_maximum_of_digits_keeps_shorter_numbers_and_gives_way_to_bounds(backend):
+    def accepting_texts(schema, most):
+        text = normalize_schema(schema, Bounds.off()).text
+        compiled = backend.compile(GrammarRequest("json_schema", text, max_digits=most))
+        return [each for each in texts if accepts(compiled.matcher(), each)]
+
+    texts = [*number_texts(), "1e3", "-0", "0.001", "99999.12345"]
+    for bound in ({}, {"minimum": 0}, {"minimum": 99.5}, {"exclusiveMaximum": 10}, {"exclusiveMinimum": 0.5}):
+        for kind in ("integer", "number"):
+            schema = {"type": kind, **bound}
+            assert accepting_texts(schema, 12) == accepting_texts(schema, 0) != [], schema
+    texts = ["7" * 15]
+    assert accepting_texts({"type": "integer", "minimum": 10**14}, 3) == texts
+    assert accepting_texts({"type": "integer", "minimum": 0, "maximum": 10**15}, 3) == texts

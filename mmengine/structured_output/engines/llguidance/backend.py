@@ -15,14 +15,15 @@ from mmengine.structured_output.closing.closer import Closer
 from mmengine.structured_output.closing.closings import MAX_CLOSING_TOKENS, Closings
 from mmengine.structured_output.closing.hints import hints_of
 from mmengine.structured_output.engines.base import OfTokenizer
+from mmengine.structured_output.engines.digit_notes import digit_notes
 from mmengine.structured_output.engines.engine_errors import PANIC, describe_error, is_panic
 from mmengine.structured_output.engines.llguidance.compile_errors import first_step_error, refuse_overlap
-from mmengine.structured_output.engines.llguidance.digit_notes import digit_notes
-from mmengine.structured_output.engines.llguidance.json_schema_lark import MAX_HELD, schema_grammar
+from mmengine.structured_output.engines.llguidance.json_schema_lark import schema_grammar
 from mmengine.structured_output.engines.llguidance.lark_end_tokens import check_ends
 from mmengine.structured_output.engines.llguidance.lark_text import quoted
 from mmengine.structured_output.engines.llguidance.tag_grammar import grammars_of
 from mmengine.structured_output.engines.llguidance.tool_calls_lark import call_grammars
+from mmengine.structured_output.engines.unlimited_numbers import MAX_HELD
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema, Lark, Regex, read_grammar
 from mmengine.structured_output.request.structural_tags import StructuralTag

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 from llguidance import LLMatcher
 
-from mmengine.structured_output.engines.llguidance.lark_numbers import is_unlimited, limited_number
+from mmengine.structured_output.engines.llguidance.lark_numbers import limited_number
 from mmengine.structured_output.engines.llguidance.lark_objects import object_rule
+from mmengine.structured_output.engines.unlimited_numbers import MAX_HELD, is_unlimited
 from mmengine.structured_output.json_schema.normalization import MAX_OUTPUT
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import Json, expand_other_keys
@@ -24,7 +25,6 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 WHITE_SPACE = r"[\x20\x0A\x0D\x09]+"  # The white space that llguidance's JSON Schema skips.
 MARKS = ("x-steps", "x-distinct", MARK)
 ONCE = '%llguidance {"ignore_once": true}'
-MAX_HELD = 64 * 2**10  # Maximum number of characters of JSON Schema that llguidance parses directly.
 
 
 class _Schema(msgspec.Struct):
@@ -79,27 +79,6 @@ def lark_of(text: str, max_digits: int = 0) -> str | None:
         except SchemaRefused:
             pass  # Without the maximum, fewer parts are written in Lark.
     return _grammar(schema, options, definitions, 0)
-
-
-def limits_digits(text: str) -> bool:
-    """Return whether `lark_of` limits the digits of some number in a normalized schema."""
-    if len(text) > MAX_HELD:
-        return False
-    schema: Json = msgspec.json.decode(text, type=dict)
-    del schema["x-guidance"]
-    definitions = schema.pop("$defs", {})
-    assert isinstance(definitions, dict)
-    return any(_has_unlimited(each) for each in (schema, *definitions.values()))
-
-
-def _has_unlimited(schema: object) -> bool:
-    if schema is True or schema == {}:
-        return True
-    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
-        return False
-    return is_unlimited(schema) or any(
-        _has_unlimited(child) for child in _children(expand_other_keys(schema, spelled_out=False))
-    )
 
 
 def _grammar(schema: Json, options: Json, definitions: dict[str, Json], max_digits: int) -> str | None:

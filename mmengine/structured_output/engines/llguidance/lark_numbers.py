@@ -4,29 +4,13 @@ llguidance's JSON Schema counts digits only in a range of at most 18 digits, and
 each length. A terminal's regular expression counts digits in a single state each.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
 
+from mmengine.structured_output.engines.unlimited_numbers import HIGH, LOW, limit_of, multiple_of
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
-from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals, to_fraction
+from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 
 MAX_POWER = 17  # Maximum power of ten that ends a range: llguidance reads limits as floats.
-_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-
-
-def is_unlimited(schema: Json) -> bool:
-    """Return whether a normalized schema allows a number with any number of digits.
-
-    A `multipleOf` other than a power of ten counts as a limit; a power of ten limits the decimal places.
-    """
-    if schema.get("type") not in ("integer", "number"):
-        return False
-    if _limit(schema, _LOW) is not None and _limit(schema, _HIGH) is not None:
-        return False
-    multiple = _multiple(schema)
-    if multiple is None:
-        return True
-    return schema["type"] == "number" and multiple == Fraction(1, 10 ** count_decimals(multiple))
 
 
 def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
@@ -36,7 +20,7 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     up to a power of ten, and a terminal for the numbers beyond. The schema is None if the terminal suffices;
     the body is "" if the limit has so many digits that the schema remains as it is.
     """
-    low, high = _limit(schema, _LOW), _limit(schema, _HIGH)
+    low, high = limit_of(schema, LOW), limit_of(schema, HIGH)
     any_digits, behind = f"(0|[1-9][0-9]{{0,{most - 1}}})", _places(schema, most)
     if low is None and high is None:
         return f"/-?{any_digits}{behind}/", None
@@ -48,29 +32,19 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     if power > min(most - 1, MAX_POWER):
         return "", schema
     is_whole = schema["type"] == "integer"
-    keyword = ("minimum" if sign else "maximum") if is_whole else _HIGH[1] if not sign else _LOW[1]
+    keyword = ("minimum" if sign else "maximum") if is_whole else HIGH[1] if not sign else LOW[1]
     end = 10**power - is_whole
     return f"/{sign}[1-9][0-9]{{{power},{most - 1}}}{behind}/", {**schema, keyword: -end if sign else end}
-
-
-def _limit(schema: Json, names: Sequence[str]) -> Fraction | None:
-    found = next((schema[name] for name in names if name in schema), None)
-    return to_fraction(found) if isinstance(found, int | float) else None
-
-
-def _multiple(schema: Json) -> Fraction | None:
-    found = schema.get("multipleOf")
-    return to_fraction(found) if isinstance(found, int | float) else None
 
 
 def _places(schema: Json, most: int) -> str:
     """Return the expression for the digits after the point, and for the exponent."""
     if schema["type"] == "integer":
         return ""
-    multiple = _multiple(schema)
+    multiple = multiple_of(schema)
     if multiple is not None:
         places = min(most, count_decimals(multiple))
         return rf"(\.[0-9]{{1,{places}}})?" if places else ""
-    has_limit = any(name in schema for name in (*_LOW, *_HIGH))
+    has_limit = any(name in schema for name in (*LOW, *HIGH))
     exponent = "" if has_limit else f"([eE][+-]?[0-9]{{1,{most}}})?"
     return rf"(\.[0-9]{{1,{most}}})?{exponent}"
