@@ -10,6 +10,7 @@ import pytest
 from mmengine.errors import ErrorCode
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.pooling.pooled_folders import embedding_folder, reranker_folder
+from tests.server.batching import begun, client_of, ended, lines_in
 from tests.server.running import served
 
 OPTIONS = {"dtype": "float32", "num_blocks": 300, "max_model_len": 900, "max_num_seqs": 8}
@@ -131,3 +132,34 @@ def test_the_routes_are_in_the_openapi_document(embedding_server):
     assert {"/v1/embeddings", "/pooling", "/rerank", "/v1/rerank", "/score"} <= document["paths"].keys()
     assert json.dumps(document["components"]["schemas"]["EmbeddingBody"])
     assert ErrorCode.UNSUPPORTED_FIELD
+
+
+def test_batches_of_vectors_and_scores(tmp_path):
+    embedding_folder(tmp_path / "model")
+    engine = AsyncEngine(tmp_path / "model", log=tmp_path / "log", **OPTIONS)
+    with served(engine, names=("embedder",), storage={"log": tmp_path / "log"}, max_inputs=8) as server:
+        client = client_of(server)
+        _, _, wanted = server.call("/v1/embeddings", {"input": TEXTS})
+        bodies = {"both": {"input": TEXTS}, "empty": {"input": []}, "long": {"input": "word " * 2000}}
+        lines = [vector_line(name, "/v1/embeddings", **body) for name, body in bodies.items()]
+        found = ended(client, begun(client, lines, "/v1/embeddings"))
+        assert (found.request_counts.completed, found.request_counts.failed) == (1, 2)
+        (answer,) = lines_in(client, found.output_file_id)
+        assert answer["custom_id"] == "both"
+        assert np.allclose(vectors(answer["response"]["body"]), vectors(wanted), atol=1e-6)
+        errors = {each["custom_id"]: each["response"] for each in lines_in(client, found.error_file_id)}
+        assert {name: each["status_code"] for name, each in errors.items()} == {"empty": 400, "long": 400}
+        pair = vector_line("s", "/v1/score", text_1="the cat", text_2=TEXTS)
+        found = ended(client, begun(client, [pair], "/v1/score"))
+        (answer,) = lines_in(client, found.output_file_id)
+        _, _, wanted = server.call("/v1/score", {"text_1": "the cat", "text_2": TEXTS})
+        scores, wanted = (
+            [each["score"] for each in body["data"]] for body in (answer["response"]["body"], wanted)
+        )
+        assert len(scores) == 2 and np.allclose(scores, wanted, atol=1e-6)
+        with pytest.raises(openai.BadRequestError, match="/v1/embeddings, /v1/rerank, /v1/score"):
+            begun(client, lines, "/v1/other")
+
+
+def vector_line(custom_id, url, **body):
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}).encode()

@@ -135,7 +135,7 @@ def test_invalid_batches_are_refused(tmp_path):
         for asked, param in (
             ({"input_file_id": "file-none"}, "input_file_id"),
             ({"input_file_id": images.id}, "input_file_id"),
-            ({"endpoint": "/v1/embeddings"}, "endpoint"),
+            ({"endpoint": "/v1/images"}, "endpoint"),
             ({"completion_window": "a day"}, "completion_window"),
             ({"completion_window": "15d"}, "completion_window"),
             ({"metadata": {"a": "b" * 513}}, "metadata[]"),

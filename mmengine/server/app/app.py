@@ -49,6 +49,7 @@ from mmengine.server.http.route_records import Endpoints, answer_all, bind
 from mmengine.server.live.routes import LIVE, LiveRoutes
 from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
+from mmengine.server.pooling.reader import PooledReader
 from mmengine.server.responses.route_table import RESPONSE_ROUTES
 from mmengine.server.sessions.registry import SessionRegistry
 from mmengine.server.settings import ServerSettings, is_loopback
@@ -98,11 +99,12 @@ class App:
         self.calls = answers.calls
         self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
         others = ServiceRoutes(*given, fetches, answers.readers.chat)
+        pooled = PooledReader(engine, served, answers.readers.chat, settings)
         counts = MessageCounts(engine, self.admission, answers.readers)
         endpoints: Endpoints = {
             **bind(ANSWER_ROUTES, answers),
             **bind(COUNT_ROUTES, counts),
-            **pooling_endpoints(engine, served, self.admission, answers.readers),
+            **pooling_endpoints(engine, self.admission, pooled, answers.readers),
             **bind(ADAPTER_ROUTES, self._adapters),
             **bind(SERVICE_ROUTES, others),
             ("GET", "/openapi.json"): serve_document,
@@ -117,6 +119,7 @@ class App:
                 storage,
                 engine,
                 answers.readers,
+                pooled,
                 recovered_rows,
                 self.admission,
                 settings,

@@ -48,9 +48,8 @@ def session_endpoints(
 
 
 def pooling_endpoints(
-    engine: ServedEngine, names: ModelNames, admission: Admission, readers: RequestReaders
+    engine: ServedEngine, admission: Admission, reader: PooledReader, readers: RequestReaders
 ) -> Endpoints:
-    reader = PooledReader(engine, names, readers.chat, readers.settings)
     return bind(POOLING_ROUTES, PoolingRoutes(engine, admission, reader, readers.parser_threads))
 
 

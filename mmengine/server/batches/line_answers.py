@@ -14,6 +14,7 @@ from mmengine.errors import MMEngineError, in_one_line
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.request_stream import Stream
+from mmengine.server.batches.pooled_lines import POOLED_ENDPOINTS, PooledLines
 from mmengine.server.batches.recovered_rows import RecoveredRows, discard_stream
 from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.chat.chat_frames import Frames
@@ -55,20 +56,21 @@ class LineOutcome(NamedTuple):
 class LineAnswers:
     """Answers lines for all batches.
 
-    `seats`: limits the choices in flight. `priority`: lowest priority value (the most urgent) that a line may
-    have.
+    `pooled`: answers lines that want vectors. `seats`: limits the choices in flight. `priority`: lowest
+    priority value (the most urgent) that a line may have.
     """
 
     def __init__(
         self,
         engine: ServedEngine,
         reader: LineReader,
+        pooled: PooledLines,
         recovered_rows: RecoveredRows,
         seats: WeightedSemaphore,
         priority: int,
     ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
-        self.recovered_rows = recovered_rows
+        self.recovered_rows, self._pooled = recovered_rows, pooled
         # The lines have their own thread, so that live calls do not wait for them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")
         self.leaves = False  # Whether a cancelled task leaves its requests in the log.
@@ -86,6 +88,8 @@ class LineAnswers:
         `custom_id`: the client's id of the line. Raises ApiError with a status in AGAIN if the line must be
         tried again.
         """
+        if endpoint in POOLED_ENDPOINTS:
+            return await self._answer_pooled(endpoint, body, name, owner)
         try:
             parsed_request = await asyncio.get_running_loop().run_in_executor(
                 self._parser, self._reader.read_line, endpoint, body, name, owner, custom_id
@@ -97,6 +101,19 @@ class LineAnswers:
             return await self._answer(parsed_request, accepted)
         finally:
             self._seats.give(amount)
+
+    async def _answer_pooled(self, endpoint: str, body: bytes, name: str, owner: str) -> LineOutcome:
+        try:
+            call = await self._pooled.read(endpoint, body, name, owner, self._parser)
+            amount = await self._seats.take(len(call.jobs))
+            try:
+                return LineOutcome(200, await self._pooled.answer(call, self._parser), lambda: None)
+            finally:
+                self._seats.give(amount)
+        except ApiError as error:
+            if error.status in AGAIN:
+                raise
+            return _refused(error)
 
     async def _answer(self, parsed_request: ParsedRequest, accepted: Callable[[], None]) -> LineOutcome:
         streams: Sequence[Stream] = ()

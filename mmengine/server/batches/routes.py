@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from mmengine.errors import ErrorCode, FieldPath, MMEngineError
 from mmengine.server.answers.request_readers import LINE_ENDPOINTS
 from mmengine.server.batches.file_routes import expires_after
+from mmengine.server.batches.pooled_lines import POOLED_ENDPOINTS
 from mmengine.server.batches.runner import BatchRunner
 from mmengine.server.calls.call_identity import (
     IDEMPOTENCY_KEY,
@@ -125,8 +126,8 @@ class BatchRoutes:
         if file.purpose != "batch":
             text = f"the file's purpose is {file.purpose}; upload it with the purpose batch"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input_file_id"))
-        if body.endpoint not in LINE_ENDPOINTS:
-            text = f"endpoint must be one of {', '.join(LINE_ENDPOINTS)}"
+        if body.endpoint not in (known := (*LINE_ENDPOINTS, *POOLED_ENDPOINTS)):
+            text = f"endpoint must be one of {', '.join(known)}"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("endpoint"))
         expires, expires_s = body.output_expires_after, 0
         if expires is not None:

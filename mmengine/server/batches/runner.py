@@ -10,10 +10,12 @@ from mmengine.errors import in_one_line
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.batches.line_answers import LineAnswers, LineReader
+from mmengine.server.batches.pooled_lines import PooledLines
 from mmengine.server.batches.recovered_rows import RecoveredRows
 from mmengine.server.batches.run import BatchResources, BatchRun
 from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.http.admission import Admission
+from mmengine.server.pooling.reader import PooledReader
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.batches import Batch
 from mmengine.server.storage.storage import Storage
@@ -29,8 +31,9 @@ AGAIN_S = 10.0  # Seconds until a batch whose run failed, for example on a disk 
 class BatchRunner:
     """Starts, cancels and watches the runs of all batches.
 
-    `reader`: reads lines and renders answers. `answered`: called for each line that is written, with True for
-    an answer and False for an error. Must be created on the event loop.
+    `reader`: reads lines and renders answers; `pooled_reader`: for lines that want vectors. `answered`:
+    called for each line that is written, with True for an answer and False for an error. Must be created on
+    the event loop.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class BatchRunner:
         storage: Storage,
         engine: ServedEngine,
         reader: LineReader,
+        pooled_reader: PooledReader,
         recovered_rows: RecoveredRows,
         admission: Admission,
         settings: ServerSettings,
@@ -47,7 +51,12 @@ class BatchRunner:
         most = engine.config.max_num_seqs
         seats = max(1, min(most - max(1, most // FREE_SEATS), engine.max_open // 2))
         self._answers = LineAnswers(
-            engine, reader, recovered_rows, WeightedSemaphore(seats), settings.batch_priority
+            engine,
+            reader,
+            PooledLines(engine, pooled_reader, admission, settings.batch_priority),
+            recovered_rows,
+            WeightedSemaphore(seats),
+            settings.batch_priority,
         )
         self._resources = BatchResources(
             storage,
