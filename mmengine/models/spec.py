@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from mmengine.models.states import StateSpec
 
-RunKind: TypeAlias = Literal["", "run", "media", "prompt"]
+RunKind: TypeAlias = Literal["", "run", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class LayerAttention:
 class ModelSpec:
     """Model sizes that the runtime and the scheduler need.
 
-    `runs`: in layers with `sees_runs`, "run" means the tokens of an embedding run, "media" all media tokens
-    of a prompt, and "prompt" all tokens of a prompt.
+    `runs`: in layers with `sees_runs`, "run" means the tokens of an embedding run, and "prompt" all tokens of
+    a prompt.
     """
 
     num_layers: int
@@ -89,7 +89,7 @@ class ModelSpec:
         for number, layer in enumerate(layers):
             if not 0 <= layer.kv_layer <= number or layers[layer.kv_layer].kv_layer != layer.kv_layer:
                 return f"attention layer {number} reads the KV of layer {layer.kv_layer}, which stores none"
-        needed = {"run": self.atomic_runs, "media": self.whole_prompt, "prompt": self.whole_prompt}
+        needed = {"run": self.atomic_runs, "prompt": self.whole_prompt}
         if any(layer.sees_runs for layer in layers) and not needed.get(self.runs, False):
             return f"tokens of a {self.runs or 'run'} see one another, but a step may compute a part of them"
         return None

@@ -95,6 +95,8 @@ def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str
         return "it is an encoder-decoder or has cross attention, and only decoders are served"
     if "Diffusion" in model_class.__name__ or _any(text, "diffusion", "block_diffusion"):
         return "it denoises blocks of tokens instead of generating one token after another"
+    if config.model_type == "molmo2":
+        return "tokens around an image see one another too, and its config does not name all of them"
     if not model_class.can_generate():
         return "it has no language model head"
     if getattr(model_class, "_is_stateful", False):

@@ -4,7 +4,7 @@
 """
 
 # A prompt is computed in one step, because its tokens see later ones: never in chunks.
-WHOLE_PROMPT = frozenset({"molmo2", "paligemma"})
+WHOLE_PROMPT = frozenset({"paligemma"})
 # An image is computed in one step: the token budget of the checks in chunks, above the longest image.
 ATOMIC = {"gemma4": 80}
 # Processors that treat several images of a prompt otherwise than one: one image in a request.
@@ -18,7 +18,6 @@ NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
 # its float32 ones (gemma4: up to 1.3 of 5, because its tower's sums cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
 REASONS = {
-    "molmo2": "all images of a prompt see one another, so a prompt is one step: no chunks",
     "paligemma": "all tokens of a prompt see one another, so a prompt is one step: no chunks; the chat "
     "template writes the prompt, without the tokens that the processor adds around it",
     "gemma4": "the tokens of an image see one another, so an image is one step: none above the token budget",

@@ -32,10 +32,6 @@ GEMMA4 = Words(
     "<|image|>",
     "<|video|>",
 )
-MOLMO_TOKENS = (
-    *("<|image|>", "<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>"),
-    *("<frame_start>", "<frame_end>", "<|video|>", "<im_low>"),
-)
 LLAMA4_TOKENS = (
     *("<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>"),
     *("<|tile_x_separator|>", "<|tile_y_separator|>"),
@@ -62,31 +58,6 @@ def _llama4(ids: Ids) -> torch.nn.Module:
         image_token_index=ids["<|patch|>"],
         boi_token_index=ids["<|image_start|>"],
         eoi_token_index=ids["<|image_end|>"],
-    )
-
-
-def _molmo2(ids: Ids) -> torch.nn.Module:
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    vision = {
-        **VISION,
-        **heads,
-        "num_hidden_layers": 3,
-        "image_size": [56, 56],
-        "patch_size": 14,
-        "num_position_embeddings": 16,
-    }
-    adapter = {**heads, "vision_feature_layer": [2, 1], "hidden_size": 32, "intermediate_size": 48}
-    return build(
-        "molmo2",
-        text_config={**BASE, "head_dim": 16, "additional_vocab_size": 0},
-        vision_config=vision,
-        adapter_config={**adapter, "text_hidden_size": 64},
-        image_start_token_id=ids["<im_start>"],
-        image_end_token_id=ids["<im_end>"],
-        image_patch_id=ids["<im_patch>"],
-        low_res_image_start_token_id=ids["<low_res_im_start>"],
-        frame_start_token_id=ids["<frame_start>"],
-        frame_end_token_id=ids["<frame_end>"],
     )
 
 
@@ -151,15 +122,6 @@ def _gemma4_processor(tokenizer: object) -> object:
     )
 
 
-def _molmo_processor(tokenizer: object) -> object:
-    small = {"size": SIDE, "max_crops": 2, "overlap_margins": [1, 1]}
-    return transformers.Molmo2Processor(
-        image_processor=images("Molmo2ImageProcessor", **small),
-        tokenizer=tokenizer,
-        video_processor=transformers.Molmo2VideoProcessor(size=SIDE),
-    )
-
-
 def _kimi_processor(tokenizer: object) -> object:
     return transformers.Kimi_K25Processor(
         image_processor=images(
@@ -189,7 +151,6 @@ FACTORIES: dict[str, Factory] = {
         _llama4,
         processor("Llama4Processor", "Llama4ImageProcessor", {"size": SIDE, "max_patches": 3}),
     ),
-    "molmo2": Factory(Words(MOLMO_TOKENS, {}, "<|image|>"), _molmo2, _molmo_processor),
     "step3p7": Factory(
         Words(STEP_TOKENS, {}, "<im_patch>"),
         _step,

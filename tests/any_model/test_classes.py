@@ -37,6 +37,10 @@ def folder_of(tmp_path, config):
         (LFM2, "layers conv bypass the attention function"),
         ({"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama"}, "cross attention"),
         ({"architectures": ["BertModel"], "model_type": "bert"}, "no language model head"),
+        (
+            {"architectures": ["Molmo2ForConditionalGeneration"], "model_type": "molmo2"},
+            "tokens around an image see one another",
+        ),
         ({"architectures": ["GitForCausalLM"], "model_type": "git"}, "do not call transformers' attention"),
     ],
 )

@@ -1,6 +1,4 @@
-"""Numbers the tokens that see one another in both directions: the tokens of an image, all media tokens of a
-prompt, or all prompt tokens.
-"""
+"""Numbers the tokens that see one another in both directions: an image's tokens, or all prompt tokens."""
 
 from itertools import chain
 
@@ -48,5 +46,5 @@ def prompt_run_ids(kind: RunKind, request: Request) -> np.ndarray | None:
     ids = np.full(len(request.prompt_token_ids), -1, np.int32)
     runs = chain.from_iterable(item.runs for item in request.media)
     for number, (start, length) in enumerate(runs):
-        ids[start : start + length] = number if kind == "run" else 0
+        ids[start : start + length] = number
     return ids

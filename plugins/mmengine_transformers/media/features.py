@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mmengine.errors import ModelError, in_one_line
 from mmengine_transformers.media.packing import ROW_BYTES, Packed, unpack
-from mmengine_transformers.media.rules import image_token_id
 
 _PROBE_SIDE = 96  # Pixels of the image with which the encoder is checked.
 Features = Callable[..., Any]
@@ -87,9 +86,6 @@ class MediaEncoder:
 
     def _placed(self, features: Tensor, out: Any, item: Packed) -> Tensor:
         """Return the features in the order of the item's placeholders, with a model's own additions."""
-        if self._model.config.model_type == "molmo2":  # Features are added to the placeholder's embedding.
-            token = torch.tensor([image_token_id(self._model.config)], device=features.device)
-            features = features + self._model.get_input_embeddings()(token)
         if not item.header.indicators:
             return features
         constants = out.visual_indicator_features.to(features)

@@ -14,7 +14,7 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 
 class MediaRules(NamedTuple):
     """`runs`: which tokens see one another, beside causal attention: "run": those of one embedding run;
-    "media": all media tokens of the prompt; "prompt": all prompt tokens; "": none. `atomic_runs`: an
+    "prompt": all prompt tokens; "": none. `atomic_runs`: an
     embedding run is never split over two steps. `whole_prompt`: the whole prompt is computed in one step.
     `only_windows`: only layers with a window follow `runs`.
     """
@@ -34,8 +34,6 @@ def media_rules(config: "PreTrainedConfig") -> MediaRules:
         text = config.get_text_config()
         if getattr(text, "use_bidirectional_attention", None) == "vision":
             return MediaRules("run", atomic_runs=True, only_windows=True)
-    if kind == "molmo2":
-        return MediaRules("media", whole_prompt=True)
     if kind == "paligemma":
         return MediaRules("prompt", whole_prompt=True)
     return MediaRules()
