@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmengine.config import ENCODER_CACHE, EngineConfig
+from mmengine.core import batch as planning
 from mmengine.core import engine as loop
 from mmengine.core.engine import EngineCore
 from mmengine.core.executor import StepPlan, StepResult
@@ -156,18 +157,18 @@ def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
 
         return run
 
-    names = ("evolve", "batch", "complete")
-    kept = {name: getattr(loop, name) for name in names}
+    owners = {"evolve": loop, "batch": planning, "complete": loop}
+    kept = {name: getattr(owner, name) for name, owner in owners.items()}
     sink, scheduler = bench.core.sink, bench.core._scheduler
     for name, call in kept.items():
-        setattr(loop, name, timed(name, call))
+        setattr(owners[name], name, timed(name, call))
     sink.append, sink.commit = timed("append", sink.append), timed("append", sink.commit)
     scheduler.schedule = timed("schedule", scheduler.schedule)
     try:
         yield
     finally:
         for name, call in kept.items():
-            setattr(loop, name, call)
+            setattr(owners[name], name, call)
         del sink.append, sink.commit, scheduler.schedule
 
 

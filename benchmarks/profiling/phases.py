@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from mmengine.core import batch as planning
 from mmengine.core import engine as loop
 from mmengine.runtime import runner as runner_module
 from mmengine.serve.engine.engine import Engine
@@ -68,7 +69,7 @@ def places(engine: Engine) -> list[tuple[Any, str, str]]:
         (core, "step", CORE),
         (core._scheduler, "schedule", "core schedule"),
         (loop, "evolve", "core evolve"),
-        (loop, "batch", "core batch"),
+        (planning, "batch", "core batch"),
         (loop, "complete", "core complete"),
         (core.sink, "append", LOG),
         (core.sink, "commit", LOG),

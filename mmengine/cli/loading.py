@@ -3,7 +3,7 @@ otherwise a line every LINE_EVERY_S seconds.
 """
 
 import gc
-import resource
+import mmap
 import sys
 import time
 from collections.abc import Iterator
@@ -150,7 +150,7 @@ def resident_text() -> str:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):
         return ""
-    return f"; {_size(pages * resource.getpagesize())} resident"
+    return f"; {_size(pages * mmap.PAGESIZE)} resident"
 
 
 def _size(num_bytes: int) -> str:
