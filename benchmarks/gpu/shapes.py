@@ -124,7 +124,9 @@ class RandomWeights:
     def pieces(self, *names: str) -> ChunkedWeight:
         return ChunkedWeight.of(self.read(*names).flatten(1))
 
-    held = pieces  # no weight is in FP8
+    def held(self, *names: str, alike: bool = False) -> ChunkedWeight:
+        """Return the joined matrix. `alike` has no effect, because no weight is in codes or blocks."""
+        return self.pieces(*names)
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
         return [self.pieces(*names) for names in groups]
