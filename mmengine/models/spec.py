@@ -17,7 +17,8 @@ class LayerAttention:
     keys with key // chunk == query // chunk; 0: no chunks. `softcap`: a score becomes softcap *
     tanh(score / softcap); 0: unchanged. `scale`: multiplies scores; 0: head_dim ** -0.5. `has_sinks`: each
     head has a learned score, which takes part in the softmax and has no value. `sees_runs`: tokens of the
-    same run (ModelSpec.runs) also see later tokens of the run, within the window.
+    same run (ModelSpec.runs) also see later tokens of the run, within the window. `value_dim`: the size of a
+    value head, whose other values in the KV pool are zeros; 0: head_dim.
     """
 
     kv_layer: int
@@ -27,6 +28,7 @@ class LayerAttention:
     chunk: int = 0
     has_sinks: bool = False
     sees_runs: bool = False
+    value_dim: int = 0
 
     def is_plain(self, head_dim: int) -> bool:
         """Return whether the layer is causal attention over all keys with the usual scale."""
@@ -76,6 +78,11 @@ class ModelSpec:
         owners = sorted({layer.kv_layer for layer in self.attention})
         layers = (owners.index(layer.kv_layer) for layer in self.attention)
         return tuple(layers) or tuple(range(self.num_attention_layers))
+
+    @property
+    def shares_kv(self) -> bool:
+        """Return whether a layer reads the KV of another layer."""
+        return any(layer.kv_layer != number for number, layer in enumerate(self.attention))
 
     @property
     def has_encoder(self) -> bool:

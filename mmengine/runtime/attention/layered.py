@@ -1,4 +1,8 @@
-"""Chooses a backend for each attention layer: the fastest one for plain layers, torch for all others."""
+"""Chooses a backend for each attention layer: the fastest one that computes the layer's features.
+
+The CPU kernels compute all layers but those in which tokens of a run see one another, in steps with such
+tokens. Other fast backends compute only plain layers. Torch computes the rest.
+"""
 
 import structlog
 import torch
@@ -7,41 +11,55 @@ from mmengine.errors import ConfigError
 from mmengine.models.spec import ModelSpec
 from mmengine.runtime.attention.base import AttentionBackend, AttentionMeta, Bucket
 from mmengine.runtime.attention.masked_paged import MaskedPagedAttention
+from mmengine.runtime.attention.native_paged import LayerRules, NativePagedAttention
 from mmengine.runtime.kv.pool import KVPool
 
 log = structlog.get_logger("mmengine.operators")
 
 
 class LayeredAttention:
-    """See AttentionBackend. `plain`: the backend for plain layers, or None if there are none. Layers that
+    """See AttentionBackend. `fast`: a backend for plain layers, or the CPU kernels, or None. Layers that
     share KV name the layer that stores it.
     """
 
     captures = False
 
-    def __init__(self, spec: ModelSpec, kv: KVPool, plain: AttentionBackend | None) -> None:
+    def __init__(self, spec: ModelSpec, kv: KVPool, fast: AttentionBackend | None) -> None:
         self._places = spec.kv_places
-        self._is_plain = [plain is not None and layer.is_plain(spec.head_dim) for layer in spec.attention]
-        self._plain, self._masked = plain, MaskedPagedAttention(spec, kv, spec.attention)
-        self.reads_unwritten = self._masked.reads_unwritten
+        self._fast, self._masked = fast, MaskedPagedAttention(spec, kv, spec.attention)
+        self._native = fast if isinstance(fast, NativePagedAttention) else None
+        self._rules = [LayerRules.of(layer) for layer in spec.attention]
+        self._sees_runs = [layer.sees_runs for layer in spec.attention]
+        native, plain = self._native is not None, fast is not None
+        self._is_fast = [native or (plain and each.is_plain(spec.head_dim)) for each in spec.attention]
+        self._has_runs = False  # whether tokens of this step belong to runs
+        needs_torch = any(self._sees_runs) or not all(self._is_fast)
+        self.reads_unwritten = needs_torch or (fast is not None and fast.reads_unwritten)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        if self._plain is not None:
-            self._plain.begin(meta)
-        self._masked.begin(meta)
+        if self._fast is not None:
+            self._fast.begin(meta)
+        self._has_runs = meta.run_ids is not None and bool((meta.run_ids >= 0).any())
+        if not all(self._is_fast) or (self._has_runs and any(self._sees_runs)):
+            self._masked.begin(meta)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        (self._plain or self._masked).append(self._places[layer], k, v)
+        (self._fast or self._masked).append(self._places[layer], k, v)
 
     def run(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """See AttentionBackend. `sinks`: a score for each head, [num_heads], for layers with sinks."""
-        if self._is_plain[layer] and self._plain is not None:
-            return self._plain.run(self._places[layer], q)
-        return self._masked.run(layer, q, sinks)
+        if not self._is_fast[layer] or (self._has_runs and self._sees_runs[layer]):
+            return self._masked.run(layer, q, sinks)
+        if self._native is not None:
+            return self._native.run_layer(self._places[layer], q, self._rules[layer], sinks)
+        assert self._fast is not None
+        return self._fast.run(self._places[layer], q)
 
 
 def masked_features(spec: ModelSpec) -> dict[str, int]:
-    """Return how many layers have each feature that only torch computes, keyed by the feature's name."""
+    """Return how many layers have each feature that only torch and the CPU kernels compute, keyed by the
+    feature's name.
+    """
     features = {
         "windows": [layer.window > 0 for layer in spec.attention],
         "chunks": [layer.chunk > 0 for layer in spec.attention],
@@ -69,4 +87,6 @@ def check_spec(spec: ModelSpec, name: str) -> None:
 def log_features(spec: ModelSpec) -> None:
     """Log which layers torch computes."""
     counts = {name: f"{count} layers" for name, count in masked_features(spec).items()}
+    if not counts:
+        return
     log.info(f"attention by torch in some of {len(spec.attention)} layers", **counts)

@@ -1,4 +1,8 @@
-"""Paged attention on a CPU by the native C++ kernels, which read K and V directly from the blocks."""
+"""Paged attention on a CPU by the native C++ kernels, which read K and V directly from the blocks.
+
+The kernels compute windows, chunks, soft caps, sinks and scales too, but not tokens of runs that see one
+another.
+"""
 
 import ctypes
 
@@ -6,13 +10,13 @@ import numpy as np
 import torch
 
 from mmengine.errors import ConfigError
-from mmengine.models.plugin import ModelSpec
+from mmengine.models.plugin import LayerAttention, ModelSpec
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import describe, load
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
@@ -26,6 +30,19 @@ class Step(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("dtype", "tiles_only")),
         *((name, _ADDRESS) for name in ("query_starts", "kv_lens", "num_drafts", "block_table", "slots")),
     )
+
+
+class LayerRules(ctypes.Structure):
+    """The C struct mm_attention_layer."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("window", "chunk", "value_dim")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    )
+
+    @classmethod
+    def of(cls, layer: LayerAttention) -> "LayerRules":
+        return cls(layer.window, layer.chunk, layer.value_dim, layer.scale, layer.softcap)
 
 
 class NativePagedAttention:
@@ -55,6 +72,9 @@ class NativePagedAttention:
         self._append.restype = None
         self._run.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE]
         self._run.restype = ctypes.c_int32
+        self._run_layer = library.mm_attention_run_layer
+        self._run_layer.argtypes = [*(_ADDRESS,) * 5, _SIZE, _ADDRESS, _SIZE]
+        self._run_layer.restype = ctypes.c_int32
         self._layers = (_ADDRESS * len(kv.layers))(*(layer.data_ptr() for layer in kv.layers))
         self._pool = kv  # keeps the addresses valid
         self._step = Step(
@@ -96,6 +116,26 @@ class NativePagedAttention:
         out = torch.empty(q.shape, dtype=q.dtype)
         failed = self._run(
             self.step_address(), self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0)
+        )
+        if failed:
+            raise MemoryError("no memory for the attention of this step")
+        return out
+
+    def run_layer(
+        self, place: int, q: torch.Tensor, rules: LayerRules, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return attention with a layer's rules over the KV at `place` in the pool. `sinks`: [num_heads]."""
+        q, scores = _rows(q), None if sinks is None else sinks.float().contiguous()
+        out = torch.empty(q.shape, dtype=q.dtype)
+        failed = self._run_layer(
+            self.step_address(),
+            ctypes.addressof(rules),
+            None if scores is None else scores.data_ptr(),
+            self._layers[place],
+            q.data_ptr(),
+            q.stride(0),
+            out.data_ptr(),
+            out.stride(0),
         )
         if failed:
             raise MemoryError("no memory for the attention of this step")

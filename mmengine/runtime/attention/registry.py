@@ -17,6 +17,7 @@ from mmengine.runtime.attention import flashinfer_capability, native_paged, trit
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.attention.grouped import GroupedAttention
 from mmengine.runtime.attention.layered import LayeredAttention, check_spec, log_features, masked_features
+from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.kv.pool import KVPool
 
 ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
@@ -44,7 +45,8 @@ def make_backend(
     batch_invariant: bool = False,
     groups: Sequence[BlockGroup] = (),
 ) -> AttentionBackend:
-    """Return the backend called `name`. In layers that need more than plain causal attention, torch computes.
+    """Return the backend called `name`. In layers that need more than plain causal attention, the CPU kernels
+    compute, or torch if they cannot be used.
 
     With block `groups` each group has a backend of its own.
 
@@ -64,16 +66,20 @@ def make_backend(
     if not spec.attention:
         return _plain_backend(name, spec, kv, batch_invariant)
     check_spec(spec, name)
-    if masked_features(spec):
-        if batch_invariant:
-            raise ConfigError(
-                "batch_invariant needs a batch-invariant attention backend, and torch computes some of this "
-                "model's layers; set no batch_invariant"
-            )
-        log_features(spec)
+    features = masked_features(spec)
+    if features and batch_invariant:
+        raise ConfigError(
+            "batch_invariant needs a batch-invariant attention backend, and none computes "
+            f"{', '.join(features)}, which this model has; set no batch_invariant"
+        )
+    is_native = name == "native" or (name == "auto" and native_paged.unfit(spec, kv) is None)
     is_plain = any(layer.is_plain(spec.head_dim) for layer in spec.attention)
-    plain = _plain_backend(name, spec, kv, batch_invariant) if is_plain else None
-    return LayeredAttention(spec, kv, plain)
+    fast = _plain_backend(name, spec, kv, batch_invariant) if is_native or is_plain else None
+    if not isinstance(fast, NativePagedAttention):
+        if fast is not None and not features and not spec.shares_kv:
+            return fast
+        log_features(spec)
+    return LayeredAttention(spec, kv, fast)
 
 
 def _plain_backend(name: str, spec: ModelSpec, kv: KVPool, batch_invariant: bool) -> AttentionBackend:

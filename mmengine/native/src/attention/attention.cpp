@@ -26,10 +26,13 @@ bool decodes(const mm_attention_step& step, int row) {
 }
 
 // Returns the step's multiply-adds; stops counting at kSmall.
-int64_t work_of(const mm_attention_step& step) {
+int64_t work_of(const AttentionCall& call) {
+  const mm_attention_step& step = *call.step;
   int64_t work = 0;
-  for (int row = 0; row < step.num_rows && work < kSmall; row++)
-    work += 2LL * queries_of(step, row) * step.kv_lens[row] * step.num_heads * step.head_dim;
+  for (int row = 0; row < step.num_rows && work < kSmall; row++) {
+    const int keys = step.kv_lens[row] - call.rules.first_key(call.first_position(row));
+    work += 2LL * queries_of(step, row) * keys * step.num_heads * step.head_dim;
+  }
   return work;
 }
 
@@ -59,26 +62,27 @@ void plan_decode(const mm_attention_step& step, int threads, std::vector<Attenti
       tasks.push_back({row, 0, queries_of(step, row), heads * part / parts, heads * (part + 1) / parts});
 }
 
-int64_t scratch_bytes(const mm_attention_step& step, const std::vector<AttentionTask>& tasks) {
+int64_t scratch_bytes(const AttentionCall& call, const std::vector<AttentionTask>& tasks) {
+  const mm_attention_step& step = *call.step;
   int few = 0, many = 0;  // most queries of a task
   for (const AttentionTask& task : tasks) {
     int &most = decodes(step, task.row) ? few : many, queries = task.query1 - task.query0;
     most = queries > most ? queries : most;
   }
-  const int64_t decode = few ? decode_scratch_bytes(step, few) : 0;
-  const int64_t prefill = many ? prefill_scratch_bytes(step, many) : 0;
+  const int64_t decode = few ? decode_scratch_bytes(call, few) : 0;
+  const int64_t prefill = many ? prefill_scratch_bytes(call, many) : 0;
   return decode > prefill ? decode : prefill;
 }
 
 int run(const AttentionCall& call) {
   const mm_attention_step& step = *call.step;
-  const int threads = work_of(step) < kSmall ? 1 : most_threads();
+  const int threads = work_of(call) < kSmall ? 1 : most_threads();
   static thread_local std::vector<AttentionTask> kept;
   std::vector<AttentionTask>& tasks = kept;
   tasks.clear();
   plan_prefill(step, threads, tasks);
   plan_decode(step, threads, tasks);
-  const int64_t bytes = scratch_bytes(step, tasks);
+  const int64_t bytes = scratch_bytes(call, tasks);
   int failed = 0;
 #pragma omp parallel num_threads(threads) if (threads > 1) reduction(| : failed)
   {
@@ -116,7 +120,14 @@ void mm_attention_append(const mm_attention_step* step, void* kv_layer, const vo
 
 int32_t mm_attention_run(const mm_attention_step* step, const void* kv_layer, const void* q, int64_t q_stride,
                          void* out, int64_t out_stride) {
-  return mm::run({step, kv_layer, q, q_stride, out, out_stride});
+  return mm_attention_run_layer(step, nullptr, nullptr, kv_layer, q, q_stride, out, out_stride);
+}
+
+int32_t mm_attention_run_layer(const mm_attention_step* step, const mm_attention_layer* layer, const float* sinks,
+                               const void* kv_layer, const void* q, int64_t q_stride, void* out, int64_t out_stride) {
+  const mm_attention_layer plain = {};
+  const mm::AttentionRules rules(*step, layer ? *layer : plain, sinks);
+  return mm::run({step, rules, kv_layer, q, q_stride, out, out_stride});
 }
 
 }  // extern "C"

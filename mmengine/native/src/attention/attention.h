@@ -2,7 +2,8 @@
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
 // row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after
-// it get the same bits as if each were its row's only query. With tiles_only this holds for any number of queries.
+// it get the same bits as if each were its row's only query. With tiles_only this holds for any number of queries. Keys
+// before the first one that a row's first query sees are not read.
 #pragma once
 
 #include <stdint.h>
@@ -17,7 +18,7 @@ typedef struct {
   int32_t num_rows, num_tokens;
   int32_t table_stride;  // elements between rows of block_table
   int32_t block_size;  // a power of two
-  int32_t num_heads, num_kv_heads, head_dim;  // head_dim: a multiple of 8, at most 256
+  int32_t num_heads, num_kv_heads, head_dim;  // head_dim: a multiple of 8, at most 512
   int32_t dtype;  // of q, k, v, the pool and the result: 0 float32, 1 bfloat16
   int32_t tiles_only;  // 1: all rows use tiles, so that a token gets the same bits in a chunk of any size
   const int32_t* query_starts;  // [n + 1] index of each row's first token, then t
@@ -26,6 +27,15 @@ typedef struct {
   const int32_t* block_table;  // [n, table_stride]; only blocks within kv_lens are read
   const int64_t* slots;  // [t] block * block_size + offset
 } mm_attention_step;
+
+// Which keys a layer's queries see, and how scores are computed. Positions count a row's tokens.
+typedef struct {
+  int32_t window;  // a query sees only keys > query - window; 0: no window
+  int32_t chunk;  // a query sees only keys with key / chunk == query / chunk; 0: no chunks
+  int32_t value_dim;  // size of a head of V, whose other values in the pool are zeros; 0: head_dim
+  float scale;  // positive, multiplies scores; 0: head_dim ** -0.5
+  float softcap;  // a scaled score becomes softcap * tanh(score / softcap); 0: unchanged
+} mm_attention_layer;
 
 // Stores k and v [t, num_kv_heads, head_dim] at the step's slots. Strides are in elements between tokens.
 void mm_attention_append(const mm_attention_step* step, void* kv_layer, const void* k, int64_t k_stride, const void* v,
@@ -36,6 +46,11 @@ void mm_attention_append(const mm_attention_step* step, void* kv_layer, const vo
 // or 1 if scratch memory cannot be allocated.
 int32_t mm_attention_run(const mm_attention_step* step, const void* kv_layer, const void* q, int64_t q_stride,
                          void* out, int64_t out_stride);
+
+// The same with the rules of `layer`. The result's values from value_dim on are 0. `sinks`: a score for each head,
+// [num_heads], that takes part in the softmax and has no value; NULL: none.
+int32_t mm_attention_run_layer(const mm_attention_step* step, const mm_attention_layer* layer, const float* sinks,
+                               const void* kv_layer, const void* q, int64_t q_stride, void* out, int64_t out_stride);
 
 #ifdef __cplusplus
 }

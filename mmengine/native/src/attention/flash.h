@@ -1,9 +1,10 @@
 // Attention of many queries to the keys that each query sees, one block of keys after the other.
 //
-// A Source provides the inputs: the type T (float, or uint16_t for bfloat16 bits), head_dim(), and the numbers
-// queries() and keys(). seen(query) is how many keys a query sees: non-decreasing, at least 1. query(i, room) and
-// key(i, room) return a pointer to T [head_dim], in place or copied to `room`. value(i) and out(query) return pointers
-// in place.
+// A Source provides the inputs: the type T (float, or uint16_t for bfloat16 bits), head_dim(), value_dim(), scoring(),
+// and the numbers queries() and keys(). A query sees the keys [first(query), seen(query)): at least one, and neither
+// end decreases. Keys before first(0) are not read. sink(query) is a score without a value, if has_sinks(). query(i,
+// room) and key(i, room) return a pointer to T [head_dim], in place or copied to `room`. value(i) and out(query) return
+// pointers in place.
 #pragma once
 
 #include <cmath>
@@ -19,42 +20,46 @@ class Flash {
   static constexpr int kRows = Tiles::kRows;
 
  public:
-  static int64_t bytes(int head_dim, int queries) {
+  static int64_t bytes(int head_dim, int value_dim, int queries) {
     Carver carver = {nullptr};
-    Flash(carver, head_dim, queries);
+    Flash(carver, head_dim, value_dim, queries);
     return carver.used;
   }
 
   static void run(const Source& source, void* scratch) {
     Carver carver = {(char*)scratch};
-    Flash(carver, source.head_dim(), source.queries()).attend(source);
+    Flash(carver, source.head_dim(), source.value_dim(), source.queries()).attend(source);
   }
 
  private:
-  Flash(Carver& carver, int head_dim, int queries) : tiles_(carver, head_dim) {
+  Flash(Carver& carver, int head_dim, int value_dim, int queries) : tiles_(carver, head_dim, value_dim) {
     const int64_t rows = round_up(queries, kRows);
     q_ = carver.take<Query>(rows * tiles_.q_width());
     sums_ = carver.take<float>(rows * tiles_.width());
     softmax_ = carver.take<RunningSoftmax>(rows);
+    first_ = carver.take<int>(rows);
     seen_ = carver.take<int>(rows);
   }
 
   void attend(const Source& source) {
     const int queries = source.queries(), rows = (int)round_up(queries, kRows), keys = source.keys();
-    const float scale = 1.0f / std::sqrt((float)source.head_dim());
+    const Scoring scoring = source.scoring();
+    has_sinks_ = source.has_sinks();
     T room[kMaxHead];
     for (int r = 0; r < rows; r++) {  // the last tile is padded with copies of the last query
       const int query = r < queries ? r : queries - 1;
       tiles_.pack_query(source.query(query, room), q_ + (int64_t)r * tiles_.q_width());
+      first_[r] = source.first(query);
       seen_[r] = source.seen(query);
+      if (has_sinks_) softmax_[r] = {source.sink(query) / scoring.factor(), 1.0f};
     }
     tiles_.begin();
-    for (int start = 0; start < keys; start += kKeyBlock) {
+    for (int start = first_[0] / kKeyBlock * kKeyBlock; start < keys; start += kKeyBlock) {
       const int count = keys - start < kKeyBlock ? keys - start : kKeyBlock;
-      pack(source, start, count);
+      pack(source, start, first_place(0, start), count);
       for (int r = 0; r < rows; r += kRows) {
-        const int last = seen_[r + kRows - 1] - start;
-        if (last > 0) tiles_.attend(tile(r), start, last < count ? last : count, scale);
+        const int last = seen_[r + kRows - 1] - start, end = last < count ? last : count, from = first_place(r, start);
+        if (from < end) tiles_.attend(tile(r), start, from, end, scoring);
       }
     }
     tiles_.end();
@@ -62,16 +67,23 @@ class Flash {
   }
 
   QueryTile<Query> tile(int r) const {
-    return {q_ + (int64_t)r * tiles_.q_width(), sums_ + (int64_t)r * tiles_.width(), softmax_ + r, seen_ + r};
+    return {q_ + (int64_t)r * tiles_.q_width(), sums_ + (int64_t)r * tiles_.width(), softmax_ + r, first_ + r,
+            seen_ + r, has_sinks_};
   }
 
-  void pack(const Source& source, int start, int count) {
+  // Returns the place in the block from `start` on from which query r's keys are computed, a multiple of kKeyStep.
+  int first_place(int r, int start) const {
+    return first_[r] > start ? (first_[r] - start) / kKeyStep * kKeyStep : 0;
+  }
+
+  void pack(const Source& source, int start, int from, int count) {
     T rooms[16][kMaxHead];
     const T *keys[16], *values[16];
-    for (int at = 0; at < round_up(count, Tiles::kPack); at += 16) {
+    for (int at = from; at < round_up(count, Tiles::kPack); at += 16) {
       for (int r = 0; r < 16 && at + r < count; r++) {
-        keys[r] = source.key(start + at + r, rooms[r]);
-        values[r] = source.value(start + at + r);
+        const int key = start + at + r, read = key < first_[0] ? first_[0] : key;
+        keys[r] = source.key(read, rooms[r]);
+        values[r] = source.value(read);
       }
       tiles_.pack(at, keys, values, count - at);
     }
@@ -80,18 +92,20 @@ class Flash {
   void store(const Source& source, int r) const {
     const float *sums = sums_ + (int64_t)r * tiles_.width(), total = softmax_[r].total;
     T* __restrict to = source.out(r);
-    for (int i = 0; i < source.head_dim(); i++)
+    for (int i = 0; i < source.value_dim(); i++)
       if constexpr (sizeof(T) == 2)
         to[i] = to_bf16(sums[i] / total);
       else
         to[i] = sums[i] / total;
+    for (int i = source.value_dim(); i < source.head_dim(); i++) to[i] = 0;
   }
 
   Tiles tiles_;
   Query* q_;  // [rows, q_width]
   float* sums_;  // [rows, width]
   RunningSoftmax* softmax_;  // [rows]
-  int* seen_;  // [rows]
+  int *first_, *seen_;  // [rows]
+  bool has_sinks_ = false;
 };
 
 }  // namespace mm

@@ -1,6 +1,7 @@
 // Shared by the paged attention kernels: a call, and the location of its keys and values.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "attention/attention.h"
@@ -8,8 +9,30 @@
 
 namespace mm {
 
+// A layer's rules, with the defaults filled in.
+struct AttentionRules {
+  int window, chunk, value_dim;
+  Scoring scoring;
+  const float* sinks;  // [num_heads], or NULL
+
+  AttentionRules(const mm_attention_step& step, const mm_attention_layer& layer, const float* sinks)
+      : window(layer.window),
+        chunk(layer.chunk),
+        value_dim(layer.value_dim ? (int)round_up(layer.value_dim, 8) : step.head_dim),
+        scoring{layer.scale ? layer.scale : 1.0f / std::sqrt((float)step.head_dim), layer.softcap},
+        sinks(sinks) {}
+
+  // Returns the first key that a query at `position` sees, which never decreases with the position.
+  int first_key(int position) const {
+    int first = window && position >= window ? position - window + 1 : 0;
+    if (chunk && position / chunk * chunk > first) first = position / chunk * chunk;
+    return first;
+  }
+};
+
 struct AttentionCall {
   const mm_attention_step* step;
+  AttentionRules rules;
   const void* kv;
   const void* q;
   int64_t q_stride;
@@ -47,11 +70,11 @@ struct Places {
 };
 
 // A row with one or few queries, all in one task: K and V are streamed from memory once for all its heads.
-int64_t decode_scratch_bytes(const mm_attention_step& step, int queries);
+int64_t decode_scratch_bytes(const AttentionCall& call, int queries);
 void attention_decode(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
 // Many queries of a row: K and V are packed block by block, and all queries of the task pass over each block.
-int64_t prefill_scratch_bytes(const mm_attention_step& step, int queries);
+int64_t prefill_scratch_bytes(const AttentionCall& call, int queries);
 void attention_prefill(const AttentionCall& call, const AttentionTask& task, void* scratch);
 
 }  // namespace mm

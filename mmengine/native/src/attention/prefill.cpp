@@ -22,8 +22,13 @@ class PagedSource {
   }
 
   int head_dim() const { return call_.step->head_dim; }
+  int value_dim() const { return call_.rules.value_dim; }
+  Scoring scoring() const { return call_.rules.scoring; }
+  bool has_sinks() const { return call_.rules.sinks != nullptr; }
+  float sink(int query) const { return call_.rules.sinks[task_.head0 * group_ + query % group_]; }
   int queries() const { return (task_.query1 - task_.query0) * group_; }
   int keys() const { return position_ + task_.query1 - task_.query0; }
+  int first(int query) const { return call_.rules.first_key(position_ + query / group_); }
   int seen(int query) const { return position_ + query / group_ + 1; }
   const T* query(int i, T*) const { return q_ + i / group_ * call_.q_stride + (int64_t)(i % group_) * head_dim(); }
   const T* key(int i, T*) const { return kv_ + places_.of(i); }
@@ -44,9 +49,9 @@ using Bf16 = Flash<Bf16Tiles, PagedSource<uint16_t>>;
 
 }  // namespace
 
-int64_t prefill_scratch_bytes(const mm_attention_step& step, int queries) {
-  const int rows = queries * (step.num_heads / step.num_kv_heads);
-  return (step.dtype == 0 ? Fp32::bytes : Bf16::bytes)(step.head_dim, rows);
+int64_t prefill_scratch_bytes(const AttentionCall& call, int queries) {
+  const mm_attention_step& step = *call.step;
+  return (step.dtype == 0 ? Fp32::bytes : Bf16::bytes)(step.head_dim, call.rules.value_dim, queries * call.group());
 }
 
 void attention_prefill(const AttentionCall& call, const AttentionTask& task, void* scratch) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/vec.h"
+#include "common/wide_vec.h"
 
 namespace mm {
 
@@ -38,6 +38,38 @@ MM_INLINE uint16_t to_bf16(float value) {
   memcpy(&bits, &value, 4);
   uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, nan = (bits >> 16) | 0x40;
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+// How scores are computed: score * scale, or with a soft cap softcap * tanh(score * scale / softcap).
+struct Scoring {
+  float scale, softcap;  // softcap 0: none
+
+  // What scores are still multiplied by after cap_scores.
+  float factor() const { return softcap > 0 ? 1.0f : scale; }
+};
+
+// tanh(x) with a relative error below 3e-7; NaN stays NaN. Near 0 an odd polynomial with the smallest maximum relative
+// error, because the quotient loses digits there.
+MM_INLINE wide tanh_of(wide x) {
+  typedef decltype(x < x) ints;
+  const wide square = x * x;
+  wide near = all(-0.00570498726f);
+  near = near * square + 0.0206390875f;
+  near = near * square + -0.0537397152f;
+  near = near * square + 0.133314422f;
+  near = near * square + -0.333332819f;
+  near = x + x * square * near;
+  const wide size = x < 0.0f ? -x : x, far = 1.0f - 2.0f / (1.0f + exp_clamped(2.0f * size));
+  const ints is_near = size < 0.625f;
+  return is_near ? near : x < 0.0f ? -far : far;
+}
+
+// Applies the soft cap, if there is one, to the scores [from, to), and to those after them up to a vector's end.
+MM_INLINE void cap_scores(float* scores, int from, int to, const Scoring& scoring) {
+  if (!(scoring.softcap > 0)) return;
+  const float factor = scoring.scale / scoring.softcap;
+  for (int i = from; i < to; i += kWide)
+    store_as(scores + i, scoring.softcap * tanh_of(factor * load_wide(scores + i)));
 }
 
 // The softmax of one query over consecutive blocks of keys.
@@ -111,6 +143,30 @@ MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& st
   float shrink = first ? 0.0f : weight_of(splat((state.top - new_top) * scale), splat(state.top))[0];
   state.total = (first ? 0.0f : state.total * shrink) + sum_of(sum);
   state.top = new_top;
+  return shrink;
+}
+
+// The same for the keys [first, seen) of a block, whose scores are at their keys' places. `from`, a multiple of 16, is
+// at most `first`. Each place in [from, count) that the query does not see gets the weight 0, also the padding of
+// `count` to a multiple of `whole`. Without a visible key the state stays, and the factor is 1.
+template <class Keep>
+MM_INLINE float weigh(float* scores, int from, int first, int seen, int count, int whole, const Scoring& scoring,
+                      RunningSoftmax& state, bool begins, Keep keep) {
+  const int end = (int)round_up(count, whole);
+  if (seen > count) seen = count;
+  if (first < from) first = from;
+  float shrink = 1.0f;
+  int at = from;
+  if (first < seen) {
+    const int start = first / 16 * 16;
+    for (; at < start; at += 16) keep(at, splat(0));
+    cap_scores(scores, start, seen, scoring);
+    for (int i = start; i < first; i++) scores[i] = -__builtin_inff();
+    shrink = soften(scores + start, seen - start, scoring.factor(), state, begins,
+                    [=](int i, f16v weight) { keep(start + i, weight); });
+    at = (int)round_up(seen, 16);
+  }
+  for (; at < end; at += 16) keep(at, splat(0));
   return shrink;
 }
 

@@ -14,8 +14,9 @@
 
 namespace mm {
 
-constexpr int kMaxHead = 256;   // largest head size
+constexpr int kMaxHead = 512;   // largest head size
 constexpr int kKeyBlock = 512;  // keys that are packed, and whose scores are stored, at once
+constexpr int kKeyStep = 64;    // a block's first keys are left out in steps of so many
 constexpr int kScoresStride = kKeyBlock + 16;  // padded, because rows at a power-of-two distance share cache sets
 
 // The queries of one tile, and their running softmax and sums over the previous blocks of keys.
@@ -24,7 +25,14 @@ struct QueryTile {
   const Query* q;  // [kRows, q_width]
   float* sums;     // [kRows, width]
   RunningSoftmax* softmax;  // [kRows]
-  const int* seen;          // [kRows] keys that each query sees, counted from the row's first key; non-decreasing
+  // [kRows] the first key that each query sees, and the end of its keys, counted from the row's first key;
+  // non-decreasing
+  const int *first, *seen;
+  bool has_sinks;  // the running softmax is initialised with a sink
+
+  // Whether a block from `start` on is the first one with keys for any query, or for query `r` without a sink.
+  MM_INLINE_MEMBER bool begins(int start) const { return start <= first[0]; }
+  MM_INLINE_MEMBER bool begins(int start, int r) const { return !has_sinks && start <= first[r]; }
 };
 
 class VectorTiles {
@@ -33,7 +41,7 @@ class VectorTiles {
   static constexpr int kRows = 6;
   static constexpr int kPack = 16;  // keys are packed in groups of 16, up to a multiple of this
 
-  VectorTiles(Carver& carver, int head_dim);
+  VectorTiles(Carver& carver, int head_dim, int value_dim);
   int q_width() const { return d_; }
   int width() const { return width_; }
 
@@ -44,12 +52,12 @@ class VectorTiles {
   // Packs keys and values [at, at + 16) of the block. Only the first `count` of the 16 pointers may be read.
   template <class T>
   void pack(int at, const T* const* keys, const T* const* values, int count) const;
-  // Attends to the block's `count` keys. The block's first key has index `start` in the row; start = 0 initialises the
-  // sums.
-  void attend(const QueryTile<float>& tile, int start, int count, float scale) const;
+  // Attends to the keys [from, count) of a block, whose first key has index `start` in the row. `from` is a multiple of
+  // kKeyStep. The first block with keys for a query of the tile initialises the sums.
+  void attend(const QueryTile<float>& tile, int start, int from, int count, const Scoring& scoring) const;
 
  private:
-  int d_, width_;
+  int d_, value_dim_, width_;
   float* panels_;  // keys [kKeyBlock / kPanelKeys][d][kPanelKeys]
   float* values_;  // [kKeyBlock, width]
   float* scores_;  // [kRows, kScoresStride]
@@ -68,7 +76,7 @@ class PairTiles {
 #endif
   static constexpr int kPack = 32;
 
-  PairTiles(Carver& carver, int head_dim);
+  PairTiles(Carver& carver, int head_dim, int value_dim);
   int q_width() const { return steps_ * 32; }
   int width() const { return panels_ * 16; }
 
@@ -76,16 +84,16 @@ class PairTiles {
   void end() const;  // releases them
   void pack_query(const uint16_t* from, uint16_t* to) const;
   void pack(int at, const uint16_t* const* keys, const uint16_t* const* values, int count) const;
-  void attend(const QueryTile<uint16_t>& tile, int start, int count, float scale) const;
+  void attend(const QueryTile<uint16_t>& tile, int start, int from, int count, const Scoring& scoring) const;
 
  private:
   static constexpr int kTile = 512;  // values per tile
   static constexpr int kWeightsStride = kKeyBlock + 32;
 
-  void score(const uint16_t* q, int count) const;
-  void mix(int start, int count, float* sums) const;  // sums (+)= weights * v
+  void score(const uint16_t* q, int from, int count) const;
+  void mix(int from, int count, bool begins, float* sums) const;  // sums (+)= weights * v
 
-  int d_, steps_, panels_;  // steps of 32 and panels of 16 values
+  int d_, value_dim_, steps_, panels_;  // steps of 32 and panels of 16 values
   uint16_t* keys_;     // [kKeyBlock / 16][steps][16 pairs of values][16 keys][2]
   uint16_t* values_;   // [kKeyBlock / 32][panels][16 pairs of keys][16 values][2]
   float* scores_;      // [kRows, kScoresStride]
@@ -132,17 +140,5 @@ MM_INLINE void transpose16(f16v m[16]) {
   }
 }
 #endif
-
-// Turns the scores of one query into weights for `count` keys of a block. The query sees the first `seen` keys (all if
-// seen > count, none if seen < 1). The other keys, and the padding to a multiple of `whole`, get the weight 0. Returns
-// the factor for the sums over the blocks before this one.
-template <class Keep>
-MM_INLINE float weigh(float* scores, int seen, int count, int whole, float scale, RunningSoftmax& state, bool first,
-                      Keep keep) {
-  if (seen > count) seen = count;
-  float shrink = seen > 0 ? soften(scores, seen, scale, state, first, keep) : 1.0f;
-  for (int at = seen > 0 ? (int)round_up(seen, 16) : 0; at < round_up(count, whole); at += 16) keep(at, splat(0));
-  return shrink;
-}
 
 }  // namespace mm

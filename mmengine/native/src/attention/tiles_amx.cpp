@@ -30,9 +30,9 @@ void PairTiles::begin() const {
 
 void PairTiles::end() const { _tile_release(); }
 
-void PairTiles::score(const uint16_t* q, int count) const {
+void PairTiles::score(const uint16_t* q, int from, int count) const {
   const int q_bytes = steps_ * 64, scores_bytes = kScoresStride * 4;
-  for (int key = 0; key < count; key += 32) {
+  for (int key = from; key < count; key += 32) {
     const uint16_t* left = keys_ + (int64_t)key / 16 * steps_ * kTile;
     const uint16_t* right = left + steps_ * kTile;
     clear_sums();
@@ -54,12 +54,12 @@ void PairTiles::score(const uint16_t* q, int count) const {
 }
 
 // Sums two panels of 16 values at a time. A last odd panel is summed alone.
-void PairTiles::mix(int start, int count, float* sums) const {
+void PairTiles::mix(int from, int count, bool begins, float* sums) const {
   const int weights_bytes = kWeightsStride * 2, width = panels_ * 16, sums_bytes = width * 4;
   for (int panel = 0; panel < panels_; panel += 2) {
     const bool two = panel + 1 < panels_;
     float *upper = sums + panel * 16, *lower = upper + 16 * width;
-    if (start == 0) {
+    if (begins) {
       clear_sums();
     } else {
       _tile_loadd(0, upper, sums_bytes);
@@ -69,7 +69,7 @@ void PairTiles::mix(int start, int count, float* sums) const {
         _tile_loadd(3, lower + 16, sums_bytes);
       }
     }
-    for (int key = 0; key < count; key += 32) {
+    for (int key = from; key < count; key += 32) {
       const uint16_t* v = values_ + ((int64_t)key / 32 * panels_ + panel) * kTile;
       _tile_loadd(4, weights_ + key, weights_bytes);
       _tile_loadd(5, weights_ + 16 * kWeightsStride + key, weights_bytes);

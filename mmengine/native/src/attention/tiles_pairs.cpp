@@ -78,8 +78,11 @@ void mix_panels(const uint16_t* weights, int64_t row, const uint16_t* values, in
 
 }  // namespace
 
-PairTiles::PairTiles(Carver& carver, int head_dim)
-    : d_(head_dim), steps_((int)round_up(head_dim, 32) / 32), panels_((int)round_up(head_dim, 16) / 16) {
+PairTiles::PairTiles(Carver& carver, int head_dim, int value_dim)
+    : d_(head_dim),
+      value_dim_(value_dim),
+      steps_((int)round_up(head_dim, 32) / 32),
+      panels_((int)round_up(value_dim, 16) / 16) {
   keys_ = carver.take<uint16_t>(kKeyBlock * steps_ * 32);
   values_ = carver.take<uint16_t>(kKeyBlock * panels_ * 16);
   scores_ = carver.take<float>(kRows * kScoresStride);
@@ -103,43 +106,46 @@ void PairTiles::pack(int at, const uint16_t* const* keys, const uint16_t* const*
     for (int panel = 0; panel < panels_; panel++) {
       const uint16_t* first = r < count ? values[r] + panel * 16 : nullptr;
       const uint16_t* second = r + 1 < count ? values[r + 1] + panel * 16 : nullptr;
-      _mm512_storeu_si512(to + panel * kTile + r * 16, interleave(first, second, d_ - panel * 16));
+      _mm512_storeu_si512(to + panel * kTile + r * 16, interleave(first, second, value_dim_ - panel * 16));
     }
 }
 
-void PairTiles::attend(const QueryTile<uint16_t>& tile, int start, int count, float scale) const {
+void PairTiles::attend(const QueryTile<uint16_t>& tile, int start, int from, int count, const Scoring& scoring) const {
   const int width = panels_ * 16;
-  score(tile.q, count);
+  const bool begins = tile.begins(start);
+  score(tile.q, from, count);
   for (int r = 0; r < kRows; r++) {
     uint16_t* weights = weights_ + r * kWeightsStride;
-    float shrink =
-        weigh(scores_ + r * kScoresStride, tile.seen[r] - start, count, 32, scale, tile.softmax[r], start == 0,
-              [=](int at, f16v weight) { store_as(weights + at, (h16v)_mm512_cvtneps_pbh((__m512)weight)); });
-    if (start == 0 || shrink == 1.0f) continue;
+    float shrink = weigh(
+        scores_ + r * kScoresStride, from, tile.first[r] - start, tile.seen[r] - start, count, 32, scoring,
+        tile.softmax[r], tile.begins(start, r),
+        [=](int at, f16v weight) { store_as(weights + at, (h16v)_mm512_cvtneps_pbh((__m512)weight)); });
+    if (begins || shrink == 1.0f) continue;
     for (int i = 0; i < width; i++) tile.sums[r * width + i] *= shrink;
   }
-  mix(start, count, tile.sums);
+  mix(from, count, begins, tile.sums);
 }
 
 #if !defined(__AMX_BF16__)
 void PairTiles::begin() const {}
 void PairTiles::end() const {}
 
-void PairTiles::score(const uint16_t* q, int count) const {
+void PairTiles::score(const uint16_t* q, int from, int count) const {
   constexpr decltype(&score_keys<1>) some[] = {nullptr, score_keys<1>, score_keys<2>, score_keys<3>, score_keys<4>};
-  for (int key = 0; key < count; key += kVectors * 16) {
+  for (int key = from; key < count; key += kVectors * 16) {
     const int left = (int)round_up(count - key, 16) / 16;
     some[left < kVectors ? left : kVectors](q, keys_ + (int64_t)key / 16 * steps_ * kTile, d_, steps_, kTile,
                                             scores_ + key);
   }
 }
 
-void PairTiles::mix(int start, int count, float* sums) const {
+void PairTiles::mix(int from, int count, bool begins, float* sums) const {
+  const uint16_t* values = values_ + (int64_t)from / 32 * panels_ * kTile;
   constexpr decltype(&mix_panels<1>) some[] = {nullptr, mix_panels<1>, mix_panels<2>, mix_panels<3>, mix_panels<4>};
   for (int panel = 0; panel < panels_; panel += kVectors) {
     const int left = panels_ - panel;
-    some[left < kVectors ? left : kVectors](weights_, kWeightsStride, values_ + (int64_t)panel * kTile,
-                                            (int64_t)panels_ * kTile, kTile, count, start == 0, sums + panel * 16,
+    some[left < kVectors ? left : kVectors](weights_ + from, kWeightsStride, values + (int64_t)panel * kTile,
+                                            (int64_t)panels_ * kTile, kTile, count - from, begins, sums + panel * 16,
                                             width());
   }
 }

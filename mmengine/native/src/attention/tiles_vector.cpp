@@ -79,7 +79,8 @@ void turn(const T* const* keys, int rows, int d, float* panel) {
 
 }  // namespace
 
-VectorTiles::VectorTiles(Carver& carver, int head_dim) : d_(head_dim), width_((int)round_up(head_dim, 16)) {
+VectorTiles::VectorTiles(Carver& carver, int head_dim, int value_dim)
+    : d_(head_dim), value_dim_(value_dim), width_((int)round_up(value_dim, 16)) {
   panels_ = carver.take<float>(kKeyBlock * d_);
   values_ = carver.take<float>(kKeyBlock * width_);
   scores_ = carver.take<float>(kRows * kScoresStride);
@@ -96,8 +97,8 @@ void VectorTiles::pack(int at, const T* const* keys, const T* const* values, int
   turn(keys, rows, d_, panels_ + at / kPanelKeys * kPanelKeys * d_ + at % kPanelKeys);
   for (int r = 0; r < rows; r++) {
     float* to = values_ + (int64_t)(at + r) * width_;
-    unpack(values[r], d_, to);
-    for (int i = d_; i < width_; i++) to[i] = 0;
+    unpack(values[r], value_dim_, to);
+    for (int i = value_dim_; i < width_; i++) to[i] = 0;
   }
 }
 
@@ -106,22 +107,25 @@ template void VectorTiles::pack_query(const uint16_t*, float*) const;
 template void VectorTiles::pack(int, const float* const*, const float* const*, int) const;
 template void VectorTiles::pack(int, const uint16_t* const*, const uint16_t* const*, int) const;
 
-void VectorTiles::attend(const QueryTile<float>& tile, int start, int count, float scale) const {
-  for (int key = 0; key < count; key += kPanelKeys) {
+void VectorTiles::attend(const QueryTile<float>& tile, int start, int from, int count, const Scoring& scoring) const {
+  static_assert(kKeyStep % kPanelKeys == 0);
+  const bool begins = tile.begins(start);
+  for (int key = from; key < count; key += kPanelKeys) {
     int vectors = (int)round_up(count - key < kPanelKeys ? count - key : kPanelKeys, 16) / 16;
     tile_of<false>(vectors, tile.q, d_, panels_ + (int64_t)key * d_, kPanelKeys, d_, scores_ + key, kScoresStride);
   }
   for (int r = 0; r < kRows; r++) {
     float* scores = scores_ + r * kScoresStride;
-    float shrink = weigh(scores, tile.seen[r] - start, count, 1, scale, tile.softmax[r], start == 0,
-                         [=](int at, f16v weight) { store_as(scores + at, weight); });
-    if (start == 0 || shrink == 1.0f) continue;
+    float shrink = weigh(scores, from, tile.first[r] - start, tile.seen[r] - start, count, 1, scoring, tile.softmax[r],
+                         tile.begins(start, r), [=](int at, f16v weight) { store_as(scores + at, weight); });
+    if (begins || shrink == 1.0f) continue;
     for (int i = 0; i < width_; i++) tile.sums[r * width_ + i] *= shrink;
   }
   for (int column = 0; column < width_; column += kPanelKeys) {
     int vectors = (width_ - column < kPanelKeys ? width_ - column : kPanelKeys) / 16;
-    (start ? tile_of<true> : tile_of<false>)(vectors, scores_, kScoresStride, values_ + column, width_, count,
-                                             tile.sums + column, width_);
+    (begins ? tile_of<false> : tile_of<true>)(vectors, scores_ + from, kScoresStride,
+                                              values_ + (int64_t)from * width_ + column, width_, count - from,
+                                              tile.sums + column, width_);
   }
 }
 

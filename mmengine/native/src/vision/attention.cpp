@@ -1,4 +1,5 @@
 // Attention within segments: divides the queries into tasks, and rotates queries and keys while they are packed.
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -53,6 +54,11 @@ class SegmentSource {
   int head_dim() const { return task_.segments->head_dim; }
   int queries() const { return (int)(task_.query1 - task_.query0); }
   int keys() const { return (int)(task_.stop - task_.start); }
+  int value_dim() const { return head_dim(); }
+  Scoring scoring() const { return {1.0f / std::sqrt((float)head_dim()), 0}; }
+  bool has_sinks() const { return false; }
+  float sink(int) const { return 0; }
+  int first(int) const { return 0; }
   int seen(int) const { return keys(); }
   const T* query(int i, T* room) const { return turned(0, task_.query0 + i, room); }
   const T* key(int i, T* room) const { return turned(1, task_.start + i, room); }
@@ -112,7 +118,7 @@ int64_t scratch_bytes(const mm_segments* segments) {
     longest = length > longest ? length : longest;
   }
   const int queries = (int)(longest < kQueryChunk ? longest : kQueryChunk);
-  return (segments->dtype == 0 ? Fp32::bytes : Bf16::bytes)(segments->head_dim, queries);
+  return (segments->dtype == 0 ? Fp32::bytes : Bf16::bytes)(segments->head_dim, segments->head_dim, queries);
 }
 
 }  // namespace
