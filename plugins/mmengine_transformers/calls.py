@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from mmengine_transformers.attention import Heads
 
 RECORDER = "mmengine_recorder"
 RECORDS = "mmengine_records"
+HEAD_STEP = 8  # The CPU's kernels need head sizes that are multiples of this number.
 # Arguments of an attention call that say nothing about which keys a query sees or how scores are computed.
 NEUTRAL = frozenset(
     ["dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
@@ -102,14 +103,28 @@ def layers_of(
 
 
 def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
-    """Return the heads that every layer fits in: keys and values have one size. Raises ModelError."""
+    """Return the heads that every layer fits in: keys and values have one size, which the CPU's kernels
+    support. Raises ModelError.
+    """
     heads = [call.heads for call in calls]
     num_kv_heads = math.lcm(*(each.num_kv_heads for each in heads))
     group = max(-(-each.num_heads // num_kv_heads) for each in heads)
     size = max(max(each.head_dim, each.value_dim) for each in heads)
+    size = -(-size // HEAD_STEP) * HEAD_STEP
     if num_kv_heads > max(each.num_heads for each in heads):
         raise ModelError(f"{name} cannot be served: its layers' numbers of KV heads do not divide each other")
     return Heads(group * num_kv_heads, num_kv_heads, size, size)
+
+
+def with_value_sizes(
+    layers: tuple[LayerAttention, ...], calls: list[AttentionCall], pool: Heads
+) -> tuple[LayerAttention, ...]:
+    """Return the layers with the sizes of values that are smaller than the pool's heads."""
+    sizes = [call.heads.value_dim for call in calls]
+    return tuple(
+        replace(layer, value_dim=size) if size < pool.head_dim else layer
+        for layer, size in zip(layers, sizes, strict=True)
+    )
 
 
 def _check_counts(name: str, calls: list[AttentionCall], num_layers: int) -> None:

@@ -25,7 +25,14 @@ from mmengine_transformers.attention import (
     use_attention,
 )
 from mmengine_transformers.body import DecoderBody
-from mmengine_transformers.calls import RECORDER, AttentionCall, layers_of, pool_heads, recording
+from mmengine_transformers.calls import (
+    RECORDER,
+    AttentionCall,
+    layers_of,
+    pool_heads,
+    recording,
+    with_value_sizes,
+)
 from mmengine_transformers.classes import read_model, rotary_limit, text_config
 from mmengine_transformers.head import Head
 from mmengine_transformers.layer_rules import temperature_limit, with_rules
@@ -34,9 +41,10 @@ from mmengine_transformers.media.features import MediaEncoder
 from mmengine_transformers.media.opening import open_encoder
 from mmengine_transformers.media.positions import grid_positions
 from mmengine_transformers.media.rules import media_rules
+from mmengine_transformers.norms import fuse_norms
 from mmengine_transformers.packed import kernels_for
 from mmengine_transformers.parts import ModelParts, parts_of
-from mmengine_transformers.probe import check_against_own_forward
+from mmengine_transformers.probe import check_logits, own_logits
 from mmengine_transformers.weights import build_empty, load_weights
 
 PROBE_TOKENS = 8
@@ -110,12 +118,17 @@ def load_network(
     with torch.inference_mode():
         calls, layers = record_layers(parts, where)
         pool = pool_heads(type(model).__name__, calls)
+        layers = with_value_sizes(layers, calls, pool)
         for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
             setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
         body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
-        if media_rules(config).runs != "prompt":  # Such a model's own forward never splits a prompt.
+        if media_rules(config).runs == "prompt":  # Such a model's own forward never splits a prompt.
+            fuse_norms(parts.decoder, where, kind)
+        else:
             check_masks(parts, layers, where)
-            check_against_own_forward(parts, body, head, layers, where)
+            own = own_logits(parts, where)
+            fuse_norms(parts.decoder, where, kind)
+            check_logits(own, parts, body, head, layers)
         use_attention(parts.decoder, NAME)
         encoder = open_encoder(model, folder)
     return HostedNetwork(parts, spec_of(parts, pool, layers, held, encoder), body, head, encoder)

@@ -1,4 +1,7 @@
-"""Compares the plugin's path with the model's own forward, on two short rows in chunks."""
+"""Compares the plugin's path with the model's own forward, on two short rows in chunks.
+
+The model's own forward runs before kernels replace any of the decoder's norms.
+"""
 
 import torch
 from torch import Tensor
@@ -34,16 +37,31 @@ class TwoRows:
         return torch.cat([row.run(layer, own, sinks=sinks) for row, own in pairs])
 
 
-def check_against_own_forward(
-    parts: ModelParts, body: DecoderBody, head: Head, layers: tuple[LayerAttention, ...], device: torch.device
-) -> None:
-    """Raise ModelError if the logits differ. Leaves the decoder with the plugin's attention function."""
-    model = parts.model
-    size = text_config(model.config).vocab_size
-    # From the middle of the vocabulary, because tokens for media at its ends may be computed otherwise.
-    ids = [(size // 2 + torch.arange(3, 3 + 5 * count, 5, device=device)) % size for count, _ in ROWS]
+def own_logits(parts: ModelParts, device: torch.device) -> Tensor:
+    """Return the logits of the model's own forward for all tokens of ROWS, float32 [t, vocab_size]."""
     use_attention(parts.decoder, "eager")
-    own = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
+    rows = _token_ids(parts, device)
+    return torch.cat([parts.model(input_ids=row[None], use_cache=False).logits[0].float() for row in rows])
+
+
+def _token_ids(parts: ModelParts, device: torch.device) -> list[Tensor]:
+    size = text_config(parts.model.config).vocab_size
+    # From the middle of the vocabulary, because tokens for media at its ends may be computed otherwise.
+    return [(size // 2 + torch.arange(3, 3 + 5 * count, 5, device=device)) % size for count, _ in ROWS]
+
+
+def check_logits(
+    own: Tensor,
+    parts: ModelParts,
+    body: DecoderBody,
+    head: Head,
+    layers: tuple[LayerAttention, ...],
+) -> None:
+    """Raise ModelError if the plugin's logits differ from `own`, which `own_logits` returned. Leaves the
+    decoder with the plugin's attention function.
+    """
+    device = own.device
+    ids = _token_ids(parts, device)
     use_attention(parts.decoder, NAME)
     port, found = TwoRows(layers), []
     chunks = [[(0, first) for _, first in ROWS], [(first, count) for count, first in ROWS]]
@@ -60,6 +78,6 @@ def check_against_own_forward(
     gap, limit = float(gaps.max() if is_exact else gaps.median()), EXACT_LIMIT if is_exact else ROUNDED_LIMIT
     if not gap <= limit:
         raise ModelError(
-            f"{type(model).__name__} cannot be served: on two short rows in chunks the logits differ from "
-            f"the model's own by {gap:.1%} of the largest"
+            f"{type(parts.model).__name__} cannot be served: on two short rows in chunks the logits differ "
+            f"from the model's own by {gap:.1%} of the largest"
         )

@@ -1,0 +1,43 @@
+"""RMS norms of rows with the CPU kernels (src/layers/norms.h)."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mmengine.native.dtypes import DTYPES
+
+
+class RmsNorm:
+    """x / rms(x) * weight for rows x [..., size] in float32 or bfloat16.
+
+    `weight`: [size], in any float dtype. `rounds_once`: bfloat16 is rounded only after multiplying by the
+    weight, not before as well.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weight: Tensor, eps: float, *, rounds_once: bool) -> None:
+        self._run, self._eps, self._once = _declare_functions(library), eps, int(rounds_once)
+        self._weight = weight.detach().float().contiguous()
+        self._address, self._size = self._weight.data_ptr(), len(self._weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self._size)
+        if len(rows) and rows.stride(1) != 1:
+            rows = rows.contiguous()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._run(
+            *(rows.data_ptr(), rows.stride(0), len(rows), DTYPES[x.dtype], self._address, self._size),
+            *(self._eps, self._once, out.data_ptr()),
+        )
+        return out
+
+
+@cache
+def _declare_functions(library: ctypes.CDLL) -> Callable[..., None]:
+    pointer, number, long = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    run = library.mm_rms_norm
+    run.argtypes = (pointer, long, number, number, pointer, number, ctypes.c_float, number, pointer)
+    run.restype = None
+    return run
