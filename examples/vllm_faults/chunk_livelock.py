@@ -10,12 +10,20 @@ needs two. vLLM 0.32.0 splits an image at which the chunk begins, and serves bot
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from examples.vllm_faults.recorded_run import mmengine_log, new_log
-from examples.vllm_faults.served_script import random_images, serve
 
-if __name__ == "__main__":
+def record():
+    """Record random requests on this class, and return the log's folder."""
+    from examples.vllm_faults.recorded_run import new_log
+    from examples.vllm_faults.served_script import random_images, serve
+
     log = new_log()
     limits = {"split_media": False, "token_budget": 64, "long_prefill_token_threshold": 24}
-    script = random_images(1, num_requests=12, **limits)
-    serve(script, Scheduler, log)
+    serve(random_images(1, num_requests=12, **limits), Scheduler, log)
+    return log
+
+
+if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log
+
+    log = record()
     mmengine_log("verify", log)

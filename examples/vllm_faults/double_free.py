@@ -18,9 +18,17 @@ class FreesTwice(Scheduler):
             self.kv_cache_manager.block_pool.free_blocks([block for block in blocks if block.ref_cnt > 0])
 
 
-if __name__ == "__main__":
-    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+def record():
+    """Record random requests on this class, and return the log's folder."""
+    # Lazy, so that a written test can import the class without mmengine.
+    from examples.vllm_faults.recorded_run import record_random_requests
 
-    log = record_random_requests(FreesTwice, 1)
+    return record_random_requests(FreesTwice, 1)
+
+
+if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log
+
+    log = record()
     mmengine_log("verify", log, "--invariants")
     mmengine_log("verify", log)

@@ -23,8 +23,16 @@ class LeavesOutDrafts(Scheduler):
             limits.max_num_batched_tokens -= drafts
 
 
-if __name__ == "__main__":
-    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+def record():
+    """Record random requests on this class, and return the log's folder."""
+    # Lazy, so that a written test can import the class without mmengine.
+    from examples.vllm_faults.recorded_run import record_random_requests
 
-    log = record_random_requests(LeavesOutDrafts, 1, drafts=3)
+    return record_random_requests(LeavesOutDrafts, 1, drafts=3)
+
+
+if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log
+
+    log = record()
     mmengine_log("verify", log, "--invariants")

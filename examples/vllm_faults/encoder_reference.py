@@ -16,10 +16,19 @@ class KeepsReferences(Scheduler):
         super()._preempt_request(request, *args, **more)
 
 
-if __name__ == "__main__":
-    from examples.vllm_faults.recorded_run import mmengine_log, new_log
+def record():
+    """Record random requests on this class, and return the log's folder."""
+    # Lazy, so that a written test can import the class without mmengine.
+    from examples.vllm_faults.recorded_run import new_log
     from examples.vllm_faults.served_script import random_images, serve
 
     log = new_log()
     serve(random_images(2), KeepsReferences, log)
+    return log
+
+
+if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log
+
+    log = record()
     mmengine_log("verify", log)

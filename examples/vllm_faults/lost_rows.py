@@ -28,8 +28,16 @@ class LosesRows(Scheduler):
             self.max_num_active_reqs = limit
 
 
-if __name__ == "__main__":
-    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+def record():
+    """Record random requests on this class, and return the log's folder."""
+    # Lazy, so that a written test can import the class without mmengine.
+    from examples.vllm_faults.recorded_run import record_random_requests
 
-    log = record_random_requests(LosesRows, 1, max_num_seqs=3)
+    return record_random_requests(LosesRows, 1, max_num_seqs=3)
+
+
+if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log
+
+    log = record()
     mmengine_log("verify", log)

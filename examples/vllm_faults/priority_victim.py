@@ -17,8 +17,16 @@ class PreemptsTheNewest(Scheduler):
         self.policy = SchedulingPolicy.FCFS  # the queue was made before, by the configured policy
 
 
-if __name__ == "__main__":
-    from examples.vllm_faults.recorded_run import mmengine_log, record_random_requests
+def record():
+    """Record random requests on this class, and return the log's folder."""
+    # Lazy, so that a written test can import the class without mmengine.
+    from examples.vllm_faults.recorded_run import record_random_requests
 
-    log = record_random_requests(PreemptsTheNewest, 1, scheduling_policy="priority")
+    return record_random_requests(PreemptsTheNewest, 1, scheduling_policy="priority")
+
+
+if __name__ == "__main__":
+    from examples.vllm_faults.recorded_run import mmengine_log
+
+    log = record()
     mmengine_log("verify", log)

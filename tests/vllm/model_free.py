@@ -3,11 +3,8 @@
 Requires vLLM, and HF_HUB_OFFLINE=1 without a network.
 """
 
-import json
 import random
-import tempfile
 from concurrent.futures import Future
-from pathlib import Path
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
@@ -27,28 +24,15 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 32000,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "float32",
-}
+from mmengine_vllm.deriving.scheduler_alone import model_folder
 
 
 def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
     """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs. `method`: a method for
     drafts that needs a draft model, which a scheduler without a model does not load.
     """
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(_LLAMA))
     defaults = {"max_model_len": 2048, "skip_tokenizer_init": True, "enforce_eager": True}
-    args = EngineArgs(model=str(folder), block_size=block_size, **{**defaults, **settings})
+    args = EngineArgs(model=model_folder(8192), block_size=block_size, **{**defaults, **settings})
     config = args.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     if method:

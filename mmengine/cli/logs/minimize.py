@@ -29,9 +29,13 @@ HELP = (
     "mmengine decides differently on the same requests.\n\n"
     "If this build does not have the bug, but the log's own decisions break a rule, requests are left out of "
     "the recorded log, without deciding again.\n\n"
+    "A log that was recorded in vLLM is minimized with --with MODULE:CLASS in vLLM's environment: candidates "
+    "are served on this scheduler class without a model, and compared with vLLM's own class. --with vllm "
+    "looks for a fault of vLLM's own class. The written test needs vLLM and pytest only.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
-    "  mmengine log minimize night.log --against ~/last-release/.venv -o small"
+    "  mmengine log minimize night.log --against ~/last-release/.venv -o small\n\n"
+    "  mmengine log minimize vllm.log --with mine:Scheduler -o small"
 )
 
 MAX_PROCESSES = 8  # Processes of a log in which a crash is looked for.
@@ -51,6 +55,14 @@ def minimize(
             help="Another build: a Python, a virtual environment, or a checkout.", show_default=False
         ),
     ] = "",
+    own: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            help="vllm: serve on the installed vLLM's own scheduler; or MODULE:CLASS, a class of it.",
+            show_default=False,
+        ),
+    ] = "",
     settings: Annotated[
         bool, typer.Option("--settings", help="Also shrink settings: the pool, budgets, rows.")
     ] = False,
@@ -66,20 +78,19 @@ def minimize(
     from mmengine.replay.rerun.script import read_script
 
     deadline, findings = Deadline(seconds), Findings()
-    with _probe(failing, against, deadline, _main_of(context)) as probe, _progress() as progress:
+    existing(folder)
+    with _probe(folder, failing, against, own, deadline, _main_of(context)) as probe, _progress() as progress:
         refuse_used(out)
-        script = read_script(existing(folder), lambda state, record: deadline.check(), findings)
+        script = read_script(folder, lambda state, record: deadline.check(), findings)
         minimizer = _first_failing(failing, script, probe, deadline, progress)
         if minimizer is None and isinstance(probe, KindProbe):
             result = _recorded(folder, out, probe.name, script, deadline, progress)
         elif minimizer is None:
-            raise LogError(
-                f"{_NOTHING}; the command or the other build finds no failure on the same requests"
-            )
+            how = f"with --with {own}" if own else "by the command or the other build"
+            raise LogError(f"{_NOTHING} {how}")
         else:
             first = minimizer.failure
-            if isinstance(probe, KindProbe):
-                probe.check_kind(first)
+            probe.check_first(first)
             small = minimizer.minimize(settings=settings)
             test = reproduce(small, minimizer.failure, probe, out, len(script.requests))
             counts = (len(script.requests), minimizer.tried)
@@ -156,15 +167,22 @@ def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
 
 
 @contextmanager
-def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "Iterator[Probe]":
+def _probe(
+    folder: Path, failing: str, against: str, own: str, deadline: "Deadline", main: "Main"
+) -> "Iterator[Probe]":
     """Yield the probe that detects the failure."""
     from mmengine.replay.minimize.build_probe import BuildProbe
     from mmengine.replay.minimize.command_probe import CommandProbe
     from mmengine.replay.minimize.failures import KINDS
     from mmengine.replay.minimize.probe import KindProbe
 
-    if bool(failing) == bool(against):
-        raise typer.BadParameter("give exactly one of the two", param_hint="--failing / --against")
+    if own and not against:
+        from mmengine.replay.hosted.engines import plugin_module
+
+        yield plugin_module("minimizing", own).VllmProbe(own, folder, failing or "any", deadline)
+        return
+    if bool(failing) == bool(against) or own:
+        raise typer.BadParameter("give exactly one of the two", param_hint="--failing / --against / --with")
     if against:
         with BuildProbe(against, deadline) as other:
             yield other

@@ -148,10 +148,10 @@ def _verdict(report: "VerifyReport | LogError") -> str:
     if isinstance(report, LogError):
         return ("corrupt: " if isinstance(report, CorruptLog) else "") + str(report)
     found = report.divergence
-    if found is not None and found.field.startswith("invariant "):
-        return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
     if report.host:
         return _hosted_verdict(report)
+    if found is not None and found.field.startswith("invariant "):
+        return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
     if found is not None and found.field == "crash":
         return f"CRASHED after step {found.step}, record {found.sequence}: {found.derived}"
     if found is not None:
@@ -166,11 +166,13 @@ def _verdict(report: "VerifyReport | LogError") -> str:
 def _hosted_verdict(report: "VerifyReport") -> str:
     """Return the verdict on a log whose decisions another engine made."""
     found, host = report.divergence, report.host
-    if not report.rules:
-        return f"folded; the decisions of {host} were not derived: {report.caveat}"
     agree = f"{report.calls} scheduling calls of {host} agree with {report.decider}"
     if found is not None and found.field.startswith("invariant "):
-        return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
+        before = f" ({agree})" if found.field.endswith(" progress") else ""
+        where = f"step {found.step}, after record {found.sequence}, {found.event}"
+        return f"BROKEN at {where}: {found.field}{before}"
+    if not report.rules:
+        return f"folded; the decisions of {host} were not derived: {report.caveat}"
     if found is not None:
         where = f"step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
         verdict = f"differs at {where}; {report.caveat}" if report.caveat else f"DIVERGED at {where}"

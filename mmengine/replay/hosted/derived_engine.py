@@ -16,7 +16,7 @@ from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.state import State
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
-from mmengine.replay.hosted.engines import Ended
+from mmengine.replay.hosted.engines import Ended, no_progress
 from mmengine.replay.hosted.likely_rules import likely_rule
 from mmengine.replay.hosted.outcome import DerivedOutcome, Difference, Outcome
 from mmengine.replay.rules.observations import check_observation
@@ -92,6 +92,14 @@ class DerivedEngine:
             return []
         self.drop_empty_step()
         return [] if self.state.is_open else [name for name, _ in self.schedule().rows]
+
+    def stalled(self) -> str:
+        """Return what waits although no step is in flight and KV blocks are free, as a text, or ""."""
+        state, free = self.state, self.state.blocks.num_free
+        could_run = any(not req_state.waits_for_grammar for req_state in state.requests.values())
+        if state.flights or state.is_open or not free or not could_run:
+            return ""
+        return no_progress(len(state.running), len(state.waiting), free, self.config.num_blocks)
 
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
         """Return the rule of vLLM that most likely explains a difference."""

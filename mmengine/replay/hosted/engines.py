@@ -57,8 +57,21 @@ class HostEngine(Protocol):
     def left_over(self) -> list[str]:
         """Return the requests that the next call schedules, or none while a step is in flight."""
 
+    def stalled(self) -> str:
+        """Return what waits although no step is in flight and KV blocks are free, as a text, or "". Call it
+        after `left_over` returned nothing.
+        """
+
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
         """Return the rule that most likely explains a difference, or "". `waiting`: before the call."""
+
+
+def no_progress(num_running: int, num_waiting: int, num_free: int, num_blocks: int) -> str:
+    """Return the text for a call that schedules nothing, though it could. Block 0 does not count."""
+    return (
+        f"nothing is scheduled and no step is in flight: {num_running} requests run, {num_waiting} wait, and "
+        f"{num_free} of {num_blocks - 1} KV blocks are free"
+    )
 
 
 def own_scheduler(name: str, started: ev.Started, config: EngineConfig) -> HostEngine:

@@ -9,13 +9,14 @@ from mmengine.replay.watcher import NAMES, Watcher
 # gets tokens from before its preemption, steps with drafts overlap, and vLLM 0.32 counts only the adapters of
 # scheduled requests.
 _NOT_OF_VLLM = frozenset(("flights", "answers", "overlap", "adapters"))
+OF_VLLM = tuple(name for name in NAMES if name not in _NOT_OF_VLLM)
 
 
 def first_broken(log: CheckedLog) -> Divergence | None:
     """Return the first invariant that the recorded decisions break, or None. `log`: a log that was not read
     yet."""
     state = log.first_state()
-    watcher = Watcher(state, [name for name in NAMES if name not in _NOT_OF_VLLM], has_outputs=False)
+    watcher = Watcher(state, OF_VLLM, has_outputs=False)
     for record in log:
         with log.naming(record):
             watcher.check_decision(record.event)

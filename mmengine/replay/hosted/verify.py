@@ -2,11 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import msgspec
 
+from mmengine.config import EngineConfig
 from mmengine.core.decide.scheduler import DECISION_VERSION
-from mmengine.errors import LogError, MMEngineError
+from mmengine.core.state.state import State
+from mmengine.errors import CorruptLog, LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
@@ -14,11 +18,12 @@ from mmengine.replay.host_rules import HostRules, rules_for
 from mmengine.replay.hosted.derived_engine import DerivedEngine
 from mmengine.replay.hosted.engines import Ended, HostEngine, own_rules, own_scheduler
 from mmengine.replay.hosted.outcome import CALL_EVENTS, Outcome, RecordedRows, first_difference
-from mmengine.replay.tape import RECENT, Diverged
+from mmengine.replay.tape import INVARIANT, RECENT, Diverged
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-_MAX_WAITING = 2**20  # the largest value of the setting; vLLM refuses no request
+MAX_WAITING = 2**20  # the largest value of the setting; vLLM refuses no request
 _NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
+PROGRESS = "progress"  # The invariant that a call schedules something if it can.
 _CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
 
 
@@ -39,7 +44,7 @@ def verify_hosted(
     if own and rules.compat:
         engine = own_scheduler(own, log.started, log.config)
     elif rules.compat:
-        config = msgspec.structs.replace(log.config, compat=rules.compat, max_waiting=_MAX_WAITING)
+        config = msgspec.structs.replace(log.config, compat=rules.compat, max_waiting=MAX_WAITING)
         with log.naming():
             engine = DerivedEngine(config, log.started.host)
     report = VerifyReport(
@@ -53,7 +58,7 @@ def verify_hosted(
         own=own,
         caveat=rules.caveat,
     )
-    verifier = _Verifier(log, engine, report, progress)
+    verifier = HostedVerifier(log, engine, report, progress)
     try:
         for record in log:
             verifier.take(record)
@@ -64,15 +69,32 @@ def verify_hosted(
     return report
 
 
-class _Verifier:
-    """Feeds a derived engine with a log's records, and compares its decisions with the log's."""
+class RecordSource(Protocol):
+    """The source of the records, which names a record in an error. CheckedLog is one."""
+
+    config: EngineConfig
+
+    def first_state(self) -> State: ...
+
+    def naming(self, record: Record | None = None) -> AbstractContextManager[None]: ...
+
+    def apply(self, state: State, event: ev.Event) -> None: ...
+
+    def contradiction(self, record: Record, error: Exception) -> CorruptLog: ...
+
+
+class HostedVerifier:
+    """Feeds a derived engine with a log's records, and compares its decisions with the log's.
+
+    `engine`: None folds the records only. `report` gets the counts.
+    """
 
     def __init__(
         self,
-        log: CheckedLog,
+        log: RecordSource,
         engine: HostEngine | None,
         report: VerifyReport,
-        progress: Callable[[Record], None] | None,
+        progress: Callable[[Record], None] | None = None,
     ):
         self._log, self._report, self._progress = log, report, progress
         self._engine = engine
@@ -81,12 +103,13 @@ class _Verifier:
         self._is_over = False  # the rest of the log is not derived
         self._call: list[Record] = []  # the records of the call that is being read
         self._recent: deque[Record] = deque(maxlen=RECENT)
+        self._last: Record | None = None
         self.live: dict[str, None] = {}
 
     def take(self, record: Record) -> None:
         """Read the next record. Raises Diverged at the first difference."""
         self._count(record)
-        event = record.event
+        self._last, event = record, record.event
         if self._is_over:
             return
         if self._folded is not None:
@@ -110,13 +133,15 @@ class _Verifier:
 
     def finish(self) -> None:
         """Compare the last call, and find what the rules schedule next. The ends of the last result may be
-        missing, because the host was killed.
+        missing, because the host was killed. Raises Diverged if requests are left and none is scheduled.
         """
         self._compare_call()
         engine = self._engine
         if engine is None or self._is_over or engine.ends or engine.has_flights:
             return
         self._report.left_over = engine.left_over()
+        if self._last is not None and not self._report.left_over and (text := engine.stalled()):
+            raise self._diverged(self._last, INVARIANT + PROGRESS, "holds", text)
 
     def _apply(self, record: Record, engine: HostEngine) -> None:
         event = record.event

@@ -106,6 +106,9 @@ class BuildProbe:
                     return None if failure is None else failure._replace(present=_live_at(folder, found.step))
             most *= 4
 
+    def check_first(self, failure: Failure) -> None:
+        """Accept any failure: a difference is the only kind."""
+
     def write(self, script: Script, folder: Path) -> None:
         """Write both logs: this build's to `folder`, and the other build's to `log_of_other` beside it."""
         write_log(self._with_digests(script), "", folder, deadline=self._deadline)

@@ -21,13 +21,15 @@ from mmengine.replay.watcher import NAMES
 
 class TestParts(NamedTuple):
     """The written pytest file's parts: the test's name, its docstring, its imports, and the function's body.
-    In the body `log` is the log's folder.
+    In the body `log` is the log's folder. `module`: the whole file below its docstring, in place of imports
+    and body, or "".
     """
 
     name: str
     title: str
-    imports: str
-    body: str
+    imports: str = ""
+    body: str = ""
+    module: str = ""
 
 
 class Probe(Protocol):
@@ -35,6 +37,9 @@ class Probe(Protocol):
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         """Return the script's failure within `max_steps` steps, or None."""
+
+    def check_first(self, failure: Failure) -> None:
+        """Raise LogError if `failure`, that of the whole script, is not the one that was asked for."""
 
     def write(self, script: Script, folder: Path) -> None:
         """Write the log, and everything else that the test reads, into a new folder."""
@@ -52,7 +57,7 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 class KindProbe:
     """Looks for a failure whose kind is in KINDS.
 
-    Another failure may end the run first, see `check_kind`. With "any", the invariant that breaks first is
+    Another failure may end the run first, see `check_first`. With "any", the invariant that breaks first is
     the only one checked from then on.
     """
 
@@ -78,7 +83,7 @@ class KindProbe:
         imports = "from mmengine.replay import replay_failure\n"
         return TestParts(failure.kind, title, imports, _BODY.format(kind=failure.kind))
 
-    def check_kind(self, failure: Failure) -> None:
+    def check_first(self, failure: Failure) -> None:
         """Raise LogError if the failure has another kind than the requested one."""
         if self.name not in ("any", failure.kind):
             assert failure.kind in KINDS

@@ -202,6 +202,9 @@ class RecordedProbe:
         """Return the recording's failure; nothing is decided again."""
         return self._recording.failure
 
+    def check_first(self, failure: Failure) -> None:
+        """Accept the recording's own failure."""
+
     def write(self, script: Script, folder: Path) -> None:
         self._recording.write(folder)
 

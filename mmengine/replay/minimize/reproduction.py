@@ -14,7 +14,7 @@ from mmengine.replay.minimize.failures import Failure
 from mmengine.replay.minimize.probe import Probe
 from mmengine.replay.rerun.script import Script, read_script
 
-_TEST = '''"""{title}
+_HEAD = '''"""{title}
 
 {what}
 
@@ -23,14 +23,15 @@ Minimized by `mmengine log minimize` from {before} requests to {after}:
 {table}
 """
 
-from pathlib import Path
+'''
+_TEST = """from pathlib import Path
 
 {imports}
 
 def test_{name}():
     log = Path(__file__).with_name("log")
 {body}
-'''
+"""
 
 
 def refuse_used(folder: Path) -> None:
@@ -67,16 +68,14 @@ def _written(script: Script, failure: Failure, probe: Probe, folder: Path, befor
     if found is None or found.signature != failure.signature:
         raise LogError(f"the written log does not fail like the whole log: {found or 'it does not fail'}")
     test = probe.test(found)
-    text = _TEST.format(
+    text = _HEAD.format(
         title=test.title,
         what=_plain(found.what if found.step < 0 else f"First seen at step {found.step}: {found.what}"),
         before=before,
         after=len(script.requests),
         table="\n".join(_table(read_script(log))),
-        imports=test.imports,
-        name=test.name,
-        body=test.body,
     )
+    text += test.module or _TEST.format(imports=test.imports, name=test.name, body=test.body)
     name = f"test_minimized_{test.name}.py"
     (folder / name).write_text(text)
     return name

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.events import vocabulary as ev
+from mmengine.replay.hosted.verify import PROGRESS
 from mmengine.replay.tape import CRASH, INVARIANT
 from mmengine.replay.verify_report import Divergence
 
@@ -232,6 +233,7 @@ def next_commands(folder: Path, found: Divergence) -> list[str]:
         return [look, f"mmengine log minimize {log} --failing crash -o small"]
     if found.field.startswith(INVARIANT) or found.broken is not None:
         name = found.broken.rule if found.broken else found.field.removeprefix(INVARIANT)
+        name = "stalled" if name == PROGRESS else name
         return [look, f"mmengine log minimize {log} --failing {shlex.quote(name)} -o small"]
     if found.request_id.isprintable() and found.request_id:
         return [look, f"mmengine log why {log} {shlex.quote(found.request_id)}"]

@@ -17,7 +17,7 @@ from vllm.version import __version__
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
-from mmengine.replay.hosted.engines import Ended
+from mmengine.replay.hosted.engines import Ended, no_progress
 from mmengine.replay.hosted.outcome import CALL_EVENTS, Difference, Outcome, RecordedRows
 from mmengine.request import MediaItem
 from mmengine_vllm.batches import events_of
@@ -45,13 +45,13 @@ class LoggedIds(TokenIds):
             return super().digest(text)
 
 
-def scheduler_class(name: str, config: EngineConfig) -> type:
-    """Return vLLM's scheduler class for the settings, or the class `name` (MODULE:CLASS).
+def scheduler_class(name: str, *, is_async: bool) -> type:
+    """Return vLLM's own scheduler class, or the class `name` (MODULE:CLASS).
 
     Raises LogError if there is no such class.
     """
     if name == OWN:
-        return AsyncScheduler if config.max_in_flight > 1 else Scheduler
+        return AsyncScheduler if is_async else Scheduler
     module, _, attribute = name.partition(":")
     try:
         found = getattr(import_module(module), attribute)
@@ -73,7 +73,9 @@ class OwnScheduler:
         check_version(started, __version__)
         self.config, self.ends = config, deque[Ended]()
         self.settings = settings_of(config, started.fingerprints)
-        self.scheduler = scheduler_alone.make_scheduler(scheduler_class(name, config), self.settings)
+        self.scheduler = scheduler_alone.make_scheduler(
+            scheduler_class(name, is_async=config.max_in_flight > 1), self.settings
+        )
         self._hasher = scheduler_alone.block_hasher(self.scheduler)
         self._recorder = Recorder(
             LoggedIds(),
@@ -94,6 +96,11 @@ class OwnScheduler:
     def waiting(self) -> list[str]:
         """The requests that wait, first request first."""
         return [request.request_id for request in self.scheduler.waiting]
+
+    @property
+    def step(self) -> int:
+        """The open or next step."""
+        return self._recorder.step
 
     @property
     def has_flights(self) -> bool:
@@ -202,6 +209,15 @@ class OwnScheduler:
         self.drop_empty_step()
         return [] if self._flying else [name for name, _ in self.schedule().rows]
 
+    def stalled(self) -> str:
+        """Return what waits although no step is in flight and KV blocks are free, as a text, or ""."""
+        scheduler = self.scheduler
+        free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if self._flying or not free or not scheduler_alone.could_run(scheduler):
+            return ""
+        running = len(scheduler.running)
+        return no_progress(running, len(scheduler.requests) - running, free, self.config.num_blocks)
+
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
         """Return "", because no rule of this build is involved."""
         return ""
@@ -219,22 +235,26 @@ class OwnScheduler:
 
     def _request(self, event: ev.Queued) -> VllmObject:
         sampling, self._number = event.sampling, self._number + 1
-        lora = None
-        if event.adapter is not None:
-            name = event.adapter.digest.hex()
-            lora = name, self._adapters.setdefault(name, len(self._adapters) + 1)
         return scheduler_alone.make_request(
             event.request_id,
             np.frombuffer(event.prompt, np.int32).tolist(),
             max(1, sampling.max_tokens),
             self._hasher,
             images=[image_of(item) for item in event.media],
-            lora=lora,
+            lora=adapter_of(event, self._adapters),
             grammar=event.grammar is not None,
             priority=event.priority,
             cache_salt=event.cache_salt or None,
             arrival_time=self._number,
         )
+
+
+def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | None:
+    """Return the name and the number of a request's adapter, or None. `numbers`: of the adapters so far."""
+    if event.adapter is None:
+        return None
+    name = event.adapter.digest.hex()
+    return name, numbers.setdefault(name, len(numbers) + 1)
 
 
 def image_of(item: MediaItem) -> Image:

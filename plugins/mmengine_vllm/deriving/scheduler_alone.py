@@ -6,6 +6,7 @@ Imports nothing of mmengine.
 
 import json
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,22 +32,39 @@ MODEL = {
     "vocab_size": 32000,
     "torch_dtype": "float32",
 }
+# Settings that are not of the engine's configuration.
+_OF_SCHEDULER = (
+    *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
+    "recorded_group",
+)
+
+
+@cache
+def model_folder(max_model_len):
+    """Return a folder with the configuration of a text model, which has no weights."""
+    folder = Path(tempfile.mkdtemp())
+    model = {**MODEL, "max_position_embeddings": max_model_len}
+    (folder / "config.json").write_text(json.dumps(model))
+    return str(folder)
 
 
 def engine_config(settings):
     """Return a VllmConfig for a text model. `settings`: EngineArgs' names, and the names below."""
-    settings, folder = dict(settings), Path(tempfile.mkdtemp())
-    model = {**MODEL, "max_position_embeddings": settings["max_model_len"]}
-    (folder / "config.json").write_text(json.dumps(model))
+    settings = dict(settings)
     drafts, method = settings.pop("num_draft_tokens", 0), settings.pop("draft_method", "ngram")
     num_blocks, overlaps = settings.pop("num_blocks"), settings.pop("async_scheduling", False)
     limit = settings.pop("max_num_scheduled_tokens", None)
-    for name in ("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"):
+    for name in _OF_SCHEDULER:
         settings.pop(name, None)
     if drafts:
         lengths = {"prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": drafts}
         settings["speculative_config"] = {"method": "ngram", **lengths}
-    args = EngineArgs(model=str(folder), skip_tokenizer_init=True, enforce_eager=True, **settings)
+    args = EngineArgs(
+        model=model_folder(settings["max_model_len"]),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        **settings,
+    )
     config = args.create_engine_config()
     config.cache_config.num_gpu_blocks = num_blocks
     config.scheduler_config.async_scheduling = overlaps
@@ -139,6 +157,15 @@ def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar
     adapter = None if lora is None else LoRARequest(*lora, "/no/such/adapter")
     return Request(
         name, prompt, sampling, None, block_hasher=hasher, mm_features=features, lora_request=adapter, **more
+    )
+
+
+def could_run(scheduler):
+    """Return whether a request waits for nothing from outside, such as its grammar, and there is no pause."""
+    if scheduler.pause_state.name != "UNPAUSED":
+        return False
+    return any(
+        request.status.name in ("WAITING", "RUNNING", "PREEMPTED") for request in scheduler.requests.values()
     )
 
 

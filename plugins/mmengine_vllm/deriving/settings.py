@@ -34,6 +34,7 @@ def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmOb
         settings |= {"enable_lora": True, "max_loras": config.max_loras}
     if KV_SPECS in facts:
         settings["kv_groups"] = groups_of(facts[KV_SPECS])
+        settings["recorded_group"] = _number(facts, "recorded_kv_group", 0, prefix="")
     return settings
 
 
@@ -46,8 +47,8 @@ def _draft_method(config: EngineConfig, facts: dict[str, str]) -> str:
     return "eagle3"
 
 
-def _number(facts: dict[str, str], name: str, default: int) -> int:
-    value = facts.get(f"vllm.{name}", "")
+def _number(facts: dict[str, str], name: str, default: int, prefix: str = "vllm.") -> int:
+    value = facts.get(prefix + name, "")
     return int(value) if value.isdigit() and len(value) < 10 else default
 
 

@@ -1,0 +1,235 @@
+# mypy: allow-untyped-defs, allow-untyped-calls
+"""Serves requests on a vLLM scheduler without a model, and looks for a fault in each call of `schedule`.
+
+Imports nothing of mmengine: `mmengine log minimize --with` copies this module, below scheduler_alone, into
+the pytest file that it writes.
+"""
+
+from collections import deque
+
+from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.request import RequestStatus
+
+from mmengine_vllm.deriving.scheduler_alone import (
+    block_hasher,
+    could_run,
+    make_request,
+    make_scheduler,
+    runner_output,
+    sampling_requests,
+)
+
+
+class Host:
+    """A scheduler that gets `requests`: each request's arguments of make_request, by its id."""
+
+    def __init__(self, scheduler, requests):
+        self.scheduler, self._requests = scheduler, requests
+        self._hasher, self._number = block_hasher(scheduler), 0
+
+    def happen(self, what, argument):
+        """Apply an event from outside."""
+        if what == "add":
+            self._number += 1
+            more = {"hasher": self._hasher, "arrival_time": self._number, **self._requests[argument]}
+            self.scheduler.add_request(make_request(argument, **more))
+        elif what == "abort":
+            self.scheduler.finish_requests([argument], RequestStatus.FINISHED_ABORTED)
+        elif what == "grammar" and argument in self.scheduler.requests:
+            self.scheduler.requests[argument].structured_output_request.grammar = True
+        elif what == "reset":
+            self.scheduler.reset_prefix_cache(reset_running_requests=argument)
+
+    def schedule(self):
+        return self.scheduler.schedule()
+
+    def update(self, output, tokens, stops, errors):
+        """Return a step's tokens. `stops`: the token that ends a request. `errors`: requests whose tokens
+        break their grammar.
+        """
+        for name, last in stops.items():
+            self.scheduler.requests[name].sampling_params.stop_token_ids = last
+        self.scheduler.structured_output_manager.refused = errors
+        self.scheduler.update_from_output(output, runner_output(output, tokens))
+
+    def give_drafts(self, names, drafts):
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+
+class Answers:
+    """What the model returns. `answers`: (tokens, end, runs) by request id. `end`: "stop" or "error" after
+    the last token, or "". `runs`: {place in the answer: (tokens that the step yields, drafts that it has)}.
+    """
+
+    def __init__(self, answers, num_drafts):
+        self._answers, self._num_drafts = answers, num_drafts
+
+    def tokens(self, request, num_drafts):
+        """Return the tokens of a step with `num_drafts` drafts, and how the answer ends with them."""
+        answer, end, runs = self._answers[request.request_id]
+        place = request.num_output_tokens
+        count = min(runs.get(place, (1, 0))[0], 1 + num_drafts)
+        if end and place + count >= len(answer):
+            count = max(1, len(answer) - place)
+            return [*answer[place:], *[1] * count][:count], end
+        made_up = [each % 997 for each in range(place, place + count)]
+        known = answer[place : place + count]
+        return known + made_up[len(known) :], ""
+
+    def num_drafts(self, request):
+        """Return how many drafts the request gets for its next step."""
+        runs = self._answers[request.request_id][2]
+        offered = runs.get(request.num_output_tokens, (1, self._num_drafts))[1]
+        return min(offered, self._num_drafts)
+
+
+def serve(host, events, answers, *, overlaps, most_calls):
+    """Serve requests and yield (output, whether no step is in flight) after each call of `schedule`.
+
+    `events`: (step, *arguments of `happen`), in order. `overlaps`: whether the next call comes before the
+    result of the last one, as with asynchronous scheduling.
+    """
+    left, step = deque(events), 0
+    flying: deque = deque()
+    for _ in range(most_calls):
+        while left and left[0][0] <= step:
+            host.happen(*left.popleft()[1:])
+        output = host.schedule()
+        has_tokens = output.total_num_scheduled_tokens > 0
+        yield output, not flying
+        if not has_tokens and not flying and not output.preempted_req_ids:
+            if not left:
+                return
+            step = left[0][0]
+        step += has_tokens
+        flying.append((output, sampling_requests(host.scheduler, output)))
+        while len(flying) > (overlaps and has_tokens):
+            output, names = flying.popleft()
+            _update(host, output, names, answers, overlaps)
+
+
+def _update(host, output, names, answers, overlaps):
+    live, tokens, stops, errors = host.scheduler.requests, {}, {}, set()
+    for name in names:
+        if name in live:
+            num_drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            tokens[name], end = answers.tokens(live[name], num_drafts)
+            if end == "stop":
+                stops[name] = tokens[name][-1:]
+            elif end:
+                errors.add(name)
+    host.update(output, tokens, stops, errors)
+    drafting = [name for name in names if name in live]
+    if host.scheduler.num_spec_tokens and not overlaps and drafting:
+        host.give_drafts(drafting, [[1] * answers.num_drafts(live[name]) for name in drafting])
+
+
+# Faults of a call
+
+
+def stalled(scheduler, output, is_idle):
+    """Return how many requests a call leaves without tokens although nothing else runs, or None."""
+    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    decides = output.total_num_scheduled_tokens or output.preempted_req_ids
+    if decides or not is_idle or not free or not could_run(scheduler):
+        return None
+    running = len(scheduler.running)
+    waiting = len(scheduler.requests) - running
+    return f"nothing is scheduled: {running} requests run, {waiting} wait, and {free} KV blocks are free"
+
+
+def over_budget(scheduler, output, limit):
+    """Return by how much a call exceeds max_num_scheduled_tokens, or None."""
+    total = sum(output.num_scheduled_tokens.values())
+    return f"{total} tokens are scheduled, but max_num_scheduled_tokens is {limit}" if total > limit else None
+
+
+class BlockTables:
+    """The block tables that the calls of a scheduler with one KV group gave to requests."""
+
+    def __init__(self, block_size):
+        self._block_size, self._tables = block_size, {}
+
+    def taken_twice(self, output):
+        """Apply a call. Return which block it gives to a request though another one has it, or None."""
+        for name in (*output.finished_req_ids, *(output.preempted_req_ids or ())):
+            self._tables.pop(name, None)
+        new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
+        given = [(each.req_id, each.num_computed_tokens, each.block_ids) for each in new]
+        given += zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True)
+        for name, num_computed, blocks in given:
+            table, blocks = self._tables.setdefault(name, []), list(blocks[0]) if blocks else []
+            hits = 0 if table else num_computed // self._block_size
+            for block in blocks[hits:]:
+                owners = [other for other, theirs in self._tables.items() if block in theirs]
+                if owners:
+                    return f"KV block {block} is given to {name} as a new block, but {owners[0]} has it"
+            table += blocks
+        return None
+
+
+def decisions(output, group):
+    """Return what a call decided, as plain values. Running requests come before admitted ones.
+
+    "rows": (request, its tokens). "computed": cached tokens of admitted requests. "tables": their block ids.
+    "blocks": new block ids of running requests, one request after the other. Both are of one KV group.
+    """
+    cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
+    known = {each.req_id: (each.num_computed_tokens, each.block_ids) for each in output.scheduled_new_reqs}
+    blocks = []
+    for place, name in enumerate(cached.req_ids):
+        if name in cached.resumed_req_ids:
+            known[name] = cached.num_computed_tokens[place], cached.new_block_ids[place]
+        elif cached.new_block_ids[place] is not None:
+            blocks += cached.new_block_ids[place][group]
+    names = list(output.num_scheduled_tokens)
+    admitted = [name for name in names if name in known]
+    encoded = output.scheduled_encoder_inputs
+    return {
+        "preempted": sorted(output.preempted_req_ids or ()),
+        "admitted": admitted,
+        "rows": list(output.num_scheduled_tokens.items()),
+        "computed": {name: known[name][0] for name in admitted},
+        "drafts": {name: len(drafts[name]) for name in names if name not in known and drafts.get(name)},
+        "encoded": [(name, index) for name in names for index in encoded.get(name, ())],
+        "tables": {name: list(known[name][1][group]) for name in admitted},
+        "blocks": blocks,
+        "evicted": sorted(output.free_encoder_mm_hashes),
+    }
+
+
+def fault_of(cls, settings, requests, events, answers, check):
+    """Serve requests on a scheduler class, and return its fault as a text, or None.
+
+    `check`: ("stalled",), ("budgets",), ("blocks",), ("crash",), or ("decision", call, field, value): what
+    `decisions` must return for the call of this number, counted from 0.
+    """
+    kind, *expected = check
+    scheduler = make_scheduler(cls, settings)
+    tables, limit = BlockTables(settings["block_size"]), settings["max_num_scheduled_tokens"]
+    calls = serve(
+        Host(scheduler, requests),
+        events,
+        Answers(answers, settings.get("num_draft_tokens", 0)),
+        overlaps=settings["async_scheduling"],
+        most_calls=expected[0] + 1 if expected else 100_000,
+    )
+    try:
+        for number, (output, is_idle) in enumerate(calls):
+            text = None
+            if kind == "stalled":
+                text = stalled(scheduler, output, is_idle)
+            elif kind == "budgets":
+                text = over_budget(scheduler, output, limit)
+            elif kind == "blocks":
+                text = tables.taken_twice(output)
+            elif kind == "decision" and number == expected[0]:
+                found = decisions(output, settings.get("recorded_group", 0))[expected[1]]
+                text = None if found == expected[2] else f"{expected[1]} is {found}, not {expected[2]}"
+            if text is not None:
+                return f"call {number}: {text}"
+    except Exception as error:
+        if kind != "crash":
+            raise
+        return f"{type(error).__name__}: {error}"
+    return None
