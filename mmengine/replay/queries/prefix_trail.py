@@ -136,3 +136,27 @@ def _cause(state: State, record: Record, lost: list[int]) -> tuple[str, str]:
         case ev.Failed():
             return "failed", ""
     return "broken", getattr(record.event, "request_id", "")
+
+
+def describe_miss(trail: PrefixTrail, state: State, number: int, name: str) -> tuple[str, dict[str, Any]]:
+    """Return why block `number` of the request `name` was no prefix hit, as a text and its facts."""
+    loss = trail.losses.get(number)
+    if loss is not None and loss.until >= 0:
+        by = "this request" if loss.by == name else loss.by or "a request"
+        how = {
+            "taken": f"step {loss.until} took it for {loss.taken_by}{loss.note}",
+            "reset": f"the cache was reset in step {loss.until}",
+            "crash": f"the process ended at step {loss.until}",
+            "failed": f"step {loss.until}, which was to fill it, failed",
+        }.get(loss.why, f"its content was dropped in step {loss.until}")
+        text = f"computed by {by} in step {loss.since}, but {how}"
+        return text, {"miss": "lost", "loss": msgspec.to_builtins(loss)}
+    found = trail.difference(state)
+    if found["kind"] == "tokens":
+        text = f"{found['others']} cached blocks follow the same prefix, but the closest differs at token "
+        return f"{text}{found['at']}", {"miss": "tokens", "at": found["at"]}
+    if found["kind"] == "media or salt":
+        text = "a cached block has the same tokens, but other media or another tenant's salt"
+        text += ", or another adapter" if state.config.max_loras else ""
+        return text, {"miss": "media or salt"}
+    return "never computed before", {"miss": "never there"}

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from mmengine.replay.queries.reasons import BEHIND, Reason
+from mmengine.replay.queries.wording import Words
 
 
 class Wait(NamedTuple):
@@ -19,13 +20,13 @@ class Wait(NamedTuple):
     ahead: Reason | None
 
 
-def describe_waits(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
+def describe_waits(waits: list[Wait], words: Words) -> tuple[str, dict[str, Any]]:
     """Return a sentence that names the most frequent reason first, and a dict with the sentence's figures."""
     counts = Counter(wait.reason.kind for wait in waits)
     parts, facts = [], []
     for kind, count in counts.most_common():
         same = [wait for wait in waits if wait.reason.kind == kind]
-        text, figures = _behind(same) if kind == BEHIND else _short(same)
+        text, figures = (_behind if kind == BEHIND else _short)(same, words)
         share = "" if count == len(waits) else f"in {count} of them, " if len(waits) > 1 else ""
         parts.append(share + text)
         span = {"first_step": same[0].step, "last_step": same[-1].step}
@@ -34,9 +35,9 @@ def describe_waits(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
     return f"Not scheduled for {plural}: {'; '.join(parts)}.", {"steps": len(waits), "reasons": facts}
 
 
-def _short(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
+def _short(waits: list[Wait], words: Words) -> tuple[str, dict[str, Any]]:
     last = waits[-1].reason
-    text = last.sentence()
+    text = words.reason(last, waits[-1].step)
     figures: dict[str, object] = {}
     if last.other:
         figures["other"] = last.other
@@ -48,10 +49,10 @@ def _short(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
     return text, figures
 
 
-def _behind(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
+def _behind(waits: list[Wait], words: Words) -> tuple[str, dict[str, Any]]:
     names = list(dict.fromkeys(wait.reason.other for wait in waits))
     last = waits[-1]
-    why = f" ({last.ahead.sentence()})" if last.ahead is not None else ""
+    why = f" ({words.reason(last.ahead, last.step)})" if last.ahead is not None else ""
     if len(names) == 1:
         return f"{names[0]} comes first{why}", {"others": names}
     text = f"{len(names)} other requests come first, in turn, from {names[0]} to {names[-1]}{why}"

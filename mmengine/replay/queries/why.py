@@ -20,12 +20,16 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
+from mmengine.replay.hosted.verify import PROGRESS
 from mmengine.replay.queries.expected_decisions import AGREED, UNKNOWN, Expected, Note, Rules
+from mmengine.replay.queries.host_difference import host_difference
 from mmengine.replay.queries.media_trail import MediaTrail
-from mmengine.replay.queries.prefix_trail import PrefixTrail
+from mmengine.replay.queries.prefix_trail import PrefixTrail, describe_miss
 from mmengine.replay.queries.reasons import GAVE_WAY, Reasons
 from mmengine.replay.queries.waits import Wait, describe_waits
+from mmengine.replay.queries.wording import words_of
 from mmengine.replay.timeline import fold, is_scheduling
+from mmengine.replay.verify_report import Divergence
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -61,7 +65,8 @@ def why(folder: Path, request_id: str, findings: Findings | None = None) -> list
                 refused = record, event
     if queued is not None and (refused is None or refused[0].sequence < queued[0].sequence):
         whole = _whole(folder, queued[0]) if of_session else queued[1]
-        return _Inquiry(CheckedLog(folder, findings=findings), queued[0], whole).claims()
+        log = CheckedLog(folder, findings=findings)
+        return _Inquiry(log, queued[0], whole, host_difference(folder, log.started)).claims()
     if refused is None and request_id in CheckedLog(folder).first_state().requests:
         raise LogError(
             f"the beginning of the log in {folder} was deleted, and with it this request's arrival; see "
@@ -85,9 +90,9 @@ def _whole(folder: Path, queued: Record) -> ev.Queued:
 class _Inquiry:
     """Folds a log, and collects the claims about a single request."""
 
-    def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued):
+    def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued, difference: Divergence | None):
         """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: its event,
-        with the session's tokens.
+        with the session's tokens. `difference`: see `host_difference`.
         """
         self._log, self._queued = log, queued
         self._name = request.request_id
@@ -98,7 +103,10 @@ class _Inquiry:
             ahead = log.started.constants.media_ahead
             self._prefix = PrefixTrail(self.state, self._request, self._request.prompt_token_ids, ahead)
             self._media = MediaTrail(self.state, self._request)
-        self._rules = Rules(self.view, log.started.decision_version == DECISION_VERSION)
+        is_ours = log.started.decision_version == DECISION_VERSION and not log.started.host
+        self._rules = Rules(self.view, is_ours)
+        self._words = words_of(log.started, -1 if difference is None else difference.step)
+        self._difference = difference
         self._expected: Expected = UNKNOWN  # the rules' decision on the state before a scheduling event
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
@@ -115,6 +123,7 @@ class _Inquiry:
                     self._taken[record.event.session_id] = record, self._rules.lease(record.event)
                 if self._is_live or record.sequence == self._queued.sequence:
                     self._before(record)
+                self._tell_difference(record)
                 losing = self._prefix.loses(record.event) or self._media.loses(record.event)
                 expected = self._rules.decision().event if losing else None
                 evolve(self.state, record.event)
@@ -125,12 +134,28 @@ class _Inquiry:
         self._tell_waits()
         if self._is_live:
             where = "running" if self.state.requests[self._name].row >= 0 else "waiting"
-            self._claim(record, "open", f"Still {where} at the end of the log.")
+            text = f"Still {where} at the end of the log."
+            if (found := self._difference) is not None and found.field.endswith(PROGRESS):
+                text += f" In the next call {found.derived}."
+            self._claim(record, "open", text)
         return sorted(self._found, key=lambda claim: claim.since_ns)
 
     def _claim(self, record: Record, kind: str, text: str, **facts: Any) -> None:
         since = record.mono_ns - self._queued.mono_ns
-        self._found.append(Claim(record.step, record.step, since, kind, text, facts))
+        self._found.append(Claim(record.step, record.step, since, kind, self._words.claim(text), facts))
+
+    def _tell_difference(self, record: Record) -> None:
+        """Claim that this record's call is the first one unlike the rules of the host, if it names the
+        request.
+        """
+        found = self._difference
+        if found is None or found.sequence != record.sequence or not self._is_live:
+            return
+        if self._name not in repr((found.logged, found.derived)):
+            return
+        text = f"The first decision unlike this build's rules: {found.field} {found.logged}, by the rules "
+        text += f"{found.derived}" + (f"; {found.rule}." if found.rule else ".")
+        self._claim(record, "rules", text, field=found.field)
 
     # The meaning of each record for the request
 
@@ -206,7 +231,7 @@ class _Inquiry:
 
     def _tell_waits(self) -> None:
         if self._waits:
-            text, facts = describe_waits(self._waits)
+            text, facts = describe_waits(self._waits, self._words)
             first, last = self._waits[0], self._waits[-1]
             self._found.append(Claim(first.step, last.step, first.since_ns, "wait", text, facts))
         self._waits.clear()
@@ -223,9 +248,7 @@ class _Inquiry:
             if event.adapter
             else ""
         )
-        text = (
-            f"Arrived with {prompt} prompt tokens{in_media}{adapter}; {running} running, {waiting} waiting."
-        )
+        text = self._words.arrival(prompt, in_media + adapter, running, waiting)
         self._claim(record, "arrival", text, prompt_tokens=prompt, running=running, waiting=waiting)
         session = self.state.sessions.of_request.get(self._name)
         if session is not None:
@@ -254,9 +277,9 @@ class _Inquiry:
     def _admitted(self, record: Record, event: ev.Admitted) -> None:
         req_state = self.state.requests[self._name]
         cached = hit_tokens(self.state, event)
-        again = " again" if req_state.num_cached >= 0 else ""
         said, more = self._rules.admission(event, self._expected)
-        text = f"Admitted{again} to row {event.row}.{said}"
+        computed = cached if event.num_computed < 0 else event.num_computed
+        text = self._words.admission(event, is_again=req_state.num_cached >= 0, num_computed=computed) + said
         self._claim(record, "start", text, row=event.row, tokens=event.num_tokens, **more)
         if event.swap_in:
             text = f"The KV of {req_state.num_swapped} tokens was swapped in from the host."
@@ -289,35 +312,11 @@ class _Inquiry:
             )
             facts |= {"found_tokens": found}
         else:
-            miss, more = self._miss(cached // size)
+            miss, more = describe_miss(self._prefix, self.state, cached // size, self._name)
             facts |= more
             text = f"{cached} of {total} tokens were in the prefix cache. "
             text += f"Block {cached // size} was missing: {miss}."
         self._claim(record, "prefix cache", text, **facts)
-
-    def _miss(self, number: int) -> tuple[str, dict[str, Any]]:
-        loss = self._prefix.losses.get(number)
-        if loss is not None and loss.until >= 0:
-            by = "this request" if loss.by == self._name else loss.by or "a request"
-            how = {
-                "taken": f"step {loss.until} took it for {loss.taken_by}{loss.note}",
-                "reset": f"the cache was reset in step {loss.until}",
-                "crash": f"the process ended at step {loss.until}",
-                "failed": f"step {loss.until}, which was to fill it, failed",
-            }.get(loss.why, f"its content was dropped in step {loss.until}")
-            text = f"computed by {by} in step {loss.since}, but {how}"
-            return text, {"miss": "lost", "loss": msgspec.to_builtins(loss)}
-        found = self._prefix.difference(self.state)
-        if found["kind"] == "tokens":
-            text = (
-                f"{found['others']} cached blocks follow the same prefix, but the closest differs at token "
-            )
-            return f"{text}{found['at']}", {"miss": "tokens", "at": found["at"]}
-        if found["kind"] == "media or salt":
-            text = "a cached block has the same tokens, but other media or another tenant's salt"
-            text += ", or another adapter" if self.state.config.max_loras else ""
-            return text, {"miss": "media or salt"}
-        return "never computed before", {"miss": "never there"}
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
         """Claim that this decision encodes the request's items. `row`: the row that the decision gives to the
@@ -345,7 +344,7 @@ class _Inquiry:
     def _preempted(self, record: Record, event: ev.Preempted, blocks: tuple[int, int] | None) -> None:
         state = self.state
         facts: dict[str, Any] = {"mode": event.mode, "reason": event.reason}
-        text = f"Preempted: {event.reason}"
+        text = f"Preempted: {self._words.preemption(event.reason)}"
         if blocks is not None:
             needed, free = blocks
             facts |= {"needed": needed, "free": free}
@@ -357,9 +356,11 @@ class _Inquiry:
         said, more = self._rules.preemption_outside(event)
         if blocks is not None:
             said, more = self._rules.preemption(event, self._expected)
-        fate = "were copied to the host" if event.mode == "swap" else "are computed again"
         tokens = int(state.num_computed[event.row])
-        text = f"{text}.{said} {tokens} computed tokens {fate}."
+        fate = self._words.recomputed(tokens)
+        if event.mode == "swap":
+            fate = f"{tokens} computed tokens were copied to the host."
+        text = f"{text}.{said} {fate}"
         self._claim(record, "preemption", text, tokens=tokens, **facts, **more)
         req_state = state.token_ids[event.row, : state.num_tokens[event.row]].copy()
         ahead = state.constants.media_ahead
@@ -386,4 +387,5 @@ class _Inquiry:
         }.get(event.reason, event.reason)
         said, more = self._rules.end(event)
         facts = {"reason": event.reason, "detail": event.detail, "output_tokens": output, **more}
+        how = self._words.status(event.reason) + how
         self._claim(record, "end", f"Finished after {output} tokens: {how}.{said}", **facts)

@@ -70,10 +70,16 @@ def rerun(
     """Simulate a log under its own settings, and again with `changes` to them (keyed by EngineConfig's field
     names). `findings`: as in CheckedLog.
 
-    Raises ConfigError for invalid settings, LogError for a log that is too short to fit a cost model, and the
-    errors of `verify`.
+    Raises ConfigError for invalid settings, LogError for a log that is too short to fit a cost model or that
+    a host scheduled asynchronously, and the errors of `verify`.
     """
     timeline = open_log(folder)
+    if timeline.started.host and timeline.config.max_in_flight > 1:
+        raise LogError(
+            f"{timeline.started.host} scheduled this log asynchronously (max_in_flight "
+            f"{timeline.config.max_in_flight}); rerun simulates its rules only with max_in_flight 1, where "
+            "each result is known before the next call, so the estimate would be of another schedule"
+        )
     config = _changed(timeline.config, changes)
     watch = Watch(timeline.config, _count_requests(folder))
     progress("reading the log")

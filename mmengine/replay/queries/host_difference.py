@@ -1,0 +1,22 @@
+"""Finds the first call of a recorded log that differs from the rules of its host."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from mmengine.errors import LogError
+from mmengine.events import vocabulary as ev
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.hosted.verify import verify_hosted
+from mmengine.replay.verify_report import Divergence
+
+
+def host_difference(folder: Path, started: ev.Started) -> Divergence | None:
+    """Return the first call of a recorded log that differs from the rules of its host, or None.
+
+    A host decides in an order that the log does not tell, so whole calls are compared, as in `verify`.
+    """
+    if not started.host:
+        return None
+    with suppress(LogError):
+        return verify_hosted(CheckedLog(folder)).divergence
+    return None
