@@ -136,7 +136,8 @@ class VllmProbe:
                     return Failure(*broken, record.step, served.present)
         except Diverged as diverged:
             self._found = diverged.divergence
-            return _failure_of(self._found)._replace(present=served.present)
+            kind, what, step, _ = _failure_of(self._found)
+            return Failure(kind, what, step, served.present)
         except LogError:
             raise
         except Exception as error:
