@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -74,11 +73,16 @@ def test_the_engine_in_a_process_of_its_own_records_too(tmp_path):
 
 
 def test_installing_the_plugin_changed_no_version():
-    """`make vllm` writes the versions, and what `pip check` says, before it installs the plugin."""
+    """`make vllm` writes the versions, and what `pip check` says, before it installs the plugin.
+
+    A process of its own reads them now, because setuptools shows its copies of packages once it is imported.
+    """
     before = json.loads((HERE / "build/vllm/before.json").read_text())
-    now = {found.metadata["Name"].lower(): found.version for found in distributions()}
-    versions = before["versions"]
-    assert {name: now.get(name) for name in versions} == versions
-    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    new = set(done.stdout.splitlines()) - set(before["check"].splitlines())
+    command = [sys.executable, str(HERE / "tests/vllm/installed.py")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    now, versions = json.loads(done.stdout), before["versions"]
+    assert {name: now["versions"].get(name) for name in versions} == versions
+    assert now["versions"].keys() >= OWN
+    new = set(now["check"].splitlines()) - set(before["check"].splitlines())
     assert new <= {"No broken requirements found."}
