@@ -14,6 +14,7 @@ PROGRAMS = {
     "throughput": "throughput",
     "half_billion": "cpu.half_billion",
     "rivals_cpu": "rivals.rivals_cpu",
+    "gguf_cpu": "rivals.gguf_cpu",
     "day_one": "cpu.day_one",
     "attention_layers": "cpu.attention_layers",
     "batch_invariant": "cpu.batch_invariant",

@@ -1,4 +1,5 @@
-"""Runs mmengine for the comparison: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS.
+"""Runs mmengine for the comparison: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS
+[DTYPE].
 
 The measured time covers whole engine steps, including the scheduler, its events, and sampling.
 """
@@ -21,7 +22,9 @@ MAX_NEW = 64  # Maximum tokens in an answer; a request that is no longer needed 
 
 
 class MMEngine:
-    def __init__(self, folder: str, threads: int, quantize: str, activations: str) -> None:
+    def __init__(
+        self, folder: str, threads: int, quantize: str, activations: str, dtype: str = "bfloat16"
+    ) -> None:
         config = EngineConfig(
             spec="none",
             max_model_len=MAX_TOKENS,
@@ -32,7 +35,7 @@ class MMEngine:
             quantize=quantize,
             activations=activations,
         )
-        self._engine = Engine(Path(folder), device="cpu", dtype="bfloat16", config=config)
+        self._engine = Engine(Path(folder), device="cpu", dtype=dtype, config=config)
         self._ids: list[str] = []
         self.weight_bytes = _held_bytes()
 
@@ -85,5 +88,5 @@ def _held_bytes() -> int:
 
 
 if __name__ == "__main__":
-    folder, threads, quantize, activations = sys.argv[1:]
-    serve(MMEngine(folder, int(threads), quantize, activations))
+    folder, threads, *how = sys.argv[1:]
+    serve(MMEngine(folder, int(threads), *how))

@@ -18,7 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -121,18 +121,21 @@ def main(
 class Process:
     """A running side, in a process of its own."""
 
-    def __init__(self, engine: Engine, folders: dict[str, Path], threads: int) -> None:
-        python = models.PYTHON if engine.side in ("llama", "openvino") else sys.executable
-        script = HERE / f"{engine.side}_side.py"
-        command = [python, script, folders[engine.form], str(threads), *engine.more]
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    def __init__(self, command: Sequence[str | Path], threads: int, **variables: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"} | variables
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._asks: IO[str] = self._process.stdin
         self._answers: IO[str] = self._process.stdout
         self.weight_bytes = self._answer()["weight_bytes"]
+
+    @classmethod
+    def of(cls, engine: Engine, folders: dict[str, Path], threads: int) -> "Process":
+        python = models.PYTHON if engine.side in ("llama", "openvino") else sys.executable
+        script = HERE / f"{engine.side}_side.py"
+        return cls([python, script, folders[engine.form], str(threads), *engine.more], threads)
 
     def ask(self, **what: object) -> dict:
         print(json.dumps(what), file=self._asks, flush=True)
@@ -158,7 +161,7 @@ def _measured(
     chance = random.Random(7)
     text = [chance.randrange(IDS) for _ in range(TEXT)]
     truth, weights = _truth(folders, threads, text), models.num_weights(folders["bf16"])
-    sides = {engine.name: Process(engine, folders, threads) for engine in GROUPS[group]}
+    sides = {engine.name: Process.of(engine, folders, threads) for engine in GROUPS[group]}
     found: Found = {}
     with tempfile.TemporaryDirectory(dir=models.BUILD) as scratch:
         for name, side in sides.items():
@@ -191,7 +194,7 @@ def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarra
     """
     path = folders["bf16"].parent / "truth.npy"
     if not path.exists():
-        side = Process(TRUTH, folders, threads)
+        side = Process.of(TRUTH, folders, threads)
         side.ask(logits=str(path), tokens=text)
         side.close()
     return _log_softmax(path)

@@ -46,14 +46,30 @@ def _told(side: Side, ask: dict) -> dict:
     if "logits" in ask:
         np.save(ask["logits"], side.logits(ask["tokens"]))
         return {}
-    begun = time.perf_counter()
+    clock = Clock()
     side.prompts(ask["prompts"])
-    prompt, steps = time.perf_counter() - begun, []
+    prompt, steps = clock.read(), []
     for tokens in ask["tokens"]:
-        begun = time.perf_counter()
         side.step(tokens)
-        steps.append(time.perf_counter() - begun)
-    return {"prompt": prompt, "steps": steps, "rss": _resident_bytes()}
+        steps.append(clock.read())
+    return {
+        "prompt": prompt[0],
+        "prompt_cpu": prompt[1],
+        "steps": [step[0] for step in steps],
+        "steps_cpu": [step[1] for step in steps],
+        "rss": _resident_bytes(),
+    }
+
+
+class Clock:
+    """Measures the elapsed seconds, and this process's seconds of CPU time, since the last reading."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        before, self._last = self._last, (time.perf_counter(), time.process_time())
+        return self._last[0] - before[0], self._last[1] - before[1]
 
 
 def _resident_bytes() -> int:

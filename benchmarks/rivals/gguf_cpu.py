@@ -1,0 +1,141 @@
+"""Compares mmengine with llama.cpp's packaged kernels on the same GGUF file, with the same threads, in turns.
+
+    python -m benchmarks gguf_cpu FILE [FILE ...] --libraries FOLDER
+
+FOLDER is bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 (npm pack). `--requantise Q8_0` also
+measures the first file after llama.cpp's quantiser has turned it into that type. Each engine is a process of
+its own; both are in memory, and they take turns with the same prompts, in a random order each round.
+llama.cpp is timed for the model alone, on given tokens; mmengine for whole engine steps. On a machine with
+other work the seconds of CPU time say more than the elapsed ones, so the table has both.
+"""
+
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from benchmarks.common.report import Table, Target, machine_lines, markdown, show, target_table
+from benchmarks.rivals.packaged_llama import FILE_TYPES, quantise
+from benchmarks.rivals.rivals_cpu import HERE, LONG, ROWS, SHORT, STEPS, Process
+
+RESULTS = HERE.parent / "results" / "gguf_cpu.md"
+TITLE = "GGUF files: mmengine beside llama.cpp"
+IDS = 1500  # Upper limit of the prompts' ids.
+TEXT = 128  # Number of tokens after which the next-token distributions are compared.
+OURS, THEIRS = "mmengine", "llama.cpp"
+ACTIVATIONS = {OURS: "float32", THEIRS: "int8 (Q8_K, Q8_0)"}
+BARS = {"step 1": 1.0, f"step {ROWS}": 2.0, "prompt 1": 1.0}
+Found = dict[str, dict[str, float]]  # For each engine: seconds, bytes, KLD.
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(help="GGUF files.")],
+    libraries: Annotated[Path, typer.Option(help="The folder with libllama and libggml-cpu-*.")],
+    requantise: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(FILE_TYPES)}.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads for both engines; 0: one per CPU.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    out: Annotated[Path, typer.Option(help="Markdown file for the tables; -: none.")] = RESULTS,
+) -> None:
+    """Measure on this machine."""
+    threads = threads or len(os.sched_getaffinity(0))
+    tables: list[Table] = []
+    targets: list[Target] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        made = []
+        for kind in requantise or ():
+            path = Path(scratch) / f"{files[0].stem}-{kind}.gguf"
+            quantise(libraries, files[0], path, kind)
+            made.append(path)
+        for file in [*files, *made]:
+            table, reached = _table(file.name, _measured(file, libraries, threads, rounds), rounds)
+            tables.append(table)
+            targets += reached
+    show([*tables, target_table(targets)], lines := machine_lines(threads))
+    if str(out) != "-":
+        out.write_text(markdown(TITLE, [*tables, target_table(targets)], lines), encoding="utf-8")
+
+
+def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
+    chance = random.Random(7)
+    text = [chance.randrange(IDS) for _ in range(TEXT)]
+    ours = [sys.executable, HERE / "mmengine_side.py", file, str(threads), "none", "model", "auto"]
+    commands = {
+        OURS: ours,
+        THEIRS: [sys.executable, HERE / "packaged_llama_side.py", file, str(threads), libraries],
+    }
+    truth = _truth([*ours[:-1], "float32"], threads, text)
+    sides = {name: Process(command, threads) for name, command in commands.items()}
+    found: Found = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, side in sides.items():
+            side.ask(logits=str(path := Path(scratch) / "logits.npy"), tokens=text)
+            found[name] = {"bytes": side.weight_bytes, "kld": _divergence(truth, np.load(path))}
+    took: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        for rows, count in STEPS.items():
+            length = LONG if rows == 1 else SHORT
+            prompts = [[chance.randrange(IDS) for _ in range(length)] for _ in range(rows)]
+            tokens = [[chance.randrange(IDS) for _ in range(rows)] for _ in range(count)]
+            for name in chance.sample(list(sides), len(sides)):
+                answer = sides[name].ask(prompts=prompts, tokens=tokens)
+                for clock in ("", "_cpu"):
+                    took.setdefault((name, f"step {rows}{clock}"), []).append(median(answer[f"steps{clock}"]))
+                    took.setdefault((name, f"prompt {rows}{clock}"), []).append(answer[f"prompt{clock}"])
+                found[name]["rss"] = answer["rss"]
+    for (name, what), seconds in took.items():
+        found[name][what] = median(seconds)
+    for side in sides.values():
+        side.close()
+    return found
+
+
+def _truth(command: Sequence[str | Path], threads: int, text: list[int]) -> np.ndarray:
+    """Return the logits that torch computes in float32 with the dequantised weights, without our kernels."""
+    with tempfile.TemporaryDirectory() as scratch:
+        side = Process(command, threads, MMENGINE_NATIVE="off")
+        side.ask(logits=str(path := Path(scratch) / "truth.npy"), tokens=text)
+        side.close()
+        return np.load(path)
+
+
+def _divergence(truth: np.ndarray, said: np.ndarray) -> float:
+    """Return the mean KLD of two arrays of logits [n, vocabulary], in nats."""
+    logs = []
+    for logits in (truth, said):
+        logits = logits.astype(np.float64) - logits.max(1, keepdims=True)
+        logs.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+    return float((np.exp(logs[0]) * (logs[0] - logs[1])).sum(1).mean())
+
+
+def _table(name: str, found: Found, rounds: int) -> tuple[Table, list[Target]]:
+    measures = (("step 1", 1), (f"step {ROWS}", ROWS), ("prompt 1", LONG))
+    head = ["", "activations", "weights, MB", "RSS, MB", "KLD"]
+    for what in ("1 row", f"{ROWS} rows", f"prompt of {LONG}"):
+        head += [f"{what}, tokens/s", "tokens per CPU second"]
+    table = Table(name, tuple(head))
+    targets = []
+    for engine, of in found.items():
+        cells = [engine, ACTIVATIONS[engine], f"{of['bytes'] / 1e6:,.0f}", f"{of['rss'] / 1e6:,.0f}"]
+        cells.append(f"{of['kld']:.5f}")
+        for what, tokens in measures:
+            cells += [f"{tokens / of[what]:.1f}", f"{tokens / of[f'{what}_cpu']:.1f}"]
+        table.rows.append(cells)
+    for what, _ in measures:
+        for clock, words in (("", "elapsed"), ("_cpu", "CPU time")):
+            ratio = found[THEIRS][what + clock] / found[OURS][what + clock]
+            targets.append(Target(f"{name}: {what}, {words}, of {THEIRS}", ratio, BARS[what]))
+    table.notes.append(
+        f"Medians of {rounds} round(s). KLD: of the next token, to float32 on the file's weights."
+    )
+    return table, targets
+
+
+if __name__ == "__main__":
+    typer.run(main)
