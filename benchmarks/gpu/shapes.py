@@ -131,6 +131,9 @@ class RandomWeights:
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
         return [self.pieces(*names) for names in groups]
 
+    def keeps_blocks(self, name: str) -> bool:
+        return False
+
 
 def random_model(
     shape: ModelConfig, device: str, dtype: torch.dtype, *, batch_invariant: bool = False
