@@ -21,7 +21,7 @@ COUNT = 3 * len(one_of_each())
 @pytest.fixture
 def log(tmp_path):
     """Return a closed log with several segments."""
-    return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=740)
+    return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=800)
 
 
 def edit(path, change):
