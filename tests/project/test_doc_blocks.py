@@ -197,7 +197,7 @@ EXAMPLES = {
         f"{name}.py": "tests/vllm/test_vllm_fault_examples.py"
         for name in (
             *("priority_victim", "draft_budget", "double_free", "lost_rows", "encoder_reference"),
-            *("chunk_livelock", "recorded_run", "served_script", "minimize"),
+            *("chunk_livelock", "recorded_run", "served_script", "table"),
         )
     },
 }

@@ -1,5 +1,8 @@
 """Records, names and minimizes the faults of examples/vllm_faults in vLLM's environment. Each written test
 runs where neither mmengine nor its plugin can be imported.
+
+The faults are priority_victim, draft_budget, double_free, lost_rows, encoder_reference and chunk_livelock.
+table.py records each with recorded_run.py or served_script.py.
 """
 
 import os
