@@ -35,17 +35,12 @@ RANDOM = settings(
     derandomize=True,
 )
 
-
 FULL = "7" * 40
-# schema, a text whose number has 40 digits.
 LIMITED_NUMBERS = [
+    *(({"type": "integer", **bound}, FULL) for bound in ({"minimum": 0}, {"minimum": 12})),
+    *(({"type": "integer", **bound}, "-" + FULL) for bound in ({}, {"maximum": 5})),
+    *(({"type": "number", **bound}, FULL) for bound in ({}, {"exclusiveMinimum": 0.5})),
     ({}, "[" + FULL),
-    ({"type": "integer"}, "-" + FULL),
-    ({"type": "integer", "minimum": 0}, FULL),
-    ({"type": "integer", "minimum": 12}, FULL),
-    ({"type": "integer", "maximum": 5}, "-" + FULL),
-    ({"type": "number"}, FULL),
-    ({"type": "number", "exclusiveMinimum": 0.5}, FULL),
     ({"type": "array", "items": {"type": ["integer", "null"]}}, "[1," + FULL),
 ]
 
@@ -385,16 +380,15 @@ def test_only_the_end_follows_the_maximum_number_of_digits(backend, schema, text
     counted = GrammarRequest("json_schema", source, max_digits=40)
     matcher = backend.compile(counted).matcher()
     assert matcher.try_consume_tokens(list((text + "7").encode())) == len(text)
-    unlimited = backend.compile(GrammarRequest("json_schema", source, max_digits=0)).matcher()
-    assert unlimited.try_consume_tokens(list((text + "7").encode())) == len(text) + 1
+    unlimited = GrammarRequest("json_schema", source, max_digits=0)
+    assert backend.compile(unlimited).matcher().try_consume_tokens(list((text + "7").encode())) > len(text)
     assert any("at most 40 digits" in note.text for note in backend.notes(counted))
 
 
 def test_a_maximum_of_digits_keeps_shorter_numbers_and_gives_way_to_bounds(backend):
     def accepting_texts(schema, most):
-        text = normalize_schema(schema, Bounds.off()).text
-        compiled = backend.compile(GrammarRequest("json_schema", text, max_digits=most))
-        return [each for each in texts if accepts(compiled.matcher(), each)]
+        request = GrammarRequest("json_schema", normalize_schema(schema, Bounds.off()).text, max_digits=most)
+        return [each for each in texts if accepts(backend.compile(request).matcher(), each)]
 
     texts = [*number_texts(), "1e3", "-0", "0.001", "99999.12345"]
     for bound in ({}, {"minimum": 0}, {"minimum": 99.5}, {"exclusiveMaximum": 10}, {"exclusiveMinimum": 0.5}):
@@ -402,5 +396,5 @@ def test_a_maximum_of_digits_keeps_shorter_numbers_and_gives_way_to_bounds(backe
             schema = {"type": kind, **bound}
             assert accepting_texts(schema, 12) == accepting_texts(schema, 0) != [], schema
     texts = ["7" * 15]
-    assert accepting_texts({"type": "integer", "minimum": 10**14}, 3) == texts
-    assert accepting_texts({"type": "integer", "minimum": 0, "maximum": 10**15}, 3) == texts
+    for bounds in ({"minimum": 10**14}, {"minimum": 0, "maximum": 10**15}):
+        assert accepting_texts({"type": "integer", **bounds}, 3) == texts
