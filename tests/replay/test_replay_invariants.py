@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from mmengine.cli.logs.verify import report_lines
-from mmengine.core import engine
+from mmengine.core import batch as planning
 from mmengine.core.decide import running
 from mmengine.core.engine import EngineCore
 from mmengine.core.fold import rows
@@ -220,13 +220,13 @@ def test_a_sound_log_keeps_its_invariants(tmp_path):
 
 
 def test_a_plan_that_swaps_the_wrong_way_is_found(tmp_path, monkeypatch):
-    real = engine.batch
+    real = planning.batch
 
     def batch(view, decisions, tables):
         plan = real(view, decisions, tables)
         return plan if plan.swap_in is None else replace(plan, swap_in=plan.swap_in[:, ::-1].copy())
 
-    monkeypatch.setattr(engine, "batch", batch)
+    monkeypatch.setattr(planning, "batch", batch)
     settings = {"swap_blocks": 30, "preempt_mode": "swap"}
     Night(settings, num_requests=30).run(tmp_path / "log")
     found = verify(tmp_path / "log", invariants=True).divergence

@@ -182,7 +182,7 @@ def _probe(
         yield plugin_module("minimizing", own).VllmProbe(own, folder, failing or "any", deadline)
         return
     if bool(failing) == bool(against) or own:
-        raise typer.BadParameter("give exactly one of the two", param_hint="--failing / --against / --with")
+        raise typer.BadParameter("give exactly one", param_hint="--failing / --against / --with")
     if against:
         with BuildProbe(against, deadline) as other:
             yield other

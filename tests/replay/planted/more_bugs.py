@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mmengine.core import engine
+from mmengine.core import batch as planning
 from mmengine.core.decide import admission, running
 from mmengine.core.decide.encoder_draft import EncoderDraft
 from mmengine.core.fold import evolve, sessions, steps
@@ -68,7 +68,7 @@ def the_last_draft_is_never_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_token_goes_to_the_block_before(patch: pytest.MonkeyPatch) -> None:
-    real = engine.batch
+    real = planning.batch
 
     def batch(view, decisions, tables):
         plan = real(view, decisions, tables)
@@ -79,7 +79,7 @@ def a_token_goes_to_the_block_before(patch: pytest.MonkeyPatch) -> None:
         slots[first] = earlier[first].astype(np.int64) * size
         return replace(plan, slot_mapping=slots)
 
-    patch.setattr(engine, "batch", batch)
+    patch.setattr(planning, "batch", batch)
 
 
 def adapters_share_prefixes(patch: pytest.MonkeyPatch) -> None:
