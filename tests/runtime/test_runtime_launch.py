@@ -116,7 +116,7 @@ class Launching:
 class AllowAll:
     """Fake grammar matchers whose masks allow every token."""
 
-    def admit(self, row, request, token_ids, cut=None):
+    def admit(self, row, request, token_ids, cut=None, *, has_repeated=False):
         pass
 
     def masks(self, rows, drafts=None):
