@@ -65,11 +65,14 @@ def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **
     )
 
 
-def block_hasher(config, size=0):
-    """Return what hashes a request's tokens, `size` at a time, or as many as a KV block has."""
+def block_hasher(config, size=0, lookahead=0):
+    """Return what hashes a request's tokens, `size` at a time, or as many as a KV block has. `lookahead`: how
+    many tokens after a block its hash covers, which vLLM has from 0.33 on.
+    """
     hashes = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hashes)
-    return get_request_block_hasher(size or config.cache_config.block_size, hashes)
+    more = (lookahead,) if lookahead else ()
+    return get_request_block_hasher(size or config.cache_config.block_size, hashes, *more)
 
 
 def make_request(name, prompt, max_tokens, hasher, *, grammar=False, **more):
@@ -190,7 +193,9 @@ def drive(
     manager = RandomGrammars(random.Random(seed)) if grammars else None
     more = {"manager": manager, "hash_block_size": hash_block_size}
     scheduler = make_scheduler(cls, config, window=window, **more)
-    runner, hasher = DraftingRunner(scheduler, rng, drafts), block_hasher(config, hash_block_size)
+    lookahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)
+    hasher = block_hasher(config, hash_block_size, lookahead)
+    runner = DraftingRunner(scheduler, rng, drafts)
     number = preempted = 0
     flying = []
 
