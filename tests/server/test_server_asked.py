@@ -37,6 +37,7 @@ ELSEWHERE = {  # Fields that other files test.
     "test_server_tools.py": {"tools", "tool_choice", "parallel_tool_calls", "include_reasoning"}
     | {"thinking_token_budget", "thinking_budget", "reasoning_effort"},
     "test_server_openai.py": {"logprobs", "response_format", "max_tokens"},
+    "test_server_repetition.py": {"repetition_detection"},
 }
 
 
