@@ -29,13 +29,21 @@ class RepetitionWatcher:
         detection = request.sampling.repetition_detection
         assert detection is not None
         self._grow(detection.max_pattern_size)
-        self._recent[row], self._matches[row], self._count[row] = _NOTHING, 0, 0
-        self._needed[row] = detection.needed_matches(self._needed.shape[1])
-        rows, self.has_repeated[row] = np.array([row]), False
-        for count, token in enumerate(token_ids[len(request.prompt_token_ids) :], 1):
+        answer, size = token_ids[len(request.prompt_token_ids) :], self._recent.shape[1]
+        self._recent[row], self._matches[row], self._count[row] = _NOTHING, 0, len(answer)
+        kept = np.arange(max(len(answer) - size, 0), len(answer))
+        self._recent[row, kept % size] = answer[kept]
+        self._needed[row] = needed = detection.needed_matches(size)
+        self.has_repeated[row] = False
+        for period in (np.flatnonzero(needed) + 1).tolist():
+            if len(answer) <= period:
+                break
+            equal, places = answer[period:] == answer[:-period], np.arange(period, len(answer))
+            runs = places - np.maximum.accumulate(np.where(equal, period - 1, places))
+            self._matches[row, period - 1] = runs[-1]
             # Only an answer that is being closed goes on after a repetition.
-            repeats = self.feed(rows, np.array([token]))[0] and count >= request.sampling.min_tokens
-            self.has_repeated[row] |= repeats
+            is_found = (runs >= needed[period - 1]) & (places + 1 >= request.sampling.min_tokens)
+            self.has_repeated[row] |= is_found.any()
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """Append one token to each of `rows` [s], and return which rows repeat now, bool [s]."""
