@@ -73,12 +73,10 @@ class PooledAnswers(ABC):
         inputs: Sequence[PoolInput],
         *,
         dimensions: int | None = None,
-        normalize: bool | None = None,
         instruction: str | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         media_options: dict[str, object] | None = None,
-        **options: Unpack[PoolOptions],
     ) -> Iterator[tuple[int, np.ndarray | MMEngineError]]:
         """Yield (index, vector) of each input as soon as it is computed, in any order, or (index, error) for
         an input that has no vector. Arguments: as in `embed`. Raises InvalidRequest for a reranker.
@@ -88,13 +86,12 @@ class PooledAnswers(ABC):
             self.built.spec.hidden_size,
             inputs,
             dimensions,
-            normalize,
-            instruction,
-            prompt_name,
-            truncate_prompt_tokens or 0,
-            media_options,
+            instruction=instruction,
+            prompt_name=prompt_name,
+            keep=truncate_prompt_tokens or 0,
+            media_options=media_options,
         )
-        for index, answer in self.run_batch(call.each_job(pool_options(options))):
+        for index, answer in self.run_batch(call.each_job(pool_options({}))):
             error = answer if isinstance(answer, MMEngineError) else answer.error()
             if error is not None:
                 yield index, error

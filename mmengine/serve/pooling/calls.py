@@ -71,8 +71,6 @@ class EmbedCall:
 
     def jobs(self, options: Options) -> Jobs:
         """Return a job for each input. Raises InvalidRequest, with the input's index."""
-        if not self.inputs:
-            raise InvalidRequest("the list of inputs is empty: send at least one", path=(INPUTS,))
         jobs = []
         for index, job in enumerate(self.each_job(options)):
             if isinstance(job, InvalidRequest):
@@ -80,6 +78,8 @@ class EmbedCall:
                     job.path = FieldPath(INPUTS, index)
                 raise job
             jobs.append(job)
+        if not jobs:
+            raise InvalidRequest("the list of inputs is empty: send at least one", path=(INPUTS,))
         return jobs
 
     def each_job(self, options: Options) -> Iterator[Job | InvalidRequest]:

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import NamedTuple
 
+from mmengine.errors import MMEngineError
 from mmengine.request import PREFILL
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.options import Options
@@ -47,6 +48,6 @@ class PooledLines(NamedTuple):
         """Compute a line and return the response's body. Raises ApiError."""
         try:
             answers = await self.engine.pool(call.jobs)
-        except Exception as error:
+        except MMEngineError as error:
             raise api_error(error, call.params) from error
         return await asyncio.get_running_loop().run_in_executor(parser, call.render, answers)
