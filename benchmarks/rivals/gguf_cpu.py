@@ -23,7 +23,7 @@ import typer
 
 from benchmarks.common.report import Table, Target, machine_lines, markdown, show, target_table
 from benchmarks.rivals.packaged_llama import FILE_TYPES, quantise
-from benchmarks.rivals.rivals_cpu import HERE, LONG, ROWS, SHORT, STEPS, Process
+from benchmarks.rivals.rivals_cpu import HERE, LONG, ROWS, Process, answers_in_turns
 
 RESULTS = HERE.parent / "results" / "gguf_cpu.md"
 TITLE = "GGUF files: mmengine beside llama.cpp"
@@ -79,16 +79,11 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
             found[name] = {"bytes": side.weight_bytes, "kld": _divergence(truth, np.load(path))}
     took: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
-        for rows, count in STEPS.items():
-            length = LONG if rows == 1 else SHORT
-            prompts = [[chance.randrange(IDS) for _ in range(length)] for _ in range(rows)]
-            tokens = [[chance.randrange(IDS) for _ in range(rows)] for _ in range(count)]
-            for name in chance.sample(list(sides), len(sides)):
-                answer = sides[name].ask(prompts=prompts, tokens=tokens)
-                for clock in ("", "_cpu"):
-                    took.setdefault((name, f"step {rows}{clock}"), []).append(median(answer[f"steps{clock}"]))
-                    took.setdefault((name, f"prompt {rows}{clock}"), []).append(answer[f"prompt{clock}"])
-                found[name]["rss"] = answer["rss"]
+        for rows, name, answer in answers_in_turns(sides, chance):
+            for clock in ("", "_cpu"):
+                took.setdefault((name, f"step {rows}{clock}"), []).append(median(answer[f"steps{clock}"]))
+                took.setdefault((name, f"prompt {rows}{clock}"), []).append(answer[f"prompt{clock}"])
+            found[name]["rss"] = answer["rss"]
     for (name, what), seconds in took.items():
         found[name][what] = median(seconds)
     for side in sides.values():

@@ -18,7 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -169,21 +169,26 @@ def _measured(
             found[name] = {"bits": 8 * side.weight_bytes / weights, **_apart(truth, _log_softmax(path))}
     took: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds):
-        for rows, count in STEPS.items():
-            length = LONG if rows == 1 else SHORT
-            prompts = [[chance.randrange(IDS) for _ in range(length)] for _ in range(rows)]
-            tokens = [[chance.randrange(IDS) for _ in range(rows)] for _ in range(count)]
-            for name in chance.sample(list(sides), len(sides)):
-                answer = sides[name].ask(prompts=prompts, tokens=tokens)
-                took.setdefault((name, f"step {rows}"), []).append(median(answer["steps"]))
-                took.setdefault((name, f"prompt {rows}"), []).append(answer["prompt"])
-                found[name]["rss"] = answer["rss"]
+        for rows, name, answer in answers_in_turns(sides, chance):
+            took.setdefault((name, f"step {rows}"), []).append(median(answer["steps"]))
+            took.setdefault((name, f"prompt {rows}"), []).append(answer["prompt"])
+            found[name]["rss"] = answer["rss"]
         for (name, what), seconds in took.items():
             found[name][what] = median(seconds)
             found[name]["rounds"] = number + 1
         keep(found)
     for side in sides.values():
         side.close()
+
+
+def answers_in_turns(sides: Mapping[str, Process], chance: random.Random) -> Iterator[tuple[int, str, dict]]:
+    """Ask all sides in random order, for each number of rows. Yield (rows, side, the measured times)."""
+    for rows, count in STEPS.items():
+        length = LONG if rows == 1 else SHORT
+        prompts = [[chance.randrange(IDS) for _ in range(length)] for _ in range(rows)]
+        tokens = [[chance.randrange(IDS) for _ in range(rows)] for _ in range(count)]
+        for name in chance.sample(list(sides), len(sides)):
+            yield rows, name, sides[name].ask(prompts=prompts, tokens=tokens)
 
 
 def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarray:
