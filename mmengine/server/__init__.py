@@ -1,5 +1,10 @@
-"""The HTTP server. Needs the extra `serve`; nothing below `mmengine.server` knows HTTP.
+"""The HTTP server: OpenAI's and Anthropic's APIs in front of an engine. Requires the extra `serve`. No
+package outside `mmengine.server` depends on HTTP.
 
-The packages, lowest first: http, storage, transport, chat, calls, messages, responses, live, answers,
-batches, sessions, app, lifecycle. `bench` is a load generator that imports none of them.
+In this package, a call is an HTTP request, a request is what the engine runs, and an answer is the output
+that the model generates for a request.
+
+The subpackages, from the lowest layer to the highest: http, storage, transport, chat, calls, messages,
+responses, live, answers, batches, sessions, app, lifecycle. `bench` is a load generator that imports none of
+them.
 """

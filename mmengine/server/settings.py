@@ -1,4 +1,4 @@
-"""The server's settings. EngineConfig has the engine's settings."""
+"""The settings of the HTTP server. The engine's settings are in EngineConfig."""
 
 import ipaddress
 import re
@@ -14,7 +14,7 @@ from mmengine.setting_fields import between, described
 MAX_MODEL_NAMES = 32
 MAX_NAME_CHARS = 256
 _ANY_ORIGIN = "*"
-# A scheme, a host and an optional port, as a browser writes them: in lower case and without a path.
+# A scheme, a host and an optional port, in the spelling of browsers: in lower case and without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
@@ -194,7 +194,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def of(cls, values: dict[str, object]) -> "ServerSettings":
-        """Convert a dict to settings. Raises ConfigError for an unknown name, a wrong type or a value out of
+        """Create settings from a dict. Raises ConfigError for an unknown name, a wrong type or a value out of
         range.
         """
         try:
@@ -232,7 +232,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_origins(origins: tuple[str, ...]) -> None:
-    """Raise ConfigError for an origin that no browser would send."""
+    """Raise ConfigError for an origin that a browser would never send."""
     for origin in origins:
         if origin != _ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""The routes that create answers: chat completions, completions, responses, and messages."""
+"""The routes that generate answers: chat completions, completions, responses, and messages."""

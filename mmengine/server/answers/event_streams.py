@@ -1,5 +1,5 @@
-"""Builds event streams for answers, with their headers and metrics, and releases a call's resources when its
-stream ends.
+"""Builds the server-sent event stream for each streamed answer, with its headers and metrics. When a stream
+ends, this module releases the call's resources.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
 
 
 class EventStreams:
-    """Makes the event stream for an open response builder."""
+    """Creates the server-sent event stream for the answer of a response builder."""
 
     def __init__(self, settings: ServerSettings, metrics: HttpMetrics, admission: Admission):
         self._settings, self._metrics, self._admission = settings, metrics, admission
@@ -28,7 +28,7 @@ class EventStreams:
     def of_call(
         self, builder: ResponseBuilder, parsed_request: ParsedRequest, owner: str, span: "CallSpan | None"
     ) -> EventStream:
-        """Return the stream for an admitted call. The call leaves admission when the stream ends."""
+        """Return the stream for an admitted call. Admission counts the call until the stream ends."""
 
         def ended(how: str) -> None:
             self._admission.give(owner)
@@ -50,7 +50,7 @@ class EventStreams:
     def of_session(
         self, builder: ResponseBuilder, parsed_request: ParsedRequest, then: Callable[[], None]
     ) -> EventStream:
-        """Return the stream for a session's answer. `then`: called at the stream's end."""
+        """Return the stream for a session's answer. `then` is called when the stream ends."""
 
         def ended(how: str) -> None:
             then()
@@ -86,8 +86,8 @@ class EventStreams:
         return found
 
     def _interrupted(self, request_id: str, can_reattach: bool) -> tuple[str, ApiError] | None:
-        """Return how and with which error the server ends a stream, at its shutdown or because the log cannot
-        be written; otherwise None.
+        """Return the way in which the server ends a stream early, and the error for the client. The server
+        ends streams when it shuts down, and when the log cannot be written. Otherwise returns None.
         """
         if self._admission.is_draining:
             return "shutdown", self._admission.interrupted_error(request_id, can_reattach=can_reattach)

@@ -1,4 +1,4 @@
-"""Names and values for the HTTP headers that answers have."""
+"""Names and values of the HTTP headers that the server adds to a response with a generated answer."""
 
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,18 @@ _MAX_UNENFORCED_CHARS = 1000
 
 
 def is_request_id(name: str) -> bool:
-    """Whether `name` may be a request id: printable ASCII without spaces, so that a header can hold it."""
+    """Whether `name` is valid as a request id. The id is sent in a header, so only printable ASCII characters
+    without spaces are allowed.
+    """
     return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
 
 
 def answer_headers(
     parsed_request: ParsedRequest, unenforced: tuple[str, ...], span: "CallSpan | None"
 ) -> dict[str, str]:
-    """Return an answer's headers. `unenforced`: tools whose calls need not match their schemas."""
+    """Return the headers of an answer's response. `unenforced`: the tools whose calls need not match their
+    schemas.
+    """
     headers = {ID_HEADER: parsed_request.request_id}
     if parsed_request.envelope.api == "messages":
         headers[MESSAGE_ID_HEADER] = parsed_request.request_id

@@ -1,4 +1,6 @@
-"""Readers for every API's bodies, and the conversion of engine errors to the client's field names."""
+"""Owns the readers that parse the bodies of all APIs. Also converts an engine's errors so that they name the
+fields of the client's API.
+"""
 
 from typing import Protocol
 
@@ -30,9 +32,9 @@ from mmengine.server.responses.reader import IN_BATCH, ResponsesReader
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
-LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # Endpoints of batch lines.
-# The engine's name for structured_outputs is grammar; its names for structured_outputs.grammar are lark and
-# gbnf.
+# Endpoints that a line of a batch file may use.
+LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+# The engine calls `structured_outputs` "grammar". It calls `structured_outputs.grammar` "lark" or "gbnf".
 _GRAMMAR_NAMES = FieldNames(
     (),
     (
@@ -44,7 +46,7 @@ _GRAMMAR_NAMES = FieldNames(
 
 
 class Reader(Protocol):
-    """Turns a body into a request."""
+    """Parses the body of a call into a request for the engine."""
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest: ...
 
@@ -52,8 +54,8 @@ class Reader(Protocol):
 class RequestReaders:
     """The readers for all APIs, with the server's limits and defaults.
 
-    `names`: the served names for the model and its adapters. `storage`: uploaded files and stored responses;
-    None for a server without a log.
+    `names`: the names under which the model and its adapters are served. `storage`: uploaded files and stored
+    responses; None for a server without a log.
     """
 
     def __init__(
@@ -117,8 +119,8 @@ class RequestReaders:
     def read_line(
         self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
     ) -> ParsedRequest:
-        """Read a batch line's body. `name`: the request's id; `custom_id`: the client's id, which the log
-        keeps. Thread-safe. Raises ApiError.
+        """Read the body of a batch line. `name` is the request's id. `custom_id` is the client's id for the
+        line, which the log records. Thread-safe. Raises ApiError.
         """
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)
@@ -140,7 +142,7 @@ class RequestReaders:
     def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest:
         """Return the request with its served model name, adapter, owner, tenant and cache salt.
 
-        Raises ApiError for a model that is not served, and for a request id that no header could hold.
+        Raises ApiError for a model that is not served, and for a request id that is not valid in a header.
         """
         if not is_request_id(parsed_request.request_id):
             raise ApiError(
@@ -159,7 +161,7 @@ class RequestReaders:
         )
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames:
-        """Return the writer that renders the answer in the request API's format."""
+        """Return the object that formats the answer for the API of the request."""
         name, envelope = parsed_request.request_id, parsed_request.envelope
         texts = self._texts if parsed_request.logprobs else None
         usage_frames = parsed_request.usage_frames
@@ -175,13 +177,14 @@ class RequestReaders:
         return CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Convert an error to an ApiError with the field names in the client's API. ClientLeft and
+        """Convert an error to an ApiError that names the fields of the client's API. ClientLeft and
         cancellation are returned unchanged.
         """
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
         found = api_error(error, parsed_request.params, self._admission.rate.retry_after_s())
-        if found.code is ErrorCode.REQUEST_ID_IN_USE:  # The engine's text names the owner.
+        # The engine's message contains the owner, which clients must not see.
+        if found.code is ErrorCode.REQUEST_ID_IN_USE:
             return key_in_use((parsed_request.envelope.owner, ITS_ID, parsed_request.request_id))
         found = _with_format_path(found, parsed_request.answer_format)
         names = parsed_request.field_names
@@ -189,7 +192,9 @@ class RequestReaders:
 
 
 def _with_format_path(error: ApiError, answer_format: AnswerFormat) -> ApiError:
-    """Return the error; if it concerns the answer format, its path names the body's field."""
+    """Return the error. If the error concerns the answer format, its path is changed to the field in the
+    client's body.
+    """
     if answer_format.grammar is not None and error.path[:1] == ("grammar",):
         return error.at(_GRAMMAR_NAMES.path(error.path))
     if error.code is ErrorCode.INVALID_GRAMMAR and not error.path:

@@ -1,4 +1,4 @@
-"""Route records for the routes that create answers."""
+"""The table of the routes that generate answers, with their OpenAPI descriptions."""
 
 from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.chat.bodies import ChatBody, CompletionBody

@@ -1,4 +1,6 @@
-"""Handlers for /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
+"""Handlers for /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages: read the body, submit
+the request to the engine, and send the answer.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -39,12 +41,12 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import CallSpan, Tracing
 
 _SPAN = "mmengine.span"  # Key in the ASGI scope: the call's span.
-# Given a body's chunks, its reservation and its owner, returns the reader for the body.
+# A function that takes a body's chunks, their reservation and the owner, and returns the reader for the body.
 _FindReader = Callable[[list[bytes], BodyReservation, str], Awaitable[Reader]]
 
 
 def uncancel() -> None:
-    """Undo a cancellation of this task."""
+    """Undo a cancellation of the current task, so that the task can still send a response."""
     if (task := asyncio.current_task()) is not None:
         task.uncancel()
 
@@ -52,8 +54,8 @@ def uncancel() -> None:
 class AnswerRoutes:
     """The routes that create answers.
 
-    `names`: the served names for the model and its adapters. `storage`: uploaded files and stored responses;
-    None for a server without a log.
+    `names`: the names under which the model and its adapters are served. `storage`: uploaded files and stored
+    responses; None for a server without a log.
     """
 
     def __init__(
@@ -99,16 +101,19 @@ class AnswerRoutes:
         return await self._answer(request, self.readers.messages)
 
     def id_of(self, request: Request) -> str:
-        """Return the call's request id, from the header if it is set, otherwise a new id."""
+        """Return the request id of the call, which is the value of its header. Without the header, returns a
+        new id.
+        """
         given = request.headers.get(ID_HEADER, "") or self._new_id()
         if is_request_id(given):
             request.scope[REQUEST_ID] = given
         return given
 
     async def _find_reader(self, data: list[bytes], reservation: BodyReservation, owner: str) -> Reader:
-        """Return the reader for a /v1/responses body, with the earlier responses that the body continues.
+        """Return the reader for a /v1/responses body. The reader also has the stored responses that the body
+        continues.
 
-        The earlier responses count against `reservation`. Raises ApiError.
+        The stored responses count against `reservation`. Raises ApiError.
         """
         threads = self.readers.parser_threads
         previous = await threads.run(reservation.num_bytes, lambda: previous_of(b"".join(data)))
@@ -133,7 +138,7 @@ class AnswerRoutes:
                 span.record_error(error)
             raise
         finally:
-            if not streams:  # A stream gives the place back when it ends.
+            if not streams:  # The end of a stream releases its call.
                 self._admission.give(owner)
 
     async def _read_and_answer(
@@ -146,7 +151,7 @@ class AnswerRoutes:
             new_id = self._new_id()
             given = request.headers.get(ID_HEADER, "") or new_id
             if is_request_id(given):
-                # For error responses; a request_id in the body replaces it.
+                # Error responses contain this id, unless the body has a request_id.
                 request.scope[REQUEST_ID] = given
             if find_reader is not None:
                 reader = await find_reader(data, reservation, owner)
@@ -203,17 +208,18 @@ class AnswerRoutes:
         return span
 
     def _read(self, reader: Reader, data: list[bytes], name: str, request: Request) -> ParsedRequest:
-        """Read a body. `name`: the request's id, unless the body has a request_id. Thread-safe."""
+        """Read a body. `name` is the request id, unless the body has a request_id. Thread-safe."""
         body = b"".join(data)
         parsed_request = self.readers.read(reader, body, name, request.scope[OWNER])
         envelope = with_identity(parsed_request.envelope, request, body)
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _interrupt(self, builder: ResponseBuilder, parsed_request: ParsedRequest) -> ApiError:
-        """Return the error for a call that the server's shutdown ends, and undo the task's cancellation.
+        """Return the error for a call that the server's shutdown interrupts, and undo the task's
+        cancellation.
 
-        If the engine has accepted the request, it stays in the log and can continue; otherwise it is
-        cancelled.
+        A request that the engine has accepted stays in the log, so that the next process can continue it. Any
+        other request is cancelled.
         """
         uncancel()
         if builder.is_accepted:

@@ -1,1 +1,1 @@
-"""The ASGI application: routes, the OpenAPI document, and service endpoints."""
+"""The ASGI application: dispatch of calls to routes, the OpenAPI document, and service endpoints."""

@@ -1,6 +1,6 @@
-"""Routes that load and unload LoRA adapters, with vLLM's names.
+"""Routes that load and unload LoRA adapters. The routes have the same paths as in vLLM.
 
-They require an admin key, and read only folders below --lora-root.
+The routes require an admin key, and read only folders below --lora-root.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ MAX_PATH_CHARS = 4096  # Limit for `lora_path`: Linux's PATH_MAX.
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body for loading an adapter.
+    """The body of a call that loads an adapter.
 
-    `lora_path`: a folder below --lora-root, relative to it or absolute. `load_inplace`: replace a loaded
-    adapter that has the same name.
+    `lora_path`: a folder below --lora-root, as an absolute path or relative to --lora-root. `load_inplace`:
+    replace an already loaded adapter of the same name.
     """
 
     lora_name: str
@@ -57,8 +57,8 @@ _unload = msgspec.json.Decoder(UnloadBody).decode
 
 
 class AdapterRoutes:
-    """The routes for adapters. `root`: the folder that contains all adapters; if "", no adapter may be
-    loaded.
+    """The routes for adapters. `root`: the folder that contains all adapters. If `root` is "", no adapter can
+    be loaded.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AdapterRoutes:
         self._keys = keys if keys is not None and keys.any else None
 
     def check_key(self, headers: dict[bytes, bytes]) -> str:
-        """Check the admin key, and return the call's owner. Raises ApiError."""
+        """Check the admin key, and return the owner of the call. Raises ApiError."""
         if self._root is None or self._keys is None:
             text = "calls may not load adapters: start the server with --lora-root and --admin-key-file"
             raise ApiError(ErrorCode.NO_LORA_ROOT, text)
@@ -112,8 +112,8 @@ class AdapterRoutes:
             return await asyncio.to_thread(decode_body, data, decode)
 
     def _folder(self, path: str) -> Path:
-        """Return the adapter's folder, if the folder and its files lie below the root after following links.
-        Raises ApiError.
+        """Return the adapter's folder. Raises ApiError unless the folder and its files are below the root,
+        with all symbolic links resolved.
         """
         assert self._root is not None
         if len(path) <= MAX_PATH_CHARS:

@@ -1,4 +1,6 @@
-"""The ASGI application: checks API keys, dispatches to routes, and sends errors."""
+"""The ASGI application. For each call, the application checks the API key, calls the route's endpoint, and
+converts errors to responses.
+"""
 
 import asyncio
 import time
@@ -59,19 +61,20 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import Tracing
 
 LAG_EVERY_S = 0.5
-# nginx's status, in logs and metrics, for a client that disconnected before its answer began.
+# The status in logs and metrics for a client that disconnected before its response began, as in nginx.
 LEFT_STATUS = 499
-# Methods with their own metrics label.
+# HTTP methods that have a metrics label of their own.
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 _OPEN = {record.path for record in HEALTH_ROUTES}
 
 
 class App:
-    """The ASGI application for an engine. Create this object on the event loop.
+    """The ASGI application for an engine. Must be created on the event loop.
 
-    `names`: the model's served names. `media_fetcher`: fetches media from URLs and local files; None refuses
-    both. `storage`: stored files, batches and responses; None for a server without a log. `tracing`: receives
-    a span for each call. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters.
+    `names`: the names under which the model is served. `media_fetcher`: fetches media from URLs and local
+    files; if None, the server refuses both. `storage`: stored files, batches and responses; None for a server
+    without a log. `tracing`: receives a span for each call. `live`: the log folder that /live shows.
+    `admin_keys`: keys that may load adapters.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        # Before the parts below take their recovered requests.
+        # Must run before the registries below take their recovered requests.
         self.admission.keep_tenants((one.request_id, one.tenant) for one in engine.recovered_requests())
         fetches, texts = FetchMetrics(media_fetcher), TokenTexts(engine.processor.tokenizer)
         recovered_rows = RecoveredRows(engine, storage.batches) if storage is not None else None
@@ -139,9 +142,9 @@ class App:
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
         self._patterns = [route for route in routes if "{" in route.path]
-        # Most calls have a path without parameters; the router finds the others.
+        # Most calls have a path without parameters. The router handles the remaining calls.
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
-        # The counter and the histogram for each route, method and status, because `labels` is slow.
+        # Caches the counter and the histogram of each route, method and status, because `labels` is slow.
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._router = Router(routes, redirect_slashes=False, default=refuse_unknown_route)
 
@@ -161,7 +164,7 @@ class App:
                 status = message["status"]
             await send(message)
 
-        scope["app"] = self  # Makes the router raise errors instead of answering.
+        scope["app"] = self  # Makes the router raise errors instead of sending responses.
         try:
             self._check_key(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
@@ -181,7 +184,8 @@ class App:
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._refuse(why, scope, receive, noted)
-        except HTTPException:  # The router raises it for a known path with another method.
+        # Raised by the router for a known path with a method that the route does not have.
+        except HTTPException:
             allowed = self._allowed_methods(scope)
             text = f"{scope['method']} is not allowed on this route; use {allowed}"
             await self._refuse(
@@ -200,7 +204,7 @@ class App:
             self._note(scope, status, time.monotonic() - begun)
 
     def _allowed_methods(self, scope: Scope) -> str:
-        """Return the methods of all routes with the call's path, as in an Allow header."""
+        """Return the methods that exist for the call's path, in the format of the Allow header."""
         matching = [route for route in self._router.routes if route.matches(scope)[0] is Match.PARTIAL]
         methods = {name for route in matching if isinstance(route, Route) for name in route.methods or ()}
         return ", ".join(sorted(methods))
@@ -242,7 +246,7 @@ class App:
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
 
     def count_probe(self, is_alive: bool) -> None:
-        """Count a call of /health/live that the acceptor's thread answered. Thread-safe."""
+        """Count a call of /health/live to which the acceptor's thread responded. Thread-safe."""
         self.metrics.requests.labels("/health/live", "GET", "200" if is_alive else "503").inc()
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -257,7 +261,9 @@ class App:
         await Response(body, status, headers, "application/json")(scope, receive, send)
 
     async def run(self) -> None:
-        """Measure the event loop, watch the log, run batches and remove expired data, until cancelled."""
+        """Run the server's background tasks until cancelled: measure the event loop's lag, watch the log, run
+        batches, and remove expired data.
+        """
         tasks = [asyncio.create_task(self.watch_lag()), asyncio.create_task(self.admission.watch())]
         if self._sessions is not None:
             tasks.append(asyncio.create_task(self._sessions.keep_tenants()))
@@ -273,12 +279,12 @@ class App:
             await self.calls.flush()
 
     def close_pages(self) -> None:
-        """End the live pages, which never end by themselves."""
+        """End the connections of the live pages. These connections have no end of their own."""
         if self._live is not None:
             self._live.close()
 
     async def watch_lag(self) -> None:
-        """Measure how late the event loop wakes up, until cancelled."""
+        """Measure how late the event loop wakes up. Runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_EVERY_S

@@ -1,4 +1,6 @@
-"""Endpoints for sessions and storage, and refusals for routes that this server does not have."""
+"""Builds the endpoint tables for sessions, pooling and storage. Also contains the endpoints that refuse
+unsupported routes with an explanation.
+"""
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send

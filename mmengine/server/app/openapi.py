@@ -1,4 +1,4 @@
-"""The OpenAPI document: rendered from route records, body structs, field tables, and response schemas."""
+"""Renders the OpenAPI document from route records, body structs, field tables, and response schemas."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-NOT_DONE = "not done:"  # Begins the description of each field that the server refuses.
+NOT_DONE = "not done:"  # The description of each refused field begins with this text.
 _BODIES: dict[Body, tuple[Field, ...]] = {
     ChatBody: CHAT,
     CompletionBody: COMPLETION,
@@ -91,8 +91,8 @@ def _paths(records: Sequence[RouteRecord]) -> dict[str, Json]:
 
 
 def _operation(operation: Operation, path_names: Sequence[str]) -> Json:
-    """Return the OpenAPI operation object. Status 431 has OpenAI's error body on all routes, also on
-    Anthropic's.
+    """Return the OpenAPI operation object. A response with status 431 has OpenAI's error body on all routes,
+    even on Anthropic's routes.
     """
     responses: Json = {"200": _success(operation)}
     for status in sorted(operation.refusals):
@@ -150,15 +150,15 @@ _REQUEST_ID: Json = {
 
 
 def _of_anything(kind: type) -> dict[str, object]:
-    """Return the schema for `object`, which allows any value."""
+    """Return the schema for a field of type `object`. The schema allows any value."""
     if kind is object:
         return {"description": "any JSON"}
     raise NotImplementedError
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Add the fields in `fields` that the struct lacks. Any other field may only be null, which means
-    absent.
+    """Add the `fields` that the struct does not declare to its schema. Any remaining field may only be null,
+    which means absent.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)
@@ -189,7 +189,7 @@ def _ref(kind: Body) -> Json:
 
 
 def _events(stream: Stream) -> Json:
-    """Return the media type object for an event stream: the events' schema is its `itemSchema`, as in OpenAPI
+    """Return the media type object for an event stream. The events' schema is in `itemSchema`, as in OpenAPI
     3.2.
     """
     event: Json
@@ -202,6 +202,6 @@ def _events(stream: Stream) -> Json:
 
 
 def _json_string(*kinds: Body) -> Json:
-    """Return the schema for a string that contains one of `kinds` as JSON."""
+    """Return the schema for a string that contains the JSON text of one of `kinds`."""
     anything = {"anyOf": [_ref(kind) for kind in kinds]}
     return {"type": "string", "contentMediaType": "application/json", "contentSchema": anything}

@@ -1,4 +1,6 @@
-"""Route records for all routes: the service and adapter routes, and the other packages' routes."""
+"""The table of all routes with their OpenAPI descriptions. The service and adapter routes are declared here,
+and the remaining routes are declared in their packages.
+"""
 
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterDone, AdapterRoutes, LoadBody, UnloadBody

@@ -1,4 +1,4 @@
-"""Routes for models, tokenization, health, metrics and the version."""
+"""Routes that generate no answer: models, tokenization, health, metrics and the version."""
 
 import asyncio
 import time
@@ -30,15 +30,17 @@ from mmengine.server.http.token_id_lists import take_out
 from mmengine.server.settings import ServerSettings
 from mmengine.version import __version__
 
-MAX_TOKENIZED = 2  # Prompts that /tokenize processes at once.
-MAX_DETOKENIZED = 2**20  # Tokens per call of /detokenize.
+MAX_TOKENIZED = 2  # Maximum number of prompts that /tokenize processes at the same time.
+MAX_DETOKENIZED = 2**20  # Maximum number of tokens in a call of /detokenize.
 TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
 decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
 decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
 
 
 class ServiceRoutes:
-    """The service routes. `reader`: reads /tokenize's conversations like chat completions' conversations."""
+    """The service routes. `reader` parses the conversations in /tokenize bodies, in the same way as for chat
+    completions.
+    """
 
     def __init__(
         self,
@@ -154,7 +156,8 @@ def _exposed(
     """Return the registry with all metrics that /metrics shows."""
 
     def ours() -> Iterator[Metric]:
-        yield from engine.metrics.collect()  # Read on each scrape, because a replaced engine has new metrics.
+        # Read on every scrape, because a restarted engine has new metrics.
+        yield from engine.metrics.collect()
         yield from metrics.collect()
 
     registry = CollectorRegistry(auto_describe=False)
@@ -173,7 +176,9 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
-    """Return the prompt that a chat completion with the same fields would have. Raises ApiError."""
+    """Return the prompt for the body. A chat completion with the same fields would have the same prompt.
+    Raises ApiError.
+    """
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(ErrorCode.INVALID_VALUE, "set either prompt or messages", FieldPath("prompt"))
     if body.messages is None:

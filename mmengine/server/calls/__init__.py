@@ -1,2 +1,3 @@
-"""Calls that outlive their connection: identified, detached, stored, recovered from the log, and
-traced."""
+"""Calls that continue after their client disconnects: how they are identified, detached from the connection,
+stored, recovered from the log, and traced.
+"""

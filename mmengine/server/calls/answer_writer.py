@@ -1,4 +1,4 @@
-"""Writes finished answers to the store. Answers that end within TOGETHER_S share a write."""
+"""Writes finished answers to the response store. Answers that end within TOGETHER_S seconds share a write."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,16 +9,16 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.calls.detached_call import DetachedCall
 from mmengine.server.calls.stored_responses import StoredResponses
 
-TOGETHER_S = 0.5  # Seconds that an answer waits for others; meanwhile it is in the log.
-AGAIN_S = 1.0  # Seconds until a failed write is tried again.
+TOGETHER_S = 0.5  # Seconds that an answer waits for further answers. The log has the answer in the meantime.
+AGAIN_S = 1.0  # Seconds until a failed write is repeated.
 MAX_TOGETHER = 256  # Answers per write.
-MAX_WAITING = 256  # If the store fails and this many answers wait, new calls are refused.
+MAX_WAITING = 256  # If the store fails and this many answers are waiting, new calls are refused.
 
 
 class AnswerWriter:
-    """The queue for answers to store. Belongs to a single event loop.
+    """A queue of answers that wait to be written to the store. Belongs to a single event loop.
 
-    `stored`: called with the calls whose answers are durable on the disk, so that the log need not keep them.
+    `stored` is called with the calls whose answers are durable on disk, so that the log may delete them.
     """
 
     def __init__(self, stored_responses: StoredResponses, stored: Callable[[list[DetachedCall]], None]):
@@ -29,7 +29,7 @@ class AnswerWriter:
         self._error: KeepFailed | None = None
 
     def check_room(self) -> None:
-        """Raise KeepFailed if the store fails and MAX_WAITING answers wait for it."""
+        """Raise KeepFailed if the store fails and MAX_WAITING answers are waiting."""
         if self._error is not None and len(self._waiting) >= MAX_WAITING:
             raise self._error
 
@@ -39,15 +39,15 @@ class AnswerWriter:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def drop(self, call: DetachedCall) -> None:
-        """Remove a call from the queue, and wait for a write in progress. Afterwards the call is not
-        written.
+        """Remove a call from the queue, and wait for a write in progress. Afterwards no write contains the
+        call.
         """
         self._waiting.pop(call, None)
         async with self._writes:
             pass
 
     async def flush(self) -> None:
-        """Write all waiting answers now, unless the store fails."""
+        """Write all waiting answers now, unless the store has failed."""
         async with self._writes:
             while some := list(islice(self._waiting, MAX_TOGETHER)):
                 try:
@@ -71,5 +71,5 @@ class AnswerWriter:
 async def log_store_errors(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
-    except MMEngineError as error:  # A later process deletes the data.
+    except MMEngineError as error:  # The next process deletes the data.
         operator_log.warning("the store keeps data of a refused response", reason=str(error))

@@ -1,4 +1,6 @@
-"""Recognises repeated calls by their headers and digests."""
+"""Recognizes whether a call repeats an earlier call. Compares the Idempotency-Key, the request id and a
+digest of the body.
+"""
 
 import hashlib
 import re
@@ -13,15 +15,17 @@ from mmengine.server.http.errors import ApiError
 
 IDEMPOTENCY_KEY, ITS_ID = "Idempotency-Key", "request_id"
 MAX_KEY_CHARS = 255  # Limit for an Idempotency-Key.
-RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients set it to the try's 0-based number.
+RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients set this header to the number of earlier tries.
 _DIGEST_BYTES = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-Key = tuple[str, str, str]  # owner, kind (IDEMPOTENCY_KEY or ITS_ID), value
+Key = tuple[str, str, str]  # (owner, kind, value), where kind is IDEMPOTENCY_KEY or ITS_ID.
 
 
 class Caller(NamedTuple):
-    """Facts from a call's headers and body. `names_itself`: the caller chose the request id. `tries_again`:
-    the call is a retry, as its RETRY_HEADER says.
+    """Properties of a call that decide whether the call may get an earlier call's answer.
+
+    `names_itself`: the client chose the request id. `tries_again`: RETRY_HEADER says that the call is a
+    retry.
     """
 
     names_itself: bool
@@ -29,13 +33,13 @@ class Caller(NamedTuple):
 
 
 def keys_of(envelope: Envelope, request_id: str, *, names_itself: bool = True) -> list[Key]:
-    """Return the keys under which a repeated call is found. `names_itself`: see Caller."""
+    """Return the keys with which a repetition of this call can be found. `names_itself`: see Caller."""
     found = [(envelope.owner, IDEMPOTENCY_KEY, envelope.key)] if envelope.key else []
     return [*found, (envelope.owner, ITS_ID, request_id)] if names_itself else found
 
 
 def tries_again(request: Request) -> bool:
-    """Whether the client sends this call again after a failed try."""
+    """Whether the client repeats this call after a failed try."""
     return request.headers.get(RETRY_HEADER, "0") != "0"
 
 
@@ -55,7 +59,7 @@ def digest_of(request: Request, body: bytes) -> bytes:
 
 
 def with_identity(envelope: Envelope, request: Request, body: bytes) -> Envelope:
-    """Return the envelope with the call's key, digest and trace context. Raises ApiError."""
+    """Return the envelope with the call's Idempotency-Key, digest and trace context. Raises ApiError."""
     key, digest = key_of(request), digest_of(request, body)
     trace = request.headers.get("traceparent", "")  # In W3C's Trace Context format.
     trace = trace if _TRACEPARENT.fullmatch(trace) else ""
@@ -63,14 +67,14 @@ def with_identity(envelope: Envelope, request: Request, body: bytes) -> Envelope
 
 
 def key_reused(key: Key) -> ApiError:
-    """Return the error for a key that an earlier call with another body used."""
+    """Return the error for a key that an earlier call used with another body."""
     what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
     text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
     return ApiError(ErrorCode.KEY_REUSED, text, key[1])
 
 
 def key_in_use(key: Key) -> ApiError:
-    """Return the error for a key whose call is still being answered."""
+    """Return the error for a key whose earlier call is still running."""
     if key[1] == ITS_ID:
         text = f"a request with the id {key[2]!r} is running; ids must differ"
         return ApiError(ErrorCode.REQUEST_ID_IN_USE, text, FieldPath("request_id"))
@@ -79,14 +83,14 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call with the request id and the envelope (creation time, model name) from the first
-    call.
+    """Return a repeated call with the request id and the envelope of the first call, which contains the
+    creation time and the model name.
     """
     parsed_request.prompts.clear()
     return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
 
 
 def check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
-    """Raise ApiError if the earlier call with this key (`theirs`) differs from this call (`mine`)."""
+    """Raise ApiError if this call (`mine`) differs from the earlier call with the same key (`theirs`)."""
     if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
         raise key_reused(key)

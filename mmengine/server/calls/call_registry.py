@@ -1,8 +1,9 @@
-"""Keeps calls that continue without their client, and decides which later calls get their answers.
+"""Keeps calls that continue without their client, and decides which later call gets which answer.
 
-A call with a key (the header Idempotency-Key, or a request id that the caller chose) is kept for a limited
-time. A repeated call with the same key and body gets the answer from its first token. A retry without a key
-gets a recovered call's answer in the same way, but only once. Stored responses also continue.
+A key is the header Idempotency-Key, or a request id that the client chose. A call with a key is kept for a
+limited time. A later call with the same key and body gets the answer from the first token on. A recovered
+call is a call that the previous process did not finish. A retry without a key may get the answer of a
+recovered call, but only one retry gets it. Calls whose response is stored continue without a client, too.
 """
 
 import asyncio
@@ -34,15 +35,16 @@ from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 from mmengine.server.chat.submission import submit
 from mmengine.server.http.errors import ApiError
 
-MAX_KEPT_OUTPUTS = 2**18  # Maximum size of all answers without a reader; the oldest are dropped first.
+# Maximum size of all answers without a reader, in outputs. The oldest answers are dropped first.
+MAX_KEPT_OUTPUTS = 2**18
 _LOOK_AGAIN_S = 1.0  # Seconds between two checks of a background call.
 _Fill = Callable[[ParsedRequest], Awaitable[None]]
 
 
 class CallRegistry:
-    """All calls that can outlive their connection.
+    """All calls that can continue after their client disconnects.
 
-    `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
+    `reattach_s`: seconds that a call without a reader, or a recovered call, waits for its client.
     `stored_responses`: the store for responses, or None. Belongs to the event loop that creates it.
     """
 
@@ -53,11 +55,12 @@ class CallRegistry:
         self._calls: dict[Key, DetachedCall] = {}
         self._unread: dict[DetachedCall, int] = {}  # Sizes of calls without a reader, oldest first.
         self._num_unread = 0  # The sum of `_unread`.
-        # Responses that are added to the store before the log.
+        # Responses whose input is being written to the store before the request is written to the log.
         self._beginning: set[tuple[str, str]] = set()
-        self._background: set[asyncio.Task[None]] = set()  # Keeps the tasks from being garbage collected.
+        # Holds the tasks, so that they are not garbage collected.
+        self._background: set[asyncio.Task[None]] = set()
         self._recovered: list[RecoveredCall] = []
-        # Recovered calls whose answers go to the store even if no client returns.
+        # Recovered calls whose answers are written to the store even if no client returns.
         self._continued: list[tuple[RecoveredCall, DetachedCall]] = []
         self._storing = AnswerWriter(stored_responses, self._stored) if stored_responses is not None else None
         left = engine.recovered_requests()
@@ -74,10 +77,11 @@ class CallRegistry:
     async def sources(
         self, request: ParsedRequest, caller: Caller, fill: _Fill
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
-        """Return the request, as it was first accepted, and an answer source for each of its prompts.
+        """Return the request as it was first accepted, and an answer source for each of its prompts.
 
-        `fill` reads uploaded files into the prompts, unless an earlier answer is found. Raises ApiError if
-        the key is in use, InvalidRequest, QueueFull, KeepFailed, and `fill`'s errors.
+        `fill` reads uploaded files into the prompts. It is not called if an earlier answer is found. Raises
+        ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and the errors of
+        `fill`.
         """
         keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
         if (again := self._repeated(request, keys, caller)) is not None:
@@ -96,7 +100,7 @@ class CallRegistry:
                 request, submit(self._engine, request, hold=True), keys, True
             ).readers()
         name = request.envelope.owner, request.request_id
-        if name in self._beginning:  # The same call arrived twice at the same time.
+        if name in self._beginning:  # Two calls with the same id arrived at the same time.
             raise key_in_use((request.envelope.owner, ITS_ID, request.request_id))
         self._beginning.add(name)
         try:
@@ -134,7 +138,9 @@ class CallRegistry:
     def _repeated(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Return the request and the answer sources from an earlier call that this call repeats, or None."""
+        """Find the earlier call that this call repeats. Return the request and the answer sources of the
+        earlier call, or None.
+        """
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
@@ -160,8 +166,8 @@ class CallRegistry:
     def _retried(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Return a recovered response that this call retries, as `_repeated` does, or None. Each is returned
-        once.
+        """Find the recovered response that this call retries. Return its request and answer sources, or None.
+        Each recovered response is returned only once.
         """
         for recovered_call, call in self._continued if caller.tries_again else ():
             if call.keys and not call.is_live and recovered_call.is_of(request.envelope, keys, caller):
@@ -170,7 +176,9 @@ class CallRegistry:
         return None
 
     def response(self, owner: str, request_id: str) -> DetachedCall | None:
-        """Return the call with this response id if its response is not in the store yet, otherwise None."""
+        """Return the call with this response id. Returns None if the store already has the response, or if
+        there is no such call.
+        """
         return self._calls.get((owner, RESPONSE, request_id))
 
     def detached_calls(self) -> list[DetachedCall]:
@@ -193,7 +201,7 @@ class CallRegistry:
         return call
 
     def _continue(self, recovered_call: RecoveredCall) -> None:
-        """Continue a recovered response whose answer goes to the store."""
+        """Continue a recovered call whose response is written to the store."""
         streams = [self._engine.attach(one.request_id, hold=True) for one in recovered_call.left.values()]
         request = rebuild_request(recovered_call.request_id, recovered_call.envelope, streams[0].sampling)
         call = self._keep(request, streams, recovered_call.keys(), True)
@@ -202,9 +210,11 @@ class CallRegistry:
         self.unattended(call)
 
     def unattended(self, call: DetachedCall) -> None:
-        """Start the timer for a client to return, after the last reader left."""
+        """Start the timer that waits for the client's return. Called when the last reader of the call has
+        left.
+        """
         if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
-            return  # Without a key, no client can ask for the answer before it is stored.
+            return  # Without a key, no client can ask for the answer before it is in the store.
         if not call.is_good or not self._reattach_s:
             self._expire(call)
             return
@@ -215,7 +225,7 @@ class CallRegistry:
             self._expire(next(iter(self._unread)))
 
     def _expire(self, call: DetachedCall) -> None:
-        """Drop a call whose client did not return in time."""
+        """Drop a call because its client did not return in time."""
         self.attended(call)
         if self._reattach_s and call.stays and call.is_good and not call.is_over:
             later = max(self._reattach_s, _LOOK_AGAIN_S)
@@ -227,20 +237,22 @@ class CallRegistry:
         if call.is_stored and call.is_good:
             if not call.is_over and not call.stays:
                 call.cancel()
-            return  # The answer is stored when the call ends.
+            return  # The answer is written to the store when the call ends.
         call.cancel()
         self._forget(call)
         if call.is_stored and call.is_refused:
             self._refused(call.envelope, call.request_id)
 
     def attended(self, call: DetachedCall) -> None:
-        """Stop the timer, because a client reads the call again or the call is dropped."""
+        """Stop the timer. Called when a client reads the call again, and when the call is dropped."""
         self._num_unread -= self._unread.pop(call, 0)
         if call.timer is not None:
             call.timer.cancel()
 
     def _refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete the response for a refused request, whose input was stored before the refusal."""
+        """Delete the stored input of a refused request. The input was stored before the engine refused the
+        request.
+        """
         assert self._kept_responses is not None
         if self.response(envelope.owner, request_id) is None:
             self._aside(partial(self._kept_responses.delete_refused, envelope, request_id))
@@ -257,7 +269,7 @@ class CallRegistry:
                 del self._calls[key]
 
     def over(self, call: DetachedCall) -> None:
-        """Handle the end of a call's answer."""
+        """Handle the end of a call: the answer is complete or has failed."""
         if not call.is_answered:
             if not call.is_live:
                 self._expire(call)
@@ -273,16 +285,18 @@ class CallRegistry:
         self._engine.release_answers([held for call in calls for held in call.release()])
 
     async def flush(self) -> None:
-        """Write finished answers to the store now, unless the store fails."""
+        """Write finished answers to the store now, unless the store has failed."""
         if self._storing is not None:
             await self._storing.flush()
 
     async def settled(self) -> None:
-        """Wait until the log marks stored and deleted calls, so that no later process recovers them."""
+        """Wait until the log records which calls are stored or deleted, so that no later process recovers
+        them.
+        """
         await self._engine.settled()
 
     async def drop(self, call: DetachedCall) -> None:
-        """Delete a response that is not in the store yet."""
+        """Delete a response that the store does not have yet."""
         assert self._storing is not None
         call.is_stored = False
         call.cancel()

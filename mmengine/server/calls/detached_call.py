@@ -1,4 +1,4 @@
-"""A call that continues when its client disconnects, and its answer's readers."""
+"""A call that continues when its client disconnects, with the readers of its answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from mmengine.server.calls.call_identity import Key
 from mmengine.server.calls.stored_responses import FinishedResponse
 from mmengine.server.chat.parsed_request import ParsedRequest
 
-_OUTPUTS_OF_A_CALL = 16  # The fixed memory of a call, in units of one output.
+_OUTPUTS_OF_A_CALL = 16  # The fixed memory of a call, measured in outputs.
 _BYTES_OF_AN_OUTPUT = 256  # This many bytes of an envelope count as one output.
 RESPONSE = "response"  # The kind in the key of a stored response.
-_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # Faster than generators.
+_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # `attrgetter` is faster than a generator.
 
 
 class CallObserver(Protocol):
-    """The registry's methods that a call notifies.
+    """The registry's methods that a call invokes when its state changes.
 
-    `attended`: a client reads the call. `unattended`: the last client left. `over`: the answer is complete or
-    has failed.
+    `attended`: a client started to read the call. `unattended`: the last client left. `over`: the answer is
+    complete or has failed.
     """
 
     def attended(self, call: "DetachedCall") -> None: ...
@@ -34,8 +34,8 @@ class CallObserver(Protocol):
 class DetachedCall:
     """A call that continues when its client disconnects.
 
-    `keys`: a later call with one of these keys gets the answer. `is_stored`: the finished answer goes to the
-    store. The first call of `readers` or `go_on` starts reading the streams.
+    `keys`: a later call with one of these keys gets the answer. `is_stored`: the finished answer is written
+    to the store. The streams are read from the first call of `readers` or `go_on` on.
     """
 
     def __init__(
@@ -55,17 +55,20 @@ class DetachedCall:
         self._streams = streams
         self._records = [AnswerRecord(stream, self._ended) for stream in streams]
         self.name: Key = parsed_request.envelope.owner, RESPONSE, parsed_request.request_id
-        # Whether the answer is complete without an error, and the registry has been notified.
+        # Whether the answer is complete without an error and the registry has been notified.
         self.is_answered = False
         self._answered: FinishedResponse | None = None  # Set while the answer waits for the store.
-        self._held: list[HeldAnswer] = []  # The held answers, once the streams are dropped.
+        # The answers that the log holds for this call. Set when the streams are dropped.
+        self._held: list[HeldAnswer] = []
         self._num_readers = 0
         self._has_begun = False
-        self.timer: asyncio.TimerHandle | None = None  # None if the call never waited for a client.
+        self.timer: asyncio.TimerHandle | None = None  # None if the call has never waited for a client.
 
     @property
     def stays(self) -> bool:
-        """Whether the call runs to its end even if no client asks for it (background responses)."""
+        """Whether the call runs to its end even if no client asks for the answer, as a background response
+        does.
+        """
         responses = self.envelope.responses
         return self.is_stored and responses is not None and responses.background
 
@@ -81,7 +84,7 @@ class DetachedCall:
 
     @property
     def size(self) -> int:
-        """The memory that the call takes, as a number of outputs."""
+        """The memory of the call, measured in outputs."""
         of_a_token = 1 if (count := self._streams[0].sampling.logprobs) is None else 2 + count
         envelope = sum(len(stream.envelope) for stream in self._streams)
         outputs = sum(record.num_tokens for record in self._records) * of_a_token
@@ -93,7 +96,9 @@ class DetachedCall:
 
     @property
     def is_refused(self) -> bool:
-        """Whether one of the call's requests was refused, so that the log does not have it."""
+        """Whether the engine refused one of the call's requests, so that the log does not contain the
+        request.
+        """
         return any(stream.is_refused for stream in self._streams)
 
     @property
@@ -102,14 +107,14 @@ class DetachedCall:
         return all(map(_IS_GOOD, self._records))
 
     def record(self) -> AnswerRecord:
-        """Return the record of the first prompt's answer, with all output so far."""
+        """Return the record of the first prompt's answer, with the output generated so far."""
         if not self._records and self._answered is not None:
             return AnswerRecord(self._answered.answer)
         self.go_on()
         return self._records[0]
 
     def go_on(self) -> None:
-        """Read all streams, with or without a client."""
+        """Read all streams to their end, with or without a client."""
         self._has_begun = True
         for record in self._records:
             record.follow()
@@ -144,12 +149,12 @@ class DetachedCall:
             stream.cancel()
 
     def release(self) -> list[HeldAnswer]:
-        """Return the held answers, which the caller passes to the engine so that the log releases them."""
+        """Return the held answers. The caller passes them to the engine, which lets the log delete them."""
         return self._held or [stream.release() for stream in self._streams]
 
     def settle(self) -> None:
-        """Keep only the finished answer, which waits for the store. If the call has no keys, its streams are
-        dropped.
+        """Reduce the call to its finished answer, which waits for the store. If the call has no keys, its
+        streams are dropped.
         """
         identity = self.envelope, self.request_id, self._streams[0].envelope
         self._answered = FinishedResponse(*identity, self._records[0].stored_answer())
@@ -159,6 +164,6 @@ class DetachedCall:
 
     @property
     def answered(self) -> FinishedResponse:
-        """The finished response. Only after `settle`."""
+        """The finished response. May only be read after `settle`."""
         assert self._answered is not None
         return self._answered

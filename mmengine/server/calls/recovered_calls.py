@@ -1,4 +1,4 @@
-"""Calls that the previous process accepted and did not finish, recovered from the log."""
+"""Calls that the previous process accepted but did not finish. The calls are recovered from the log."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,10 +13,11 @@ from mmengine.server.chat.submission import log_request_id, prompt_request_id
 
 
 class RecoveredCall(NamedTuple):
-    """A recovered call. `left`: its unclaimed requests; the key is the prompt index.
+    """A recovered call. `left` maps a prompt's index to the prompt's request, which no client has claimed
+    yet.
 
-    If a prompt's request is missing, the call was never accepted as a whole, so its client got no answer. The
-    other requests keep their ids.
+    If the request of a prompt is missing, the engine had not accepted all prompts of the call, so the client
+    received no answer. The remaining requests keep their ids.
     """
 
     envelope: Envelope
@@ -27,19 +28,22 @@ class RecoveredCall(NamedTuple):
         return keys_of(self.envelope, self.request_id)
 
     def is_of(self, envelope: Envelope, keys: list[Key], caller: Caller) -> bool:
-        """Whether a new call with this envelope, these keys and this caller may get the answer."""
+        """Whether a new call may get this call's answer. `envelope`, `keys` and `caller` describe the new
+        call.
+        """
         mine = self.envelope
         if mine.owner != envelope.owner:
             return False
         if not set(keys).isdisjoint(self.keys()):
             return True
-        # No client library retries a stream by itself, so a stream with an equal body needs no retry header.
+        # Client libraries do not retry streams by themselves. So a stream with an equal body needs no retry
+        # header.
         may_claim = caller.tries_again or mine.is_stream
         return may_claim and not mine.key and mine.digest == envelope.digest
 
 
 def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCall]:
-    """Group unclaimed requests into calls. Requests with an unreadable envelope are skipped."""
+    """Group unclaimed requests into calls. Requests whose envelope cannot be decoded are skipped."""
     found: dict[str, RecoveredCall] = {}
     for one in left:
         try:
@@ -57,7 +61,9 @@ def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCal
 
 
 def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> ParsedRequest:
-    """Rebuild a recovered or stored call's request from its envelope, without prompts."""
+    """Rebuild the request of a recovered or stored call from the call's envelope. The result has no
+    prompts.
+    """
     return ParsedRequest(
         [],
         sampling,

@@ -1,4 +1,6 @@
-"""Responses in the store beside the log, and their inputs, which later responses can continue."""
+"""The stored responses of the Responses API, with their inputs. A later call can continue a stored response.
+The store is a database next to the log.
+"""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
@@ -12,8 +14,10 @@ from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.submission import log_request_id, prompt_request_id
 from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 
-LARGE_ENVELOPE = 2**18  # Bytes. The input of a larger envelope goes to the store instead of the log.
-_SMALL_INPUT = LARGE_ENVELOPE // 2  # Bytes. An envelope with less input than this is certainly not large.
+# Bytes. If the envelope is larger, its input is written to the store instead of the log.
+LARGE_ENVELOPE = 2**18
+# Bytes. An envelope with a smaller input is certainly below LARGE_ENVELOPE.
+_SMALL_INPUT = LARGE_ENVELOPE // 2
 _JSON_BYTES = 6  # Maximum number of JSON bytes per character, as in \u0000.
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
@@ -21,7 +25,7 @@ _decode_whole = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
 class StoredResponse(NamedTuple):
-    """A stored response. `answer`: None while unfinished."""
+    """A stored response. `answer` is None while the response is unfinished."""
 
     request_id: str
     envelope: Envelope
@@ -29,7 +33,7 @@ class StoredResponse(NamedTuple):
 
 
 class FinishedResponse(NamedTuple):
-    """A finished response. `logged_envelope`: its encoded envelope from the log."""
+    """A finished response. `logged_envelope`: the encoded envelope from the log."""
 
     envelope: Envelope
     request_id: str
@@ -38,17 +42,17 @@ class FinishedResponse(NamedTuple):
 
 
 class StoredResponses:
-    """The stored responses; a response is identified by its owner and request id. Methods raise AnswerStore's
-    errors.
+    """The stored responses. A response is identified by its owner and request id. All methods may raise the
+    errors of AnswerStore.
     """
 
     def __init__(self, store: AnswerStore):
         self._store = store
-        # Log ids of the responses that the previous process did not finish.
+        # Log ids of the responses that the previous process left unfinished.
         self.begun_before = store.begun_before
 
     def fits_log(self, envelope: Envelope, media: Mapping[str, bytes]) -> bool:
-        """Whether the input certainly fits into the log, so that `begin` would store nothing."""
+        """Whether the input certainly fits into the log. In this case, `begin` stores nothing."""
         if media:
             return False
         if (echo := envelope.responses) is None:
@@ -58,8 +62,8 @@ class StoredResponses:
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
-        """Store a response's input if it has media or is too large for the log, and return the envelope for
-        the log.
+        """Store the input of a response if the input has media or is too large for the log. Return the
+        envelope to write to the log.
         """
         if self.fits_log(envelope, media):
             return envelope
@@ -75,22 +79,24 @@ class StoredResponses:
         return msgspec.structs.replace(envelope, responses=logged_envelope)
 
     async def delete_refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete a refused response's input."""
+        """Delete the input of a refused response."""
         await self._store.delete(prompt_request_id(envelope, request_id, 0), envelope.owner)
 
     async def put_all(self, some: Sequence[FinishedResponse]) -> None:
-        """Store finished responses, and return when they are durable on the disk."""
+        """Store finished responses. Returns when the responses are durable on disk."""
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unlogged(self, logged_ids: Container[str]) -> None:
-        """Delete the responses that the previous process did not finish and that the log does not continue.
-        `logged_ids`: the ids in the log.
+        """Delete the responses that the previous process left unfinished, except those that the log
+        continues. `logged_ids`: the ids in the log.
         """
         if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)
 
     async def get(self, owner: str, request_id: str) -> StoredResponse | None:
-        """Return the response, or None if this owner has none. Raises CorruptLog if it cannot be read."""
+        """Return the response, or None if the owner has no such response. Raises CorruptLog if the response
+        cannot be decoded.
+        """
         return _read(await self._store.get(log_request_id(owner, request_id), owner))
 
     async def of(self, key: Key) -> StoredResponse | None:

@@ -1,8 +1,8 @@
-"""An OpenTelemetry span for each call, with child spans for preparation, queue, prefill and decode.
+"""Writes an OpenTelemetry span for each call, with child spans for preparation, queue, prefill and decode.
 
-No span is written while an answer is computed. When a request ends, the engine reports its times
-(`mmengine.serve.requests.request_times`), and the child spans are then written with these times. Only a
-server that traces loads OpenTelemetry's modules.
+While the engine computes an answer, no span is written. When a request ends, the engine reports its times
+(`mmengine.serve.requests.request_times`). The child spans are then written with these times. OpenTelemetry's
+modules are loaded only if the server traces.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from mmengine.server.chat.submission import prompt_request_id
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
-MAX_TRACED = 2**14  # Maximum number of requests whose times are awaited; the oldest are dropped.
+MAX_TRACED = 2**14  # Maximum number of requests that wait for their times. The oldest are dropped first.
 _OPERATIONS = {"completion": "text_completion"}
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 Value = str | int | float | bool | list[str]
@@ -43,7 +43,7 @@ class Tracing:
     def __init__(self, provider: trace.TracerProvider, engine: ServedEngine):
         self._provider = provider
         self._tracer = provider.get_tracer("mmengine", __version__)
-        # For each request id in the log, the context of its call's span.
+        # Maps each request id in the log to the context of its call's span.
         self._parents: dict[str, Context] = {}
         self._loop = asyncio.get_running_loop()
         engine.tell_times(self._heard)
@@ -84,13 +84,13 @@ class Tracing:
         return traced
 
     def _heard(self, request_id: str, times: Times) -> None:
-        """Receive a finished request's times. Runs on the engine's thread."""
+        """Receive the times of a finished request. Runs on the engine's thread."""
         if request_id in self._parents:
             with suppress(RuntimeError):  # Raised if the loop is closed.
                 self._loop.call_soon_threadsafe(partial(self._tell, request_id, times))
 
     def _tell(self, request_id: str, times: Times) -> None:
-        """Write the child spans for a finished request."""
+        """Write the child spans of a finished request."""
         if (parent := self._parents.pop(request_id, None)) is None:
             return
         offset = time.time_ns() - time.monotonic_ns()
@@ -109,26 +109,26 @@ class Tracing:
                 span.end(ns[1])
 
     def close(self) -> None:
-        """Send the remaining spans to the collector, which may take seconds."""
+        """Send the remaining spans to the collector, which may take several seconds."""
         if isinstance(self._provider, TracerProvider):
             self._provider.shutdown()
 
 
 class CallSpan:
-    """A call's span."""
+    """The span of a call."""
 
     def __init__(self, span: Span):
         self._span = span
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """W3C trace context headers for the answer."""
+        """The W3C trace context headers for the response."""
         context = self._span.get_span_context()
         trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
         return {"traceparent": f"00-{trace_id}-{span_id}-{int(context.trace_flags):02x}"}
 
     def record_error(self, error: BaseException) -> None:
-        """End the span for a call that failed before its answer or its stream began."""
+        """End the span of a call that failed before its response began."""
         if self._span.is_recording():
             left = isinstance(error, (ClientLeft, asyncio.CancelledError))
             found = ApiError(ErrorCode.CLIENT_LEFT, "the client left") if left else api_error(error)
@@ -138,8 +138,8 @@ class CallSpan:
         self._span.end()
 
     def record_answer(self, builder: ResponseBuilder, how: str) -> None:
-        """End the span for a call whose answer began. `how`: "whole" for a complete answer, otherwise how the
-        stream ended.
+        """End the span of a call whose response began. `how`: "whole" for a complete answer; otherwise the
+        way in which the stream ended.
         """
         if self._span.is_recording():
             if how != "whole":
@@ -166,7 +166,7 @@ def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
 
 def over_otlp(endpoint: str, engine: ServedEngine) -> Tracing:
     """Return a Tracing that sends spans to the OTLP collector at this URL in the background."""
-    # Imported late, because a program with its own provider needs no exporter.
+    # Imported here because a program with its own tracer provider needs no exporter.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     provider = TracerProvider(resource=Resource.create({"service.name": "mmengine"}))

@@ -1,1 +1,3 @@
-"""OpenAI's chat and completions APIs: bodies become parsed requests, answers become frames and JSON."""
+"""OpenAI's chat completions and completions APIs: parsing of bodies, and rendering of answers as stream
+frames or JSON.
+"""

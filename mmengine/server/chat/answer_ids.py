@@ -1,8 +1,10 @@
-"""The ids of answers as clients see them: an API's prefix, then the request's id."""
+"""Builds the ids of answers that clients receive, such as chatcmpl-ID. An id consists of the API's prefix and
+the request id.
+"""
 
 PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "responses": "resp_", "messages": "msg_"}
 
 
 def answer_id(api: str, request_id: str) -> str:
-    """Return the id that the API's answers to a request have; `api` as in the envelope."""
+    """Return the id of the answer to a request. `api`: the name of the API in the envelope."""
     return f"{PREFIXES.get(api, '')}{request_id}"

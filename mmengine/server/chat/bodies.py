@@ -1,7 +1,7 @@
-"""The bodies for /v1/chat/completions, /v1/completions, /tokenize and /detokenize.
+"""The structs that declare the bodies of /v1/chat/completions, /v1/completions, /tokenize and /detokenize.
 
-Each field is declared once, with its type, its limits, and how the server treats it. The OpenAPI document,
-the check for unknown fields and the tables in the HTTP reference are derived from these structs.
+Each field is declared once, with its type, its limits, and the server's treatment of the field. The OpenAPI
+document, the check for unknown fields and the tables in the HTTP reference are derived from these structs.
 """
 
 from typing import Annotated
@@ -17,7 +17,7 @@ MAX_ITEM_KWARGS = 32  # Maximum number of names in mm_processor_kwargs.
 Messages = Annotated[list[Json], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 ItemOptions = Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)]
-# Descriptions of fields that other APIs have too.
+# Descriptions of fields that the other APIs share.
 MODEL = supported("a served name; default: the first served name")
 TEMPLATE = supported("variables of the chat template, such as enable_thinking")
 ONE_CALL = supported("false: the answer ends after its first call")
@@ -34,7 +34,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that all answer routes have. None: the field is absent or null."""
+    """Fields that all routes with generated answers share. None means that the field is absent or null."""
 
     model: Annotated[str | None, MODEL] = None
     temperature: Annotated[float | None, _OPENAI] = None

@@ -1,7 +1,9 @@
-"""Renders answers in OpenAI's chat format, as stream frames or as a whole body.
+"""Renders answers in OpenAI's chat format, as stream frames or as a whole body. A frame is the text of one or
+more server-sent events.
 
-The rendered bytes depend only on the request and the answer: `id` and `created` come from the envelope in the
-log. Most bytes in a frame are the same in the whole stream and are encoded only once.
+The rendered bytes depend only on the request and the answer, because `id` and `created` come from the
+envelope in the log. Most bytes of a frame are the same in the whole stream, so these bytes are encoded only
+once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,20 +26,20 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """Frame ends, with or without usage.
+    """The ends of frames, with or without usage.
 
-    `usage_frames` "always": each frame has the choice's usage so far. "last": frames have a null usage.
-    "none": frames have no usage field. `plain`: the end that all frames share, or b"" if each frame has its
-    own.
+    `usage_frames` "always": each frame has the usage of its choice so far. "last": frames have a null usage.
+    "none": frames have no usage field. `plain`: the end that all frames share, or b"" if the frames have
+    different ends.
     """
 
     def __init__(self, usage_frames: UsageFrames):
         ends = {"none": b"}]}\n\n", "last": b'}],"usage":null}\n\n', "always": b""}
         self.plain = ends[usage_frames]
-        self._num_prompt: dict[int, int] = {}  # For each choice, the number of its prompt's tokens.
+        self._num_prompt: dict[int, int] = {}  # Maps each choice to the number of tokens in its prompt.
 
     def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
-        """Set the prompt token count for these choices. Must be called before their first frame."""
+        """Set the number of prompt tokens for these choices. Must be called before their first frame."""
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
     def num_prompt(self, index: int) -> int:
@@ -55,14 +57,14 @@ class FrameTails:
 
 
 class Frames(Protocol):
-    """Renders answers for one API."""
+    """Renders answers in the format of an API."""
 
     tails: FrameTails
-    done: bytes  # Follows the last frame of a stream.
+    done: bytes  # Sent after the last frame of a stream.
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        """Return a choice's first frame. `scores`: the prompt's logprobs, if the call wants the prompt echoed
-        with logprobs.
+        """Return the first frame of a choice. `scores`: the prompt's logprobs, if the call asks for the
+        prompt with logprobs (echo).
         """
 
     def delta(self, index: int, delta: Delta) -> bytes: ...
@@ -72,13 +74,13 @@ class Frames(Protocol):
     def usage(self, usage: Usage) -> bytes: ...
 
     def error(self, error: ApiError) -> bytes:
-        """Return the frame that reports the error when a stream ends."""
+        """Return the frame that ends a stream with an error."""
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes: ...
 
 
 class OpenAiFrames:
-    """How chat and completion streams end."""
+    """Base class for the formats of OpenAI's APIs: renders errors, and declares how a stream ends."""
 
     done = b"data: [DONE]\n\n"
 
@@ -90,7 +92,7 @@ class ChatFrames(OpenAiFrames):
     """Renders chat completions as frames or bodies.
 
     `texts`: the token texts for logprobs; None for an answer without logprobs. `names_reasoning_twice`:
-    whether messages have `reasoning` as a copy of `reasoning_content`.
+    whether messages contain `reasoning_content` a second time, as `reasoning`.
     """
 
     def __init__(
@@ -111,7 +113,8 @@ class ChatFrames(OpenAiFrames):
         }
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._text_heads: dict[int, bytes] = {}  # For each choice, the head of frames that have only content.
+        # Maps each choice to the head of frames that contain only content.
+        self._text_heads: dict[int, bytes] = {}
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (

@@ -1,4 +1,4 @@
-"""Reads a /v1/chat/completions body into a request."""
+"""Parses the body of a /v1/chat/completions call into a request."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder(ChatBody).decode
 
 
 class ToolSupport(NamedTuple):
-    """The objects that tool calls need. `markers`: the texts that start and end reasoning."""
+    """The objects that parse and constrain tool calls. `markers`: the texts that start and end reasoning."""
 
     processor: Processor
     limits: ToolLimits
@@ -50,10 +50,10 @@ class ToolSupport(NamedTuple):
 
 
 class ChatReader:
-    """Reads chat bodies.
+    """Parses chat bodies.
 
     `max_model_len`: maximum number of tokens in prompt and answer together. `media_fetcher`: fetches media
-    from URLs and local files that messages name; None refuses both.
+    from URLs and local files; if None, messages that refer to them are refused.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class ChatReader:
         )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
-        # Found at startup, so that the first call does not wait. If the template is invalid, each call
+        # Computed at startup, so that the first call does not wait. If the template is invalid, each call
         # reports the error.
         with suppress(InvalidRequest):
             tools.processor.call_format(self._template or None)
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body, which may be large. `request_id`: the request's id, unless the body has a request_id.
-        Raises ApiError.
+        """Parse a body, which may be large. `request_id` is used unless the body has a request_id. Raises
+        ApiError.
         """
         return read_without_payloads(data, partial(self._read, request_id=request_id))
 
@@ -101,8 +101,8 @@ class ChatReader:
         payloads: MediaPayloads = NO_PAYLOADS,
         larks: Mapping[str, str] = NO_LARKS,
     ) -> ParsedRequest:
-        """Return the request for a decoded body. `request_id`: the request's id, unless the body has a
-        request_id. `larks` as in `parse_tools`. Raises ApiError.
+        """Return the request for a decoded body. `request_id` is used unless the body has a request_id.
+        `larks`: see `parse_tools`. Raises ApiError.
         """
         answer_format = read_answer_format(body, self._max_schema_bytes)
         uploads: list[UploadReference] = []
@@ -129,10 +129,11 @@ class ChatReader:
         uploads: list[UploadReference] | None = None,
         larks: Mapping[str, str] = NO_LARKS,
     ) -> tuple[Prompt, ToolCallSpec | None]:
-        """Return the prompt, and the specification for the tool calls that the answer may make, or None.
+        """Return the prompt, and the specification of the tool calls that the model may generate. Without
+        tools, the specification is None.
 
-        `uploads`: the list to which references to uploaded files are added; None refuses them. `larks` as in
-        `parse_tools`. Raises ApiError.
+        References to uploaded files are added to `uploads`; if `uploads` is None, such references are
+        refused. `larks`: see `parse_tools`. Raises ApiError.
         """
         tools = self._tools
         if len(body.messages) > self.max_messages:
@@ -152,12 +153,14 @@ class ChatReader:
 
     @property
     def media_options(self) -> Json:
-        """The media options with the fetcher that reads URLs and files; empty without a fetcher."""
+        """The media options of the prompt. They contain the fetcher for URLs and files; without a fetcher,
+        they are empty.
+        """
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Check the call's chat template variables, and add the template from the server's settings to them.
-        Raises ApiError.
+        """Return the chat template variables of the call, with the template from the server's settings.
+        Raises ApiError for an invalid variable.
         """
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
@@ -212,8 +215,8 @@ class ChatReader:
 
 
 def _thinking(body: ChatBody) -> int | None:
-    """Return the thinking budget in tokens, or None if the model decides. Only the effort "none" sets a
-    budget, of 0.
+    """Return the maximum number of reasoning tokens, or None if the model decides. Among the reasoning
+    efforts, only "none" sets a maximum, which is 0.
     """
     if body.thinking_token_budget is not None:
         return body.thinking_token_budget

@@ -1,4 +1,4 @@
-"""Renders answers in OpenAI's completions format."""
+"""Renders answers in OpenAI's completions format, as stream frames or as a whole body."""
 
 import math
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _encode = msgspec.json.encode
 class CompletionFrames(OpenAiFrames):
     """Renders completions as frames or bodies.
 
-    `echo_texts`: for each prompt, its text, with which its answers begin; empty without echo. `per_prompt`:
-    choices per prompt.
+    `echo_texts`: the text of each prompt, which precedes the prompt's answers; empty without echo.
+    `per_prompt`: the number of choices for each prompt.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class CompletionFrames(OpenAiFrames):
         self._head = b"data: " + _encode(self._about)[:-1] + b',"choices":['
         self.tails = FrameTails(usage_frames)
         self._offsets: dict[int, TextOffsets] = {}
-        self._num_chars: dict[int, int] = {}  # For each choice, how many characters the frames contain.
+        # Maps each choice to the number of characters that its frames contain so far.
+        self._num_chars: dict[int, int] = {}
 
     def _echo(self, index: int) -> str:
         return self._echo_texts[index // self._per_prompt] if self._echo_texts else ""
@@ -119,7 +120,7 @@ class CompletionFrames(OpenAiFrames):
         return self._logprobs([*prompt, *choice.logprobs], places)
 
     def _logprobs(self, entries: Sequence[Entry], offsets: Sequence[int]) -> dict[str, object] | None:
-        """Return the logprobs of tokens that begin at `offsets`; None for an answer without logprobs."""
+        """Return the logprobs of tokens that begin at `offsets`, or None if the call asks for no logprobs."""
         if self._texts is None:
             return None
         text_of = self._texts.of
@@ -137,5 +138,5 @@ class CompletionFrames(OpenAiFrames):
 
 
 def _tokens(entries: Sequence[Entry]) -> list[int]:
-    """Return the chosen tokens."""
+    """Return the sampled tokens of the entries."""
     return [entry[0][0] for entry in entries]

@@ -1,4 +1,4 @@
-"""Reads a /v1/completions body into a request."""
+"""Parses the body of a /v1/completions call into a request."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ _decode = msgspec.json.Decoder(CompletionBody).decode
 
 
 class CompletionReader:
-    """Reads /v1/completions bodies. `max_prompts`: maximum number of prompts in a body. `max_prompt_tokens`:
+    """Parses /v1/completions bodies. `max_prompts`: maximum number of prompts in a body. `max_prompt_tokens`:
     maximum number of tokens in a prompt.
     """
 
@@ -50,18 +50,18 @@ class CompletionReader:
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body, which may be large. `request_id`: the request's id, unless the body has a request_id.
-        Raises ApiError.
+        """Parse a body, which may be large. `request_id` is used unless the body has a request_id. Raises
+        ApiError.
         """
         small, ids = take_out(data, b"prompt", may_nest=True)
         body, ignored = self._decoded(small)
-        # The list that was taken out was not the value of the top-level `prompt`.
+        # The removed list was not the value of the top-level `prompt`, so the unchanged body is decoded.
         if ids.lists and body.prompt != ids.stands:
             (body, ignored), ids = self._decoded(data), NO_IDS
         return self._build_request(body, ids, request_id, ignored)
 
     def _decoded(self, data: bytes) -> tuple[CompletionBody, list[str]]:
-        """Return the decoded body and the ignored fields' names."""
+        """Return the decoded body, and the names of the ignored fields."""
         ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         return decode_body(data, _decode), ignored
 

@@ -1,4 +1,6 @@
-"""Tables with the supported, ignored and refused fields for chat, completions and tokenization."""
+"""Tables of the body fields for chat completions, completions and tokenization: which fields are supported,
+ignored or refused.
+"""
 
 from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mmengine.server.http.body_fields import Field, fields_of

@@ -1,4 +1,6 @@
-"""Builds the media fetcher from the server's settings, and counts its fetches."""
+"""Creates the fetcher for media URLs and local files from the server's settings, and counts its fetches in
+metrics.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +39,7 @@ def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
 
 
 def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) -> None:
-    """Refuse a URL that this server never reads, before any other work for the call. Raises ApiError."""
+    """Raise ApiError for a URL that this server never reads. Called before any other work for the call."""
     head = url[:16].lower()
     fetches = media_fetcher is not None and media_fetcher.limits.hosts != ()
     if head.startswith(URL_HEADS) and fetches:
@@ -60,10 +62,10 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """The metrics for a media fetcher, which reports each fetch to this object.
+    """The metrics of a media fetcher, which calls this object after each fetch.
 
-    The operator log gets a failed fetch's host, but never its path or query, because these may contain
-    credentials.
+    For a failed fetch, the operator log contains the host, but never the path or query of the URL, because
+    these may contain credentials.
     """
 
     def __init__(self, media_fetcher: MediaFetcher | None) -> None:

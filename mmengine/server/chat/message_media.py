@@ -1,4 +1,4 @@
-"""Media in chat messages: checks the URLs, files and pixel limits in content parts."""
+"""Reads the media parts of chat messages. Checks their URLs, file ids and pixel limits."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from mmengine.server.http.media_payloads import (
 )
 
 LOW_DETAIL_PIXELS = 512 * 512  # Maximum number of pixels for OpenAI's detail "low".
-LOW_SHARE = 4  # Detail "low" also has at most 1 / LOW_SHARE of the model's default pixels.
+LOW_SHARE = 4  # Detail "low" also allows at most 1 / LOW_SHARE of the model's default number of pixels.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
@@ -35,12 +35,12 @@ class PixelLimits(NamedTuple):
 
     @classmethod
     def of(cls, most: int, default: int) -> "PixelLimits":
-        """Return the limits. `default`: the model's default pixel count."""
+        """Return the limits. `default`: the model's default number of pixels."""
         return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
 
 
 class MediaContext(NamedTuple):
-    """The parameters for reading media in messages."""
+    """The server's settings and the call's media that are needed to read media parts."""
 
     pixels: PixelLimits
     media_fetcher: MediaFetcher | None
@@ -49,15 +49,15 @@ class MediaContext(NamedTuple):
 
 
 def read_message(index: int, message: Json, media: MediaContext) -> Json:
-    """Return a message in the processor's format. Only media are checked here; the processor checks the rest.
-    Raises ApiError.
+    """Return a message in the format of the multimodal processor. Checks only the media; the processor checks
+    the other fields. Raises ApiError.
     """
     read = without_nulls(message)
     role = read.get("role")
     if isinstance(role, str) and role not in _ROLES:
         text = f"{FIELD} must be one of {', '.join(_ROLES)}, not {shown(role)}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages", index, "role"))
-    if role == "developer":  # OpenAI's newer name, which chat templates do not know.
+    if role == "developer":  # OpenAI's newer name for the system role. Chat templates do not know it.
         read["role"] = "system"
     content = read.get("content")
     if isinstance(content, list):
@@ -109,7 +109,7 @@ def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: MediaCo
 
 
 def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
-    """Convert OpenAI's file part to an image part. Raises ApiError."""
+    """Convert OpenAI's `file` part to an image part. Raises ApiError."""
     file = part.get("file")
     found = without_nulls(file) if isinstance(file, Mapping) else {}
     file_id = found.get("file_id")
@@ -120,8 +120,8 @@ def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
 
 
 def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
-    """Return the part into which the uploaded file's bytes will be read, and add the reference to `uploads`.
-    Raises ApiError.
+    """Return an image part without data, and add the reference to `uploads`. The uploaded file's bytes are
+    read into the part later. Raises ApiError.
     """
     if uploads is None:
         raise ApiError(

@@ -1,4 +1,6 @@
-"""Converts all APIs' bodies to a parsed request, which has an envelope for the log."""
+"""The parsed request, which is the common form of the calls of all APIs. The request has an envelope: the
+call's data that is written to the log.
+"""
 
 import math
 import time
@@ -22,7 +24,7 @@ from mmengine.server.http.field_names import FieldNames
 from mmengine.server.http.media_payloads import UploadReference
 from mmengine.structured_output.request.fields import LARGE
 
-UsageFrames = Literal["none", "last", "always"]  # Which frames of a stream have usage.
+UsageFrames = Literal["none", "last", "always"]  # Which frames of a stream contain usage.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
 _SIDES = ("resized_height", "resized_width")
@@ -34,21 +36,22 @@ _SAME = (
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Call data that the log keeps beside the request, so that its answer can be rendered from the log.
+    """Data of a call that the log stores with the request. With this data, the answer can be rendered from
+    the log.
 
-    `owner`: see ApiKeys.owner_of. The request's id in the log has the owner as a prefix. New versions may
-    only add fields, with a default, because older logs must stay readable.
+    `owner`: see ApiKeys.owner_of. A request's id in the log begins with the owner. New versions may only add
+    fields with a default, because older logs must stay readable.
     """
 
     api: str
     created: int  # Unix time in seconds.
-    model: str  # The served name that the call used.
+    model: str  # The served name in the call.
     owner: str = ""  # The owner of the API key.
     key: str = ""  # The Idempotency-Key.
     digest: bytes = b""  # Digest of the route and the body; identifies a repeated call.
     is_stream: bool = False
     usage_frames: UsageFrames = "none"
-    place: int = 0  # Index of this prompt in the call.
+    place: int = 0  # Index of the prompt in the call.
     num_prompts: int = 1
     traceparent: str = ""
     show_reasoning: bool = True
@@ -57,14 +60,15 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerFormat(NamedTuple):
-    """The answer's format, as the engine takes it. At most one of `response_format` and `grammar` is set.
-    `place`: the path to the body's field that sets the format.
+    """The format of the answer, in the engine's terms. At most one of `response_format` and `grammar` is set.
+    `place`: the path of the body's field that sets the format.
     """
 
     response_format: Json | None = None
     grammar: Json | None = None
     place: FieldPath = HERE
-    calls: ToolCallSpec | None = None  # The tools; the format then applies to answers without calls.
+    # The tools. If tools are set, the format applies only to answers without tool calls.
+    calls: ToolCallSpec | None = None
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.response_format, self.grammar, self.calls))
@@ -76,8 +80,9 @@ NO_FORMAT = AnswerFormat()
 class ParsedRequest(msgspec.Struct, frozen=True):
     """A validated call.
 
-    `ignored`: names of ignored unknown fields. `field_names`: maps chat's field names to another API's names.
-    `media`: the media in a stored response's input, until the engine has them; the key is the SHA-256 in hex.
+    `ignored`: names of the unknown fields that were ignored. `field_names`: maps the field names of a chat
+    body to the field names of the client's API. `media`: maps SHA-256 digests in hex to media from the input
+    of a stored response; cleared when the engine has the media.
     """
 
     prompts: list[Prompt]
@@ -87,8 +92,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     stream: bool = False
     usage_frames: UsageFrames = "none"
     logprobs: bool = False
-    echo_texts: list[str] = []  # Prompt texts that the answers begin with.
-    is_prompt_only: bool = False  # The call wants only the prompt; generated tokens are dropped.
+    echo_texts: list[str] = []  # Prompt texts that precede the answers (echo).
+    is_prompt_only: bool = False  # The client wants only the prompt, so generated tokens are dropped.
     answer_format: AnswerFormat = NO_FORMAT
     priority: int = 0
     cache_salt: str = ""
@@ -100,13 +105,15 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     thinking_token_budget: int | None = None
     field_names: FieldNames | None = None
     media: dict[str, bytes] = {}
-    # References to uploaded files that are not yet read into the prompts.
+    # References to uploaded files whose bytes are not yet in the prompts.
     uploads: list[UploadReference] = []
     adapter: str = ""  # Name of the adapter, "" for the base model.
 
 
 class SamplingDefaults:
-    """Default sampling parameters, from the checkpoint's generation config or from OpenAI's API."""
+    """Default sampling parameters. The defaults come from the checkpoint's generation config or from OpenAI's
+    API.
+    """
 
     def __init__(self, generation: Mapping[str, object], kind: str):
         found = {name: generation[name] for name in _DEFAULTS if name in generation} if kind == "auto" else {}
@@ -119,7 +126,7 @@ class SamplingDefaults:
 def read_sampling(
     body: Body, defaults: SamplingDefaults, max_tokens: int, logprobs: int | None, fields: Fields
 ) -> SamplingParams:
-    """Return a body's sampling parameters. Raises ApiError."""
+    """Return the sampling parameters of a body. Raises ApiError."""
     values: dict[str, object] = {**defaults.values, "max_tokens": max_tokens, "logprobs": logprobs}
     for name in _SAME:
         if (value := getattr(body, name)) is not None:
@@ -130,7 +137,7 @@ def read_sampling(
         values["seed"] = body.seed & MAX_SEED
     if body.logit_bias is not None:
         values["logit_bias"] = body.logit_bias
-    if body.top_p == 0:  # OpenAI's API takes 0, which keeps only the most likely token.
+    if body.top_p == 0:  # OpenAI's API allows 0, which means that only the most likely token can be sampled.
         values |= {"temperature": 0.0, "top_p": 1.0}
     values["stop"] = stop = (
         (body.stop,) if body.stop and isinstance(body.stop, str) else tuple(body.stop or ())
@@ -145,7 +152,7 @@ def read_sampling(
 
 
 def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
-    """Return whether the call is streamed, and which frames have usage. Raises ApiError."""
+    """Return whether the answer is streamed, and which frames contain usage. Raises ApiError."""
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} requires stream=true", FieldPath("stream_options"))
@@ -167,7 +174,9 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
 
 
 def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
-    """Return a body's answer format. `max_bytes`: limit for the format's JSON text. Raises ApiError."""
+    """Return the answer format of a body. `max_bytes`: limit for the JSON text of the format. Raises
+    ApiError.
+    """
     answer_format: Json | None = None
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)
@@ -209,7 +218,7 @@ def build_request(
     ignored: list[str],
     fields: Fields,
 ) -> ParsedRequest:
-    """Return the request for a chat or completion body. `request_id`: the request's id, unless the body has a
+    """Return the request for a chat or completion body. `request_id` is used unless the body has a
     request_id. Raises ApiError.
     """
     stream, usage_frames = read_stream_options(body)
@@ -230,11 +239,11 @@ def build_request(
 
 
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
-    """Decode an object's values, and omit nulls.
+    """Decode the values of an object, and omit nulls.
 
-    `schema`: a field whose value stays bytes if it is a large object. `held`: a field that contains a field
-    `schema`, to which the same applies. Decoding 1 MB with small objects holds the interpreter lock for 10
-    ms.
+    `schema`: the name of a field whose value stays encoded if it is a large object. `held`: the name of a
+    field whose object contains such a field `schema`. Large schemas stay encoded because decoding 1 MB of
+    small objects holds the interpreter lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():
@@ -258,7 +267,7 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 
 
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
-    """Return the media options for all media in a prompt, clamped to the server's limits. Raises ApiError."""
+    """Return the media options for all media of a prompt, clamped to the server's limits. Raises ApiError."""
     options = without_nulls(given or {})
     for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:
@@ -271,14 +280,14 @@ def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
 
 
 def clamp_pixels(where: FieldPath, options: Json, max_pixels: int) -> Json:
-    """Change `options` so that no medium exceeds `max_pixels`, and return them.
+    """Change `options` so that no image or video frame exceeds `max_pixels`, and return `options`.
 
-    Pixel counts are clamped. An explicit size beyond the limit is refused. The processor checks everything
-    else. Raises ApiError.
+    Pixel counts are clamped. An explicit size beyond the limit raises ApiError. The processor checks all
+    other options.
     """
     for name in _PIXELS:
         value = options.get(name)
-        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float.
+        if isinstance(value, (int, float)) and value > max_pixels:  # The number 1e9 in JSON is a float.
             options[name] = max_pixels
     edge = options.get("longest_edge")
     if isinstance(edge, (int, float)) and edge * edge > max_pixels:

@@ -1,4 +1,4 @@
-"""Converts a prompt's stream to updates for its choices."""
+"""Turns the engine's outputs for a prompt into text updates for the prompt's choices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,9 @@ from mmengine.server.http.errors import cancelled_error, deadline_error, request
 
 
 class ChoiceUpdate(NamedTuple):
-    """New output for the choice with index `number`. The last update has `reason`, the finish reason."""
+    """New output of the choice with index `number`. The last update of a choice has `reason`, the finish
+    reason.
+    """
 
     number: int
     delta: Delta
@@ -24,9 +26,9 @@ class ChoiceUpdate(NamedTuple):
 
 
 class PromptStream:
-    """A prompt in a call, and its n choices. `first`: the index of its first choice in the call.
+    """A prompt of a call, with its n choices. `first`: the index of its first choice in the call.
 
-    The owner calls `push` for each output, and then `end` if the output has a `finish_reason`.
+    The owner calls `push` for each output. If the output has a `finish_reason`, the owner then calls `end`.
     """
 
     def __init__(self, stream: AnswerSource, parsed_request: ParsedRequest, tokenizer: Tokenizer, first: int):
@@ -35,8 +37,8 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """Prepare the choices. Must be called after the request is accepted, because only then the texts that
-        end its reasoning are known.
+        """Prepare the choices. Must be called after the request is accepted, because the texts that end its
+        reasoning are unknown before.
         """
         parsed_request = self._asked
         self._choices = [
@@ -51,14 +53,14 @@ class PromptStream:
         ]
 
     def push(self, output: RequestOutput) -> list[Delta]:
-        """Return an output's deltas, without the text that `end` returns."""
+        """Return the text deltas for an output. The text that `end` returns is not included."""
         if self._asked.is_prompt_only:
             return []
         return self._choices[output.index].push(output.token_ids, output.logprobs)
 
     def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that checks the arguments in the choice's tool calls and returns `end`'s result.
-        None if there is nothing to check.
+        """Return a function that checks the arguments in a finished choice's tool calls and returns the
+        result of `end`. Returns None if there is nothing to check.
 
         The function may take long, so it should run on another thread.
         """
@@ -66,10 +68,10 @@ class PromptStream:
         return None if argument_check is None else lambda: (self.end(output, argument_check()),)
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> ChoiceUpdate:
-        """Return a choice's last update, for an output with a `finish_reason`.
+        """Return the last update of a choice, for an output with a `finish_reason`.
 
-        `errors`: the argument check's result. Raises ApiError, InvalidRequest and QueueFull for an aborted
-        answer.
+        `errors`: the result of the argument check. Raises ApiError, InvalidRequest and QueueFull if the
+        answer was aborted.
         """
         choice, reason = self._choices[output.index], output.finish_reason or ""
         if reason not in ANSWERED:
@@ -82,7 +84,7 @@ class PromptStream:
 
     @property
     def prompt_scores(self) -> PromptLogprobs | None:
-        """The prompt's logprobs, if the call wants them; None before the end."""
+        """The prompt's logprobs, if the call asks for them. None before the prompt has been computed."""
         return self.stream.completion.prompt_scores if self.stream.completion else None
 
     def usage(self) -> tuple[int, int, int]:
@@ -95,7 +97,7 @@ class PromptStream:
 
 
 def abort_error(parsed_request: ParsedRequest, output: RequestOutput) -> Exception:
-    """Return the error for an answer that ended with a finish reason that is not in ANSWERED."""
+    """Return the error for an aborted answer, whose finish reason is not in ANSWERED."""
     match output.code:
         case ErrorCode.QUEUE_FULL:
             return QueueFull(output.detail)

@@ -1,4 +1,4 @@
-"""Builds the response to a call from the engine's outputs: stream frames or a whole body."""
+"""Builds the response to a call from the engine's outputs, as stream frames or as a whole body."""
 
 import asyncio
 from collections import deque
@@ -21,12 +21,13 @@ from mmengine.server.chat.prompt_stream import ChoiceUpdate, PromptStream, abort
 from mmengine.server.http.errors import ApiError
 from mmengine.structured_output.request.tool_calls import calls_of
 
-# Maximum number of outputs that one step processes; between steps the event loop serves its sockets.
+# Maximum number of outputs that are processed without a break. In the breaks, the event loop serves other
+# sockets.
 MAX_OUTPUTS_AT_ONCE = 128
 
 
 class ResponseBuilder:
-    """The response to a call.
+    """Builds the response to a call.
 
     The owner calls `open`, then `take` for frames or `whole` for the body, and always `close`. `sources`: an
     answer source for each prompt.
@@ -47,15 +48,17 @@ class ResponseBuilder:
         ]
         self._pending: deque[tuple[PromptStream, RequestOutput]] = (
             deque()
-        )  # Outputs that have arrived but are in no frame yet.
+        )  # Outputs that have arrived but are not yet in a frame.
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
         self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = (
-            None  # Work on a thread; later outputs wait for its end.
+            None  # Work on a thread. Later outputs wait for the end of this work.
         )
 
     async def open(self) -> None:
-        """Wait until all prompts are accepted and so in the log. Raises the engine's errors."""
+        """Wait until the engine has accepted all prompts, which are then in the log. Raises the engine's
+        errors.
+        """
         for prompt_stream in self._prompt_streams:
             await prompt_stream.stream.accepted()
             prompt_stream.begin()
@@ -63,8 +66,8 @@ class ResponseBuilder:
         self.listen(self._arrived.set)
 
     async def wait_for_output(self, patience_s: float) -> None:
-        """Wait up to `patience_s` seconds for the first output, so that an early failure gets its own HTTP
-        status. Raises the engine's errors.
+        """Wait up to `patience_s` seconds for the first output. If the request fails within this time, the
+        error can still set the HTTP status. Raises the engine's errors.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -90,13 +93,13 @@ class ResponseBuilder:
             await self._arrived.wait()
 
     def _fetch(self, prompt_stream: PromptStream) -> None:
-        """Move the prompt's new outputs to `_pending`. If the prompt failed, raises its error."""
+        """Move the prompt's new outputs to `_pending`. Raises the prompt's error if the prompt failed."""
         for output in prompt_stream.stream.take():
             self._pending.append((prompt_stream, output))
 
     def _outputs(self) -> Iterator[tuple[PromptStream, RequestOutput]]:
-        """Yield about MAX_OUTPUTS_AT_ONCE of the outputs that have arrived. If a prompt failed, its error is
-        raised after the outputs from earlier prompts.
+        """Yield outputs that have arrived, about MAX_OUTPUTS_AT_ONCE of them. If a prompt failed, its error
+        is raised after the outputs of the earlier prompts.
         """
         while self._pending:
             yield self._pending.popleft()
@@ -111,8 +114,8 @@ class ResponseBuilder:
     def _updates(self) -> Iterator[ChoiceUpdate | bytes]:
         """Yield updates for the outputs that have arrived, and frames for echoed prompts with logprobs.
 
-        If an output needs work that takes long, the work is started on a thread and the iteration ends. The
-        listener is called when the work is done.
+        If an output needs long work, the work is started on a thread and the iteration ends. The listener is
+        called when the work is done.
         """
         if self._background is not None:
             if not self._background.done():
@@ -147,7 +150,7 @@ class ResponseBuilder:
     @property
     def _is_over(self) -> bool:
         """Whether all streams have ended and no background work remains."""
-        # A fast path: each step reads this property, and most calls have one prompt.
+        # The fast path. This property is read in each step, and most calls have one prompt.
         first = self._prompt_streams[0]
         if not first.stream.is_over or self._background is not None:
             return False
@@ -155,14 +158,14 @@ class ResponseBuilder:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The tools whose calls need not fully match their schemas. Only after `open`."""
+        """The tools whose calls need not fully match their schemas. May only be read after `open`."""
         calls = calls_of(self._prompt_streams[0].stream.grammar)
         return () if calls is None else calls.unenforced
 
     def first(self) -> bytes:
-        """Return the frames that precede all outputs."""
+        """Return the frames that precede all output."""
         if self.request.sampling.prompt_logprobs is not None:
-            return b""  # If prompts are echoed with logprobs, their frames come later.
+            return b""  # If prompts are echoed with logprobs, these frames come later.
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 
     @property
@@ -170,10 +173,10 @@ class ResponseBuilder:
         return len(self._prompt_streams) * self.request.sampling.n
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return frames for the outputs that have arrived, and how the stream ended.
+        """Return the frames for the outputs that have arrived, and the state of the stream.
 
-        The second value is "" if more will follow, "whole" at the end, and "error" if an error ended the
-        stream. `to_api_error` converts that error for the last frame.
+        The state is "" if more frames will follow, "whole" at the end, and "error" if an error ended the
+        stream. `to_api_error` converts the error for the last frame.
         """
         frames: list[bytes] = []
         try:
@@ -200,12 +203,12 @@ class ResponseBuilder:
         return b"".join(frames), "whole"
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames for a stream that ends with an error."""
+        """Return the last frames of a stream that ends with an error."""
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
-        """Append frames for the outputs before the first that ends a choice or has prompt logprobs. That
-        output and all later ones go to `_pending`. This is `_updates`' fast path for most steps.
+        """Append frames to `frames` until an output ends a choice or has prompt logprobs. That output and all
+        later outputs go to `_pending`. This method is the fast path of `_updates`, which most steps take.
         """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):
@@ -216,11 +219,11 @@ class ResponseBuilder:
                 frames.append(self._frames.delta(prompt_stream.first + output.index, delta))
 
     async def whole(self) -> bytes:
-        """Wait for the end, and return the whole body for an answer that is not streamed."""
+        """Wait for the end of the answer, and return the body of a response that is not streamed."""
         choices = [AccumulatedChoice(index) for index in range(self._num_choices)]
         while True:
             for update in self._updates():
-                if isinstance(update, ChoiceUpdate):  # Bytes are frames, which exist only in streams.
+                if isinstance(update, ChoiceUpdate):  # Bytes are frames. Frames exist only in streams.
                     choices[update.number].add(update.delta, update.reason, update.stop_reason)
             if self._is_over:
                 for prompt_stream in self._prompt_streams:
@@ -256,7 +259,7 @@ class ResponseBuilder:
 
     @property
     def completions(self) -> list[Completion]:
-        """The completions for the prompts that have ended."""
+        """The completions of the prompts that have ended."""
         return [
             found
             for prompt_stream in self._prompt_streams
@@ -265,12 +268,12 @@ class ResponseBuilder:
 
     @property
     def can_reattach(self) -> bool:
-        """Whether a later call may get this answer, because the answer is stored or held."""
+        """Whether a later call may get this answer, because the answer is stored or held in the log."""
         return not any(isinstance(prompt_stream.stream, Stream) for prompt_stream in self._prompt_streams)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether all requests are accepted, and so in the log if there is a log."""
+        """Whether the engine has accepted all requests, which are then in the log if there is a log."""
         return bool(self._prompt_streams) and all(
             prompt_stream.stream.is_accepted for prompt_stream in self._prompt_streams
         )
@@ -289,11 +292,11 @@ class ResponseBuilder:
         )
 
     def close(self) -> None:
-        """Cancel the requests that still run. May be called twice."""
+        """Cancel the requests that are still running. May be called twice."""
         for prompt_stream in self._prompt_streams:
             prompt_stream.stream.cancel()
 
     def leave(self) -> None:
-        """Stop listening; the requests continue."""
+        """Stop listening. The requests continue."""
         for prompt_stream in self._prompt_streams:
             prompt_stream.stream.leave()

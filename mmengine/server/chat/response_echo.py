@@ -1,4 +1,4 @@
-"""The fields in a response object that repeat the call's parameters."""
+"""The parameters of a call that a response object of the Responses API repeats."""
 
 import msgspec
 
@@ -9,8 +9,8 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
-    """Return `value` as JSON. If the JSON equals `default`, returns the object `default` itself, because
-    msgspec omits a default only if it is the identical object.
+    """Return `value` as JSON. If the JSON equals `default`, return the object `default` itself, because
+    msgspec omits a default value only if it is the identical object.
     """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data
@@ -20,7 +20,7 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     """The call parameters that a response object repeats. Raw fields contain JSON.
 
     `store`: whether the server stores the response. `input`: for a stored response, the call's input items as
-    a JSON list. In this list, media that were sent as data are replaced by sha256: and their hex digest.
+    a JSON list. In the list, the text sha256:DIGEST replaces media that were sent as data.
     """
 
     instructions: str | None = None
@@ -42,4 +42,5 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    is_begun: bool = False  # True if the input is too large for the log, so that only the store has it.
+    # True if only the store contains the input, because the input is too large for the log.
+    is_begun: bool = False

@@ -1,7 +1,7 @@
-"""Response schemas for the OpenAPI document.
+"""The response schemas in the OpenAPI document.
 
-The server encodes most frames by hand, for speed. Tests validate each answer against these schemas, which
-allow no unknown fields.
+For speed, the server encodes most frames by hand instead of from these structs. Tests validate each response
+against these schemas, which allow no unknown fields.
 """
 
 from typing import Literal
@@ -42,8 +42,8 @@ class Usage(_Counts):
 class EventUsage(_Counts):
     """Token counts in events.
 
-    The last event counts all choices, with details. With continuous_usage_stats, each earlier event has its
-    choice's counts.
+    The last event has the counts of all choices, with details. With continuous_usage_stats, each earlier
+    event has the counts of its choice.
     """
 
     prompt_tokens_details: PromptTokens | UnsetType = UNSET
@@ -77,7 +77,9 @@ class Call(ResponseSchema):
 
 
 class ArgumentFault(ResponseSchema):
-    """A tool call whose arguments violate the tool's schema. `call`: the index in tool_calls."""
+    """A tool call whose arguments violate the tool's schema. `call`: the index of the tool call in
+    tool_calls.
+    """
 
     call: int
     message: str
@@ -122,7 +124,7 @@ class FunctionDelta(ResponseSchema):
 
 
 class CallDelta(ResponseSchema):
-    """A piece from a tool call. The first piece has the id, type and name; later pieces extend the
+    """A part of a tool call in a stream. The first part has the id, type and name. Later parts extend the
     arguments.
     """
 
@@ -150,7 +152,7 @@ class ChatChoiceDelta(ResponseSchema):
 
 
 class ChatEvent(_Answer):
-    """A stream event's data. [DONE] follows the last event."""
+    """The data of a stream event. [DONE] follows the last event."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoiceDelta]
@@ -185,7 +187,7 @@ class TextChoiceDelta(ResponseSchema):
 
 
 class TextEvent(_Answer):
-    """A stream event's data. [DONE] follows the last event."""
+    """The data of a stream event. [DONE] follows the last event."""
 
     object: Literal["text_completion"]
     choices: list[TextChoiceDelta]
@@ -239,6 +241,6 @@ class Page(ResponseSchema):
 
 
 class Refusal(ResponseSchema):
-    """The body for an error response, and the data for an error event in a stream."""
+    """The body of an error response, and the data of an error event in a stream."""
 
     error: ErrorBody

@@ -1,4 +1,4 @@
-"""Submits HTTP calls to the engine, with one engine request for each prompt in a call."""
+"""Submits calls to the engine. A call with several prompts becomes several engine requests."""
 
 from collections.abc import Mapping
 
@@ -14,14 +14,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def log_request_id(owner: str, name: str) -> str:
-    """Return a call's id in the log and in the store. It begins with the owner's name, so that ids from two
-    API keys never collide.
+    """Return the id of a call in the log and in the store. The id begins with the owner, so that ids of
+    different API keys never collide.
     """
     return f"{owner}:{name}" if owner else name
 
 
 def prompt_request_id(envelope: Envelope, request_id: str, place: int) -> str:
-    """Return the request id for the call's prompt number `place` (from 0)."""
+    """Return the request id for the prompt with index `place`."""
     name = f"{request_id}-{place}" if envelope.num_prompts > 1 else request_id
     return log_request_id(envelope.owner, name)
 
@@ -35,9 +35,9 @@ def submit(
 ) -> list[Stream]:
     """Submit a request for each prompt in the call, and return their streams.
 
-    `hold`: see `AsyncEngine.stream`. `recovered`: requests from the previous process, which are continued
-    instead of submitted; the key is the prompt's index. Raises InvalidRequest and QueueFull, after cancelling
-    the requests that were already submitted.
+    `hold`: see `AsyncEngine.stream`. `recovered`: maps a prompt's index to its request from the previous
+    process, which is continued instead of submitted. Raises InvalidRequest and QueueFull; the requests that
+    were already submitted are then cancelled.
     """
     streams: list[Stream] = []
     envelope, several = parsed_request.envelope, len(parsed_request.prompts)
@@ -58,13 +58,13 @@ def submit(
             stream.cancel()
             stream.delivered()
         raise
-    parsed_request.prompts.clear()  # The engine has the prompts now, and their images take much memory.
+    parsed_request.prompts.clear()  # The engine has the prompts now. Their images take much memory.
     parsed_request.media.clear()
     return streams
 
 
 def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOptions:
-    """Return the engine's options for one of the call's requests."""
+    """Return the engine's options for a request of the call."""
     options = SubmitOptions(
         request_id=request_id,
         priority=parsed_request.priority,

@@ -1,4 +1,6 @@
-"""Computes where the tokens of a completion begin in its text, in code points as OpenAI counts them."""
+"""Computes the position of each token in the text of a completion (`text_offset`), counted in code points as
+in OpenAI's API.
+"""
 
 import codecs
 import unicodedata
@@ -18,10 +20,11 @@ _FORMS: tuple[Callable[[str], str], ...] = (
 
 
 class TextOffsets:
-    """The offsets of one answer's tokens, in order. The text is the echoed prompt, then the answer.
+    """Computes the offsets of an answer's tokens, in order. The text is the echoed prompt followed by the
+    answer.
 
-    A character that several tokens form counts with its last token. Special tokens are not part of an
-    answer's text.
+    If several tokens form a character, the character counts with the last of them. Special tokens are not
+    part of an answer's text.
     """
 
     def __init__(self, texts: TokenTexts, prompt: str = ""):
@@ -29,10 +32,10 @@ class TextOffsets:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def of_prompt(self, tokens: Sequence[int]) -> list[int]:
-        """Return the offsets of the prompt's tokens in the prompt's text.
+        """Return the offset of each prompt token in the prompt's text.
 
-        The tokenizer may normalise the text, and the prompt may spell special tokens or begin with one that
-        is not in its text.
+        The tokenizer may normalise the text. The prompt may contain special tokens as text, or begin with a
+        special token that is not in the text.
         """
         special = [token in self._texts.special_ids for token in tokens]
         before = next((at for at, is_special in enumerate(special) if not is_special), len(special))
@@ -45,10 +48,10 @@ class TextOffsets:
         return _starts(pieces, len(self._prompt))
 
     def of(self, tokens: Sequence[int], hidden: Sequence[int] = (), end: int | None = None) -> list[int]:
-        """Return the offsets of the answer's next tokens.
+        """Return the offsets of the next tokens of the answer.
 
-        `hidden`: places in `tokens` of tokens that are not in the text. `end`: the length of the whole text,
-        if it is known; tokens of a stop string begin there.
+        `hidden`: indices of the entries in `tokens` that are not in the text. `end`: the length of the whole
+        text, if it is known. Tokens of a stop string have this offset.
         """
         offsets, left_out = [], frozenset(hidden)
         for place, token in enumerate(tokens):
@@ -58,7 +61,9 @@ class TextOffsets:
         return offsets
 
     def _pieces(self, tokens: Sequence[int], special: list[bool], shown: list[bool]) -> Iterator[str]:
-        """Yield the text that each token completes; a special token's name if it is shown."""
+        """Yield the text that each token completes. For a special token that is shown, yields the token's
+        name.
+        """
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         for token, is_special, is_shown in zip(tokens, special, shown, strict=True):
             text, data = self._texts.of(token)
@@ -74,9 +79,10 @@ def _starts(pieces: Sequence[str], end: int) -> list[int]:
 
 
 def _aligned(pieces: Sequence[str], text: str) -> list[int] | None:
-    """Return where the pieces begin in `text`; None unless they spell a normal form of it.
+    """Return the positions in `text` at which the pieces begin. Returns None unless the pieces spell a normal
+    form of `text`.
 
-    A piece that begins within a normalised character begins with that character.
+    A piece that begins inside a normalised character gets the position of that character.
     """
     spelled = "".join(pieces)
     for form in _FORMS:
@@ -84,7 +90,7 @@ def _aligned(pieces: Sequence[str], text: str) -> list[int] | None:
             continue
         if form is str:
             return _starts(pieces, len(text))
-        places: list[int] = []  # For each character of `spelled`, the offset in `text`.
+        places: list[int] = []  # Maps each character of `spelled` to its offset in `text`.
         offset = 0
         for cluster in clusters(text):
             formed = form(cluster)
@@ -100,7 +106,7 @@ def _aligned(pieces: Sequence[str], text: str) -> list[int] | None:
 
 
 def _common_end(one: str, other: str) -> int:
-    """Return the number of characters with which both texts end alike."""
+    """Return the length of the longest common suffix of both texts."""
     count = 0
     for a, b in zip(reversed(one), reversed(other), strict=False):
         if a != b:

@@ -1,28 +1,28 @@
-"""Returns single tokens as text and bytes, for logprobs."""
+"""Converts single tokens to text and bytes, for logprobs."""
 
 from functools import lru_cache
 
 from mmengine.errors import ModelError
 from mmengine.models.plugin import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; vLLM uses the same value.
-_KEPT = 4096  # Tokens whose texts are cached.
+LEAST_LOGPROB = -9999.0  # JSON has no infinity. vLLM uses the same value.
+_KEPT = 4096  # Number of tokens whose texts are cached.
 
 
 class TokenTexts:
-    """Single tokens' texts. The constructor reads the whole vocabulary."""
+    """Converts single tokens to texts and bytes. The constructor reads the whole vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self.special_ids = tokenizer.special_ids  # Tokens that are not part of an answer's text.
         try:
             self._bytes = tokenizer.token_bytes()
-        except ModelError:  # The tokenizer cannot give its tokens' bytes.
+        except ModelError:  # The tokenizer cannot convert tokens to bytes.
             self._bytes = []
         self.of = lru_cache(maxsize=_KEPT)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
-        """Return a token's text and bytes. U+FFFD replaces incomplete characters in the text."""
+        """Return the text and the bytes of a token. In the text, U+FFFD replaces incomplete characters."""
         if token < len(self._bytes):
             data = self._bytes[token]
         else:
@@ -31,6 +31,6 @@ class TokenTexts:
 
 
 def clip_logprob(logprob: float) -> float:
-    """Return the logprob, but at least LEAST_LOGPROB."""
+    """Return `logprob`, or LEAST_LOGPROB if `logprob` is smaller."""
     # The comparison is false for NaN, so NaN becomes LEAST_LOGPROB too.
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

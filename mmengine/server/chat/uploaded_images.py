@@ -1,4 +1,4 @@
-"""Reads images that messages reference by an uploaded file's id."""
+"""Reads uploaded images into prompts. Messages refer to an uploaded image by the id of its file."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def no_file(name: str, path: str | FieldPath = "file_id") -> ApiError:
 class UploadedImages:
     """Reads uploaded images into prompts.
 
-    `files`: the stored files; None for a server without a log. `max_bytes`: limit for an image. `max_files`:
-    limit for the images in a call.
+    `files`: the stored files, or None for a server without a log. `max_bytes`: maximum size of an image.
+    `max_files`: maximum number of uploaded images in a call.
     """
 
     def __init__(self, files: Files | None, max_bytes: int, max_files: int):
@@ -28,10 +28,10 @@ class UploadedImages:
     async def fill(
         self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Read the uploaded images that the request references into its prompts.
+        """Read the uploaded images that the request refers to into its prompts.
 
-        `add`: called with the total bytes before any file is read; may raise ApiError. Raises ApiError for a
-        file that is missing or unsuitable.
+        `add` is called with the total number of bytes before any file is read. It may raise ApiError. Raises
+        ApiError for a file that is missing or unsuitable.
         """
         if not parsed_request.uploads:
             return

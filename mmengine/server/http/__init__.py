@@ -1,1 +1,3 @@
-"""What every route shares: errors, authentication, admission, body limits, pagination, and HTTP metrics."""
+"""Code that all routes share: errors, authentication, admission, limits for bodies, pagination, and
+metrics.
+"""

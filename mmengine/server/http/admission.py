@@ -1,4 +1,6 @@
-"""Admits or refuses calls, by the engine's readiness, the shutdown, and each API key's fair share."""
+"""Decides whether the server accepts a call. The decision depends on the engine's readiness, on a shutdown in
+progress, and on the fair share of the call's API key.
+"""
 
 import asyncio
 from collections import Counter
@@ -21,11 +23,11 @@ from mmengine.server.http.errors import (
 from mmengine.server.settings import ServerSettings
 
 OWNER = "mmengine.owner"  # Key in the ASGI scope: the call's owner.
-WATCH_S = 0.5  # Seconds between two looks at whether the log can be written.
+WATCH_S = 0.5  # Seconds between two checks whether the log can be written.
 
 
 class Admission:
-    """Decides which calls are admitted, and owns the budget for their bodies."""
+    """Decides which calls are admitted, and owns the byte budget for request bodies."""
 
     def __init__(self, engine: ServedEngine, settings: ServerSettings, keys: ApiKeys):
         self._engine, self._keys = engine, keys
@@ -37,33 +39,38 @@ class Admission:
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
         self.is_draining = False  # New calls are refused.
-        self._stuck = ""  # Why running calls cannot continue, while the log cannot be written.
+        # The reason why the log cannot be written, so that running calls cannot continue. Otherwise empty.
+        self._stuck = ""
         self._tasks: set[asyncio.Task[object]] = set()  # The admitted calls' tasks.
 
     def tenant_of(self, owner: str) -> str:
-        """Return the tenant of the owner's requests, "" without keys."""
+        """Return the tenant for the owner's requests, or "" if no API keys are configured."""
         return self._keys.tenant_of(owner)
 
     def keep_tenants(self, recovered: Iterable[tuple[str, str]]) -> None:
-        """Keep the tenants of the previous process's requests and sessions. `recovered`: the id in the log
-        and the tenant of each.
+        """Let owners keep the tenants of their requests and sessions from the previous process. `recovered`:
+        pairs of the id in the log and the tenant.
         """
         for request_id, tenant in recovered:
             self._keys.keep_tenant(request_id.partition(":")[0], tenant)
 
     def salt_of(self, owner: str) -> str:
-        """Return the cache salt of requests that have none: one for each key, "" without keys and if keys
-        share the prefix cache.
+        """Return the cache salt for requests that do not set a salt. Each key has its own salt. Returns "" if
+        no keys are configured, or if the keys share the prefix cache.
         """
         return "" if self._shares_cache else self._keys.salt_of(owner)
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether the server has several keys, so that each has a limited share."""
+        """Whether the server has several keys. In this case, each key may use only a limited share of the
+        server.
+        """
         return self._keys.are_several
 
     def take(self, owner: str) -> None:
-        """Count an admitted call with this key, until `give`. Raises ApiError if the call is refused."""
+        """Admit a call with this owner, and count it until `give` is called. Raises ApiError if the call is
+        refused.
+        """
         if (why := self.draining()) is not None:
             raise why
         reasons = self._of_engine()
@@ -75,8 +82,8 @@ class Admission:
             task.add_done_callback(self._tasks.discard)
 
     async def watch(self) -> None:
-        """Cancel the admitted calls' tasks when the log cannot be written for a while, until cancelled. The
-        calls then send `stuck_error`.
+        """Watch the log, until cancelled. If the log cannot be written for a while, cancel the tasks of all
+        admitted calls, which then send `stuck_error`.
         """
         while True:
             stuck = self._engine.readiness().stuck
@@ -90,18 +97,18 @@ class Admission:
         self.shares.give(owner)
 
     def reserve(self, owner: str) -> BodyReservation:
-        """Return a reservation for a body with this key."""
+        """Return a reservation for the body of a call with this owner."""
         return self.shares.reserve(owner, is_alone=not self._keys.are_several)
 
     def reasons(self) -> tuple[str, ...]:
-        """Return the reasons why clients should send no calls, without internal details."""
+        """Return the reasons why clients should not send calls now. Internal details are left out."""
         if self.is_ending or self.is_draining:
             return (shutdown_error(self.retry_later_s()).message,)
         return self._of_engine()
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a step has not returned for so long that only a new process helps."""
+        """Whether an engine step has taken so long that only a restart of the process helps."""
         return self._engine.readiness().is_frozen
 
     def _of_engine(self) -> tuple[str, ...]:
@@ -111,8 +118,8 @@ class Admission:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
     def stuck_error(self, request_id: str, *, can_reattach: bool) -> ApiError | None:
-        """Return the error for a call whose request cannot continue, because the log cannot be written, or
-        None. `can_reattach`: whether a later call may get the answer.
+        """Return the error for a call whose request cannot continue because the log cannot be written.
+        Returns None if the log can be written. `can_reattach`: whether a later call may get the answer.
         """
         if not self._stuck or self.is_draining:
             return None
@@ -126,7 +133,7 @@ class Admission:
         return interrupted_error(request_id, stays, self.retry_later_s())
 
     def retry_later_s(self) -> int:
-        """Return the estimated seconds until all open calls have ended."""
+        """Return the estimated number of seconds until all open calls have ended."""
         return max(LATER_S, self.rate.retry_after_s(self.rate.num_open))
 
 
@@ -134,7 +141,7 @@ class FairShares:
     """Limits each API key's open calls and body bytes to its share.
 
     `limit`: maximum number of open calls, for all keys together. `share`: the fraction of `limit` and of the
-    body bytes that a key may have if there are several keys.
+    body bytes that each key may use if several keys are configured.
     """
 
     def __init__(self, limit: int, share: float, bodies: BodyBudget, rate: DrainRate):
@@ -145,8 +152,8 @@ class FairShares:
         self._held: Counter[str] = Counter()  # Body bytes of each owner.
 
     def take(self, owner: str, *, is_alone: bool) -> None:
-        """Count a call with this key, until `give`. Raises ApiError if the key has its share of open
-        calls.
+        """Count a call with this owner until `give` is called. Raises ApiError if the owner already has its
+        share of open calls.
         """
         if not is_alone and self._open[owner] >= self._most:
             raise self._refused(
@@ -164,14 +171,14 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Return a reservation for a body with this key, as `BodyBudget.reserve` does. The share does not
-        limit a key's only body.
+        """Return a reservation for the body of a call with this owner, as `BodyBudget.reserve` does. The
+        share does not limit a key's body while it is the only one.
         """
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 
     def _added(self, owner: str, is_alone: bool, held: int, count: int) -> None:
-        """Add `count` bytes to a body that has `held` bytes so far. Raises ApiError beyond the key's
-        share.
+        """Add `count` bytes to a body that has `held` bytes so far. Raises ApiError if the key would exceed
+        its share.
         """
         others = self._held[owner] - held
         if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
@@ -185,7 +192,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # For each call with this key that ends, about this many calls with any key end.
+        # While one call with this key ends, about this many calls with any key end.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,
@@ -199,5 +206,5 @@ class FairShares:
 
     @property
     def num_bytes(self) -> int:
-        """All bodies' bytes, as the sum over the keys."""
+        """The total bytes of all bodies, summed over the keys."""
         return self._held.total()

@@ -1,4 +1,4 @@
-"""Checks API keys in constant time. The keys can be read again while the server runs."""
+"""Checks API keys in constant time. The key file can be read again while the server runs."""
 
 import hashlib
 import hmac
@@ -15,7 +15,8 @@ ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 
 
 class ApiKeys:
-    """The API keys from a file and from an environment variable. Without any key, every call is allowed.
+    """The API keys from a file and from an environment variable. If no key is configured, every call is
+    allowed.
 
     Each line in the file is a key; lines that start with # are comments.
     """
@@ -29,7 +30,7 @@ class ApiKeys:
         self.read()
 
     def read(self) -> None:
-        """Read the keys again. If that fails, the previous keys stay valid. Raises ConfigError."""
+        """Read the keys again. If reading fails, the previous keys stay valid and ConfigError is raised."""
         keys = [os.environ.get(self._variable, "").strip()]
         if self._path is not None:
             try:
@@ -59,9 +60,9 @@ class ApiKeys:
     def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
         """Return the owner for the key in `Authorization: Bearer …` or `x-api-key`.
 
-        The owner is the beginning of the key's digest, which does not reveal the key. Returns None for an
-        unknown key, and "" if no keys are configured. The key is always compared with all known keys, so that
-        the time reveals nothing.
+        The owner is the first part of the key's digest, which does not reveal the key. Returns None for an
+        unknown key, and "" if no keys are configured. The given key is compared with every known key, so that
+        the time of the comparison reveals nothing.
         """
         if not self._digests:
             return ""
@@ -74,25 +75,26 @@ class ApiKeys:
         return _owner(digest) if found else None
 
     def tenant_of(self, owner: str) -> str:
-        """Return the tenant of an owner's requests, "" without keys.
+        """Return the tenant for an owner's requests, or "" if no keys are configured.
 
-        The hash is keyed with a secret of this process, so a published log does not show who owns which
-        answer. An owner with requests of the previous process keeps that process's tenant.
+        The tenant is a hash of the owner, keyed with a secret of this process. Therefore a published log does
+        not show which owner an answer belongs to. An owner with requests from the previous process keeps the
+        tenant from that process.
         """
         if owner in self._tenants:
             return self._tenants[owner]
         return hmac.digest(self._secret, owner.encode(), "sha256").hex()[:16] if owner else ""
 
     def keep_tenant(self, owner: str, tenant: str) -> None:
-        """Keep the tenant that a recovered request or session of this owner has. Otherwise the owner's new
-        requests would be another tenant, and the owner would get two turns.
+        """Keep the tenant of a recovered request or session for its owner. Otherwise the owner would have two
+        tenants, and the scheduler would give the owner two turns.
         """
         if owner and tenant:
             self._tenants.setdefault(owner, tenant)
 
     def salt_of(self, owner: str) -> str:
-        """Return the cache salt of an owner's requests, "" without keys. Neither an owner nor another key
-        reveals the salt.
+        """Return the cache salt for an owner's requests, or "" if no keys are configured. The salt cannot be
+        derived from the owner or from another key.
         """
         return self._salts.get(owner, owner and self.tenant_of(owner))
 

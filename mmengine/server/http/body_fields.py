@@ -1,5 +1,5 @@
-"""Declares how the server treats each body field, and checks bodies. Body structs declare their fields with
-these functions, and the HTTP reference lists them.
+"""Tables of the fields in request bodies: whether the server supports, translates or refuses each field. Body
+structs annotate their fields with these functions. The HTTP reference is generated from the annotations.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from mmengine.server.http.errors import ApiError, decode_body
 MAX_FIELDS = 256
 IGNORED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
-_MAX_NEUTRAL_BYTES = 256  # Maximum size of a value that may be neutral, as JSON.
+_MAX_NEUTRAL_BYTES = 256  # Maximum JSON size of a value that is compared with a field's neutral values.
 _REFUSED = ("optional", "refused")
 _NULL = b"null"
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -25,10 +25,10 @@ _decode_value = msgspec.json.Decoder().decode
 class Field(NamedTuple):
     """How the server treats a body field.
 
-    `says`: for a refused field, the alternative; for any other field, its meaning. `neutral`: values with
-    which a refused field is accepted, because they have no effect. An optional field is left out by a
-    lenient server, and refused by a strict one. `inner`: the names in an object, if the reader's struct
-    ignores other names.
+    `says`: the alternative if the field is refused; otherwise the field's meaning. `neutral`: the values that
+    have no effect, with which even a refused field is accepted. A lenient server ignores an optional field; a
+    strict server refuses it. `inner`: the field names that an object may have, if the reader's struct ignores
+    all other names.
     """
 
     name: str
@@ -39,18 +39,20 @@ class Field(NamedTuple):
 
 
 def supported(says: str) -> Meta:
-    """Return the annotation for a field that has the meaning that its API defines."""
+    """Return the annotation for a field that means the same as in the API of its vendor."""
     return Meta(description=says, extra={"how": "taken"})
 
 
 def translated_field(says: str) -> Meta:
-    """Return the annotation for a field that means something else in this server, as `says` explains."""
+    """Return the annotation for a field whose meaning differs from the vendor's API. `says` explains the
+    difference.
+    """
     return Meta(description=says, extra={"how": "translated"})
 
 
 def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return `body`'s fields in their order. Each field must have an annotation from `supported` or
-    `translated_field`.
+    """Return the fields of `body` in the order of the struct. Each field must have an annotation from
+    `supported` or `translated_field`.
     """
     hints = get_type_hints(body, include_extras=True)
     found = []
@@ -62,7 +64,7 @@ def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def _inner_names(hint: object) -> tuple[str, ...]:
-    """Return the names in the struct that a field's type has, if the struct ignores other names."""
+    """Return the field names of the struct in a field's type, if the struct ignores all other names."""
     for one in get_args(get_args(hint)[0]):
         if isinstance(one, type) and issubclass(one, msgspec.Struct):
             return () if one.__struct_config__.forbid_unknown_fields else one.__struct_fields__
@@ -78,9 +80,10 @@ class Fields:
         self.names = frozenset(self._usable)
 
     def check(self, body: bytes, *, ignore_unknown: bool, is_lenient: bool = False) -> list[str]:
-        """Return the fields that were left out. Raises ApiError for the first refused field.
+        """Return the names of the ignored fields. Raises ApiError for the first refused field.
 
-        `ignore_unknown`: whether unknown fields are left out. `is_lenient`: whether optional fields are.
+        `ignore_unknown`: whether unknown fields are ignored. `is_lenient`: whether optional fields are
+        ignored.
         """
         given = decode_body(body, _decode)
         return self.check_given(given, ignore_unknown=ignore_unknown, is_lenient=is_lenient)
@@ -88,7 +91,7 @@ class Fields:
     def check_given(
         self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool, is_lenient: bool = False
     ) -> list[str]:
-        """Do the same as `check` for a decoded body."""
+        """Do the same as `check` for a body that is already decoded."""
         if len(given) > MAX_FIELDS:
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken"
@@ -125,7 +128,9 @@ class Fields:
 
 
 def _is_neutral(field: Field, raw: msgspec.Raw) -> bool:
-    """Whether the value has no effect. Raises ApiError for invalid UTF-8 or an invalid number."""
+    """Whether the value of a refused field has no effect. Raises ApiError for invalid UTF-8 or an invalid
+    number.
+    """
     if not field.neutral or len(raw) > _MAX_NEUTRAL_BYTES:
         return False
     value = decode_body(raw, _decode_value)
@@ -137,6 +142,6 @@ def _refusal(field: Field) -> ApiError:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the header that lists what was left out; empty if `names` is empty."""
+    """Return the header that lists the ignored fields, or no header if `names` is empty."""
     shown_names = ", ".join(name for name in names if name.isascii() and name.isprintable())
     return {IGNORED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}

@@ -1,4 +1,4 @@
-"""Reads request bodies within a budget of bytes, and parses them on threads."""
+"""Reads request bodies within a byte budget, and parses large bodies on threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-WHOLE = "mmengine.whole"  # ASGI extension that the transport sets if the whole body has arrived.
+WHOLE = "mmengine.whole"  # ASGI extension: the transport sets it if the whole body has already arrived.
 SMALL_BODY = 2**13  # Bytes. Larger bodies may take over 1 ms to parse, so a thread parses them.
-LARGE_BODY = 2**20  # Bytes. Larger bodies have their own thread.
+LARGE_BODY = 2**20  # Bytes. Larger bodies are parsed on a thread of their own.
 _T = TypeVar("_T")
 
 
 class BodyBudget:
-    """Limits how many bytes all bodies together may have while they are read or prepared."""
+    """Limits the total bytes of all bodies that are being read or prepared."""
 
     def __init__(self, max_body_bytes: int, max_bytes: int, timeout_s: float, rate: DrainRate):
         self._max_body, self.max_bytes, self._timeout_s = max_body_bytes, max_bytes, timeout_s
@@ -30,14 +30,14 @@ class BodyBudget:
     ) -> "BodyReservation":
         """Return a reservation for a body.
 
-        `added(held, count)`: called before `count` bytes are added to a body that has `held` bytes; a
-        negative count releases bytes. It may raise ApiError to refuse the bytes.
+        `added(held, count)` is called before `count` bytes are added to a body that has `held` bytes. A
+        negative count releases bytes. The function may raise ApiError to refuse the bytes.
         """
         return BodyReservation(self, added)
 
     def add(self, reservation: "BodyReservation", count: int) -> None:
-        """Add `count` bytes to the body. Raises ApiError beyond the limit for a body or the budget
-        for all.
+        """Add `count` bytes to the body. Raises ApiError if the body exceeds its limit, or if all bodies
+        together exceed the budget.
         """
         if reservation.num_bytes - reservation.num_before + count > self._max_body:
             raise ApiError(
@@ -49,8 +49,8 @@ class BodyBudget:
         self._take(reservation, count)
 
     def add_before(self, reservation: "BodyReservation", count: int) -> None:
-        """Add `count` bytes for earlier responses that the body continues. They do not count against the
-        limit for a body. Raises ApiError beyond the budget for all bodies.
+        """Add `count` bytes for the stored responses that the body continues. These bytes do not count
+        against the limit for a single body. Raises ApiError if all bodies together exceed the budget.
         """
         self._take(reservation, count)
         reservation.num_before += count
@@ -68,7 +68,7 @@ class BodyBudget:
         self.num_bytes += count
 
     async def read(self, scope: Scope, receive: Receive, reservation: "BodyReservation") -> list[bytes]:
-        """Read a body and return its chunks, whose bytes are added to `reservation`. Raises ApiError and
+        """Read a body and return its chunks. Their bytes are added to `reservation`. Raises ApiError and
         ClientLeft.
         """
         headers = dict(scope["headers"])
@@ -79,7 +79,8 @@ class BodyBudget:
             raise ApiError(
                 ErrorCode.BODY_COMPRESSED, "compressed bodies are not supported; send the body uncompressed"
             )
-        # Most bodies are read without a timeout, because setting a timeout would take longer than reading.
+        # Most bodies have already arrived. They are read without a timeout, because setting a timeout would
+        # take longer than reading.
         if WHOLE in scope["extensions"]:
             return await self._chunks(receive, reservation)
         try:
@@ -108,7 +109,7 @@ class BodyBudget:
 class BodyReservation:
     """The bytes that a body takes from the budget, until `release` or the end of the `with` block.
 
-    `num_before`: how many of them belong to earlier responses that the body continues.
+    `num_before`: the bytes among them that belong to stored responses which the body continues.
     """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):
@@ -122,8 +123,8 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes, for example because the body has become a request, whose memory the engine
-        limits.
+        """Release the bytes. For example, when a body has become a request, the engine limits the memory of
+        the request.
         """
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
@@ -131,7 +132,7 @@ class BodyReservation:
 
 
 class ParserThreads:
-    """Parses bodies on two threads, one of which is only for large bodies.
+    """Parses bodies on two threads. One of the threads parses only large bodies.
 
     More threads would compete with each other and with the event loop for the interpreter lock.
     """

@@ -1,9 +1,9 @@
-"""Cross-origin calls from pages in browsers, as the Fetch standard defines them."""
+"""Allows calls from web pages of other origins (CORS), as the Fetch standard defines them."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-# Headers that a script may read in addition to the standard's safelisted headers.
+# Response headers that a script may read, besides those that the standard always allows.
 EXPOSED = (
     *("x-request-id", "request-id", "x-mmengine-ignored-fields", "x-mmengine-unenforced-tools"),
     *("retry-after", "x-should-retry", "traceparent", "content-disposition"),
@@ -12,10 +12,12 @@ _METHODS = ("GET", "POST", "DELETE")
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """Return an application that answers preflights from these origins and lets them read answers.
+    """Return an application that answers preflight requests from `origins`, and lets pages of these origins
+    read responses.
 
-    A preflight has no API key, so it is answered before keys are checked. Cookies are never allowed. Chromium
-    asks in a preflight whether a public page may call a server in a private network. The listed origins may.
+    A preflight has no API key, so it is answered before keys are checked. Cookies are never allowed. In a
+    preflight, Chromium asks whether a public page may call a server in a private network; the listed origins
+    may.
     """
     if not origins:
         return app

@@ -1,15 +1,15 @@
-"""Measures the rate at which calls end, from which Retry-After is estimated."""
+"""Measures how many calls end per second. The server estimates Retry-After from this rate."""
 
 import time
 from collections import deque
 from collections.abc import Callable
 
-MEASURED = 64  # The rate is measured over this many calls.
+MEASURED = 64  # Number of ended calls over which the rate is measured.
 LONGEST_S = 60
 
 
 class DrainRate:
-    """Measures how fast open calls end.
+    """Measures how many open calls end per second.
 
     The measurement starts when a call comes to an idle server, so that idle time does not lower the rate. If
     no call ends, the rate falls with time.
@@ -30,11 +30,12 @@ class DrainRate:
     def end(self) -> None:
         self.num_open -= 1
         if len(self._ends) == MEASURED:
-            self._since = self._ends[0]  # The window now begins when its oldest call ended.
+            # The oldest end is about to leave the window, so the window now begins at that end.
+            self._since = self._ends[0]
         self._ends.append(self._clock())
 
     def retry_after_s(self, num_ends: float = 1) -> int:
-        """Return the estimated seconds until `num_ends` calls end, clamped to 1 to 60."""
+        """Return the estimated number of seconds until `num_ends` calls end, at least 1 and at most 60."""
         if not self.num_open:
             return 1
         mean_s = (self._clock() - self._since) / max(1, len(self._ends))

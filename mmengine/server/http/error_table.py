@@ -1,17 +1,17 @@
-"""Maps error codes to HTTP statuses and public codes. Only this module decides statuses, except for
-Anthropic's.
+"""The table that maps error codes to HTTP statuses and to the codes that clients see. No other module chooses
+a status, except that the Messages API has Anthropic's statuses.
 """
 
 from typing import Literal, NamedTuple
 
 from mmengine.errors import ErrorCode as C
 
-# When a client may retry: "soon", once some calls have ended; "later", after a pause; or "never".
+# When a client may retry: "soon" is after some calls have ended, and "later" is after a pause.
 Retry = Literal["soon", "later", "never"]
 
 
 class HttpError(NamedTuple):
-    """The response to an error. `code`: the `code` in the error's body."""
+    """The HTTP response for an error. `code`: the code in the body of the response."""
 
     status: int
     code: str | None = None
@@ -78,9 +78,10 @@ HTTP_ERRORS = {
     C.SHUTTING_DOWN: HttpError(503, "shutting_down"),
     C.DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", "never"),
 }
-# Codes of errors in settings, models and logs. Clients get the code engine_failed for all of them.
+# Codes of errors in settings, models and logs. Clients receive the code engine_failed for all of them.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
-# Codes of errors in media. In all APIs, these errors name the field by its path in the messages.
+# Codes of errors in images, video and audio. In all APIs, these errors name the field by its path in the
+# messages.
 MEDIA_CODES = frozenset((C.INVALID_MEDIA, C.MEDIA_NOT_FETCHED))
 TYPES = {
     401: "authentication_error",

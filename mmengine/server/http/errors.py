@@ -1,4 +1,6 @@
-"""Errors in OpenAI's format: an HTTP status and {"error": {"message", "type", "param", "code"}}."""
+"""The exception for errors that clients receive, and functions that create these errors. The body has
+OpenAI's format: {"error": {"message", "type", "param", "code"}}.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -14,7 +16,7 @@ Json = dict[str, object]
 MAX_MESSAGE_CHARS = 2000  # Longer error messages are truncated.
 LATER_S = 5  # Minimum Retry-After in seconds while the server is not ready or shuts down.
 _STOPPED = "the engine failed, and its log says why; try again later"
-_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors of all routes may name.
+_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors may name on every route.
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -29,8 +31,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An error for an HTTP client.
 
-    `path`: the invalid field of the body, whose name replaces FIELD in `text`. `has_param`: whether the
-    response names the field in `param`. HTTP_ERRORS maps `code` to the status and to the response's code.
+    `path`: the path of the invalid field in the body. The field's name replaces FIELD in `text`. `has_param`:
+    whether the response names the field in `param`. HTTP_ERRORS maps `code` to the HTTP status and to the
+    code in the response.
     """
 
     def __init__(
@@ -68,11 +71,11 @@ class ApiError(Exception):
         return ErrorBody(self.message, TYPES.get(self.status, "server_error"), self.param, self._name)
 
     def at(self, path: FieldPath) -> "ApiError":
-        """Return the same error for the field at `path`."""
+        """Return a copy of the error for the field at `path`."""
         return ApiError(self.code, self.text, path, headers=self.headers)
 
     def renamed(self, name: Callable[[FieldPath], FieldPath]) -> "ApiError":
-        """Return the same error with its path mapped by `name`."""
+        """Return a copy of the error whose path is converted by `name`."""
         return ApiError(self.code, self.text, name(self.path), headers=self.headers, has_param=self.has_param)
 
     def json(self) -> bytes:
@@ -84,14 +87,14 @@ class ClientLeft(Exception):
 
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
-    """Convert an exception to the error that the client gets. `params`: fields that `param` may name."""
+    """Convert an exception to the error that the client receives. `params`: fields that `param` may name."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, MMEngineError):
         text = f"the server failed ({type(error).__name__}); its log says more"
         return ApiError(ErrorCode.INTERNAL_ERROR, text)
     code, text = error.code, error.text
-    # The original text may quote a library's error, with addresses and paths.
+    # The original message may quote an error of a library, with addresses and paths.
     if code is ErrorCode.EXECUTOR_FAILED:
         text = _STOPPED
     elif code in INTERNAL:
@@ -126,10 +129,10 @@ def cancelled_error() -> ApiError:
 
 
 def request_failed_error(request_id: str) -> ApiError:
-    """Return the error for a request that ended with an error.
+    """Return the error for a request that failed in the engine.
 
-    The text does not say the reason, which may quote a library's error with addresses and paths. The server's
-    log has the reason under the request's id.
+    The message does not contain the reason, because the reason may quote an error of a library, with
+    addresses and paths. The server's log has the reason under the request id.
     """
     return ApiError(ErrorCode.REQUEST_FAILED, f"request {request_id} failed; the server's log says why")
 
@@ -151,8 +154,8 @@ def interrupted_error(request_id: str, has_log: bool, retry_after_s: int) -> Api
 
 
 def log_error(request_id: str, why: str, is_kept: bool, retry_after_s: int) -> ApiError:
-    """Return the error for a running request whose events cannot be written. `is_kept`: whether a later call
-    may get its answer.
+    """Return the error for a running request whose events cannot be written to the log. `is_kept`: whether a
+    later call may get the answer.
     """
     kept = "continues once it can be written: repeat the call to get its answer"
     fate = kept if is_kept else "is cancelled: send it again"
@@ -186,7 +189,7 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
 
 
 def _undecodable(error: Exception) -> ApiError:
-    """Return the error for a body that is invalid JSON or has a value with a wrong type."""
+    """Return the error for a body that is invalid JSON or contains a value of the wrong type."""
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {in_one_line(error, 120)}")
     found = decode_error(error)

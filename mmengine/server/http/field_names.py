@@ -1,21 +1,24 @@
-"""Maps error paths back to bodies in the Responses and Messages APIs.
+"""Converts field paths in error messages to the paths in the client's body, for the Responses and Messages
+APIs.
 
-Bodies of these APIs are converted to a chat body, so errors have paths in the chat body. Tables with prefixes
-map such a path back to the body that the client sent.
+The server converts the bodies of these APIs to a chat body, so errors name paths in the chat body. A table of
+path prefixes maps each such path back to the client's body.
 """
 
 from typing import NamedTuple
 
 from mmengine.errors import FieldPath
 
-INDEX = None  # Matches any index in a prefix. In the replacement, it stands for the matched index.
+INDEX = None  # Matches any index in a prefix. In a replacement, stands for the matched index.
 Prefix = tuple[str | None, ...]
 Renames = tuple[tuple[Prefix, Prefix], ...]
 
 
 class Place(NamedTuple):
-    """A chat message's path in the client's body. `parts`: its content parts' paths. A part that `parts`
-    lacks has the path content / index below the message.
+    """The path of a chat message in the client's body.
+
+    `parts`: the paths of the message's content parts. A part that is missing from `parts` has the path
+    content / index below the message.
     """
 
     message: FieldPath
@@ -26,7 +29,7 @@ class Place(NamedTuple):
 
 
 class FieldNames(NamedTuple):
-    """The client's names for chat fields.
+    """Maps the field names of a chat body to the field names of the client's body.
 
     `places`: an entry for each chat message. `renames`: pairs of a prefix of a chat path and its replacement;
     the first match wins. `media`: the client's name for image_url and video_url, or "" if the names are the
@@ -62,7 +65,7 @@ class FieldNames(NamedTuple):
 
 
 def _fit(path: FieldPath, prefix: Prefix) -> list[int] | None:
-    """Return the indices that match INDEX if the path begins with `prefix`, otherwise None."""
+    """Return the indices that match INDEX in `prefix` if the path begins with `prefix`, otherwise None."""
     indices = []
     if len(path) < len(prefix):
         return None

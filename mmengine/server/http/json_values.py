@@ -1,23 +1,24 @@
-"""Counts the values in a JSON body before the body is parsed.
+"""Counts the values in a JSON body before parsing, so that a body with too many values can be refused.
 
-Parsed values take up to thirty times their text's bytes. A parser also holds the interpreter lock until all
-values exist, which stops the event loop.
+Parsed values take up to thirty times as much memory as their text. A parser also holds the interpreter lock
+until all values exist, which stops the event loop.
 """
 
 from collections.abc import Iterator
 
-# Enough for a body with the maximum number of tools and of message parts with two fields each.
+# A body with the maximum number of tools and message parts, with two fields each, stays below the limit.
 MAX_VALUES = 2**18
-_PIECE = 2**16  # Bytes in each step.
-# Counts the values: a comma precedes every value except its container's first, for which the bracket counts.
+_PIECE = 2**16  # Bytes that are counted in each step.
+# The signs that count as a value. A comma stands before each value except the first in its array or object;
+# the opening bracket counts as this first value.
 _SIGNS = (b",", b"[", b"{")
 
 
 def has_too_many_values(body: bytes) -> bool:
     """Whether `body` has more than MAX_VALUES values.
 
-    For a large body, call this on a thread: the whole count takes long, but the interpreter lock is released
-    between short steps.
+    For a large body, call this function on a thread. The whole count takes long, but the function releases
+    the interpreter lock between short steps.
     """
     if len(body) <= MAX_VALUES or _count_at_most(body) <= MAX_VALUES:
         return False
@@ -25,7 +26,7 @@ def has_too_many_values(body: bytes) -> bool:
 
 
 def count_of_values(body: bytes) -> int:
-    """Count the commas, opening brackets and opening braces outside strings. Stops once the count exceeds
+    """Count the commas, opening brackets and opening braces outside strings. Stops when the count exceeds
     MAX_VALUES.
     """
     count = 0
@@ -37,7 +38,7 @@ def count_of_values(body: bytes) -> int:
 
 
 def _count_at_most(body: bytes) -> int:
-    """Return an upper bound for the count, which includes the signs inside strings."""
+    """Return an upper bound for the count. The bound includes the signs inside strings."""
     count = 0
     for at in range(0, len(body), _PIECE):
         count += sum(body.count(sign, at, at + _PIECE) for sign in _SIGNS)
@@ -47,7 +48,7 @@ def _count_at_most(body: bytes) -> int:
 
 
 def _outside(body: bytes) -> Iterator[bytes]:
-    """Yield the text outside strings."""
+    """Yield the text of `body` outside strings."""
     at, is_inside = 0, False
     while at < len(body):
         piece = body[at : at + _PIECE]

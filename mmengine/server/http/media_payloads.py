@@ -1,9 +1,9 @@
-"""Removes media from a body before the body is parsed. The parser holds the interpreter lock, so parsing a
-large body would stop the event loop.
+"""Removes base64 images, video and audio from a body before the body is parsed. The parser holds the
+interpreter lock, so parsing a large body would stop the event loop.
 
-Base64 in data: URLs, or in fields named data, is decoded in pieces and replaced by an unguessable
-placeholder. If the reader does not find each placeholder in a field for media, the unchanged body is parsed
-instead.
+The base64 text in data: URLs, or in fields with the name data, is decoded in pieces. An unguessable
+placeholder replaces each text. If the reader does not find every placeholder in a field for media, the
+unchanged body is parsed instead.
 """
 
 import binascii
@@ -18,7 +18,7 @@ MIN_CHARS = 2**15  # Shorter base64 texts stay in the body.
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # The id of an uploaded file.
 CUT_CHARS = 2**12  # Base64 characters that `cut_short` keeps.
 PIECE = 2**15  # Characters that a step decodes; 4 characters give 3 bytes.
-_LOOKED_THROUGH = 2**20  # Bytes that a step searches.
+_LOOKED_THROUGH = 2**20  # Bytes that a step searches for a text.
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
 _MAX_HEAD = 128  # Maximum number of bytes from the URL's start to its data.
 _MAX_HEADS = 4096  # Maximum number of URL heads that are examined.
@@ -29,9 +29,10 @@ _Places = Callable[[bytes], Iterator[tuple[int, int]]]
 
 
 class UploadReference(NamedTuple):
-    """A reference from a message to an uploaded file.
+    """A message's reference to an uploaded file.
 
-    `part`: the message part whose `url` the file's bytes replace. `where`: the reference's path in the body.
+    `part`: the message part whose `url` is replaced by the file's bytes. `where`: the path of the reference
+    in the body.
     """
 
     part: dict[str, object]
@@ -40,7 +41,7 @@ class UploadReference(NamedTuple):
 
 
 class MediaPayloads:
-    """The media that were removed from a body."""
+    """The decoded media that were removed from a body."""
 
     def __init__(self) -> None:
         self._word = secrets.token_hex(16)
@@ -54,7 +55,7 @@ class MediaPayloads:
         return word.encode()
 
     def of(self, url: str) -> bytes | None:
-        """Return the data that a placeholder in `url` stands for, or None if `url` has none."""
+        """Return the data for the placeholder in `url`, or None if `url` has no placeholder."""
         word = url.rpartition(",")[2] if self._data else ""
         if word not in self._data:
             return None
@@ -70,7 +71,7 @@ NO_PAYLOADS = MediaPayloads()
 
 
 def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end for each base64 text in a data: URL that is a JSON string."""
+    """Yield the start and end of each base64 text in a data: URL that is a JSON string."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (head := find(body, _HEAD, at)) < 0:
@@ -90,7 +91,7 @@ def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
-    """Yield start and end for each string in a field `data`."""
+    """Yield the start and end of each string in a field `data`."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (key := find(body, _FIELD, at)) < 0:
@@ -109,10 +110,10 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
 def read_without_payloads(
     body: bytes, read: Callable[[bytes, MediaPayloads], _T], places: _Places = in_urls
 ) -> _T:
-    """Call `read` with the body without its media and with the media, and return its result.
+    """Call `read` with the body without its media, and with the media. Return the result of `read`.
 
-    If `read` did not use all media, call it again with the unchanged body and return that result. `places`:
-    yields start and end for each base64 text.
+    If `read` did not use all media, call `read` again with the unchanged body and return that result.
+    `places` yields the start and end of each base64 text.
     """
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
     result = read(small, payloads)
@@ -122,8 +123,8 @@ def read_without_payloads(
 def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:
     """Return the body without its media, and the media.
 
-    For a large body, call this on a thread: the whole work takes long, but the interpreter lock is released
-    between short steps.
+    For a large body, call this function on a thread. The whole work takes long, but the function releases the
+    interpreter lock between short steps.
     """
     payloads, parts, done = MediaPayloads(), list[bytes](), 0
     for start, end in places(body):
@@ -134,8 +135,8 @@ def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloa
 
 
 def cut_short(body: bytes) -> bytes:
-    """Return the body with each long base64 text in a data: URL truncated to CUT_CHARS, which is enough to
-    check the body's other fields.
+    """Return the body with each long base64 text in a data: URL truncated to CUT_CHARS. The result is enough
+    to check the body's other fields.
     """
     parts, done = list[bytes](), 0
     for start, end in in_urls(body):
@@ -162,8 +163,8 @@ def find(body: bytes, what: bytes, at: int, end: int | None = None) -> int:
 
 
 def _decoded(body: bytes, start: int, end: int) -> bytes | None:
-    """Return the decoded base64, or None if it is invalid. Invalid base64 stays in the body, so that the
-    reader can report the error.
+    """Return the decoded base64 text, or None if the text is invalid. Invalid base64 stays in the body, so
+    that the reader reports the error.
     """
     pieces = []
     try:

@@ -1,4 +1,4 @@
-"""Metrics for the HTTP layer. The engine has its own metrics."""
+"""Prometheus metrics of the HTTP server. The engine has its own metrics."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,8 +10,9 @@ from mmengine.server.http.errors import ApiError
 
 SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
-REFUSALS = ("queue_full", "bodies_full", "key_share_full", "not_ready", "shutting_down")  # Error codes.
-OUTCOMES = ("completed", "failed")  # Outcomes of batch lines, with the names in request_counts.
+# Codes of the errors that are counted as refusals.
+REFUSALS = ("queue_full", "bodies_full", "key_share_full", "not_ready", "shutting_down")
+OUTCOMES = ("completed", "failed")  # Outcomes of batch lines. OpenAI's request_counts has the same names.
 ENDS = ("whole", "error", "left", "slow reader", "shutdown")
 
 
@@ -79,7 +80,7 @@ class HttpMetrics:
             self.ends.labels(how)
 
     def line_answered(self, is_good: bool) -> None:
-        """Count a batch line. `is_good`: True if the line got an answer, False for an error."""
+        """Count a batch line. `is_good`: whether the line has an answer rather than an error."""
         self.batch_lines.labels(OUTCOMES[not is_good]).inc()
 
     def count_error(self, error: ApiError) -> None:
@@ -90,7 +91,7 @@ class HttpMetrics:
             self.refusals.labels(code).inc()
 
     def count_events(self, num_frames: int) -> None:
-        """Count stream events. Must run on the event loop, so that no lock is needed."""
+        """Count events that were sent in streams. Must run on the event loop, so that no lock is needed."""
         self._num_frames += num_frames
 
     def _frames(self) -> Iterator[Metric]:
@@ -117,7 +118,7 @@ class FunctionCollector(Collector):
 
 
 def vllm_http_families(families: Iterator[Metric]) -> Iterator[Metric]:
-    """Yield the request counts and times in `families` under the names that vLLM's server uses."""
+    """Yield the request counts and durations in `families` under the names that vLLM's server uses."""
     for family in families:
         if family.name == "mmengine_http_requests":
             counter = CounterMetricFamily(

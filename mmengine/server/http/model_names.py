@@ -1,11 +1,13 @@
-"""Resolves the served names for the model and its LoRA adapters."""
+"""Finds the model or LoRA adapter for the model name in a call."""
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.errors import unknown_model_error
 
 
 class ModelNames:
-    """Resolves model names in calls. `model_names`: the model's names; the first name is the default."""
+    """The names under which the model and its adapters are served. `model_names`: the model's names. The
+    first name is the default.
+    """
 
     def __init__(self, model_names: tuple[str, ...], engine: ServedEngine):
         self.model_names, self._engine = model_names, engine

@@ -1,4 +1,6 @@
-"""Paginates lists with OpenAI's query parameters: after=ID, limit=N, order=asc or desc."""
+"""Splits lists into pages. Clients select a page with OpenAI's query parameters: after=ID, limit=N, order=asc
+or desc.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,10 +23,11 @@ def page(
     default_limit: int,
     position_of: Callable[[str], int | None] | None = None,
 ) -> Json:
-    """Return a page from `items`, which are sorted from oldest to newest.
+    """Return the page of `items` that the query selects. `items` are sorted from oldest to newest.
 
-    `max_limit` and `default_limit`: items per page. `position_of`: maps an item's id, even after its
-    deletion, to a number that grows in creation order. Raises ApiError.
+    `max_limit` and `default_limit` are numbers of items per page. `position_of` maps an item's id to a number
+    that grows in creation order. The function also knows the ids of deleted items, so that a client can
+    continue after such an item. Raises ApiError.
     """
     query = request.query_params
     limit = query.get("limit") or str(default_limit)

@@ -1,7 +1,7 @@
-"""A route's record: method, path, endpoint, and operation in the OpenAPI document.
+"""The record that describes a route: method, path, endpoint, and operation in the OpenAPI document.
 
-Each package declares its routes' records beside the class that handles them. The application binds the
-records to an instance, and `app/openapi.py` renders their operations, so that each path is written once.
+Each package declares the records for its routes. The application binds the records to the object with the
+handlers, and `app/openapi.py` renders the operations. So each path is written only once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -25,10 +25,10 @@ ANSWERS = (400, 404, 409, 422, 504, *READS)  # Error statuses of a route that cr
 
 
 class Stream(NamedTuple):
-    """A route's server-sent events.
+    """The server-sent events of a route.
 
-    `events`: the structs in `data`. `done`: the text of the last event; "" if the events have names, which
-    are the structs' tags.
+    `events`: the structs that `data` may contain. `done`: the text of the last event. If `done` is "", each
+    event has a name, which is its struct's tag.
     """
 
     events: tuple[Body, ...]
@@ -38,10 +38,10 @@ class Stream(NamedTuple):
 class Operation(NamedTuple):
     """A route's OpenAPI description.
 
-    `answer`: the struct or the media type for status 200. `refusals`: the error statuses. `refusal`: the
-    struct for error bodies; None for OpenAI's. `not_ready`: the struct for status 503, if it is not an error
-    body. `query`: the query parameters' names. `creates_answer`: whether the route has the request and
-    response headers for answers.
+    `answer`: the struct or the media type of a response with status 200. `refusals`: the error statuses.
+    `refusal`: the struct of error bodies, or None for OpenAI's. `not_ready`: the struct for status 503, if
+    that body is not an error body. `query`: the names of the query parameters. `creates_answer`: whether the
+    route has the request and response headers for generated answers.
     """
 
     summary: str
@@ -59,8 +59,8 @@ class Operation(NamedTuple):
 
 
 class RouteRecord(NamedTuple):
-    """A route. `endpoint`: the unbound method that handles it. `operation`: None if the OpenAPI document
-    omits the route.
+    """A route. `endpoint` is the unbound method that handles the route. `operation` is None if the OpenAPI
+    document omits the route.
     """
 
     method: str
@@ -76,7 +76,7 @@ class RouteRecord(NamedTuple):
 def answer_operation(
     summary: str, body: Body, answer: Body, stream: Stream, refusal: Body | None = None
 ) -> Operation:
-    """Return the operation for a route that creates answers, streamed or not."""
+    """Return the operation for a route that generates an answer, which the client may request as a stream."""
     return Operation(
         summary,
         answer,
@@ -90,12 +90,14 @@ def answer_operation(
 
 
 def bind(records: Iterable[RouteRecord], instance: object) -> Endpoints:
-    """Return the endpoints in `records`, bound to `instance`."""
+    """Return the endpoints in `records` as methods of `instance`."""
     return {record.key: MethodType(record.endpoint, instance) for record in records}
 
 
 def answer_all(records: Iterable[RouteRecord], endpoint: Endpoint) -> Endpoints:
-    """Return `endpoint` for each record. Used for a refusal if the server does not have these routes."""
+    """Return a table in which all records have the same `endpoint`. The server uses such a table to refuse
+    routes that it does not offer.
+    """
     return {record.key: endpoint for record in records}
 
 
@@ -110,4 +112,4 @@ HEADERS: Mapping[int, tuple[str, ...]] = {
     503: ("retry-after",),
     OVERLOADED: ("retry-after",),
 }
-PAGES = ("after", "limit", "order")  # Query parameters of lists.
+PAGES = ("after", "limit", "order")  # Query parameters of routes that return a list.

@@ -1,7 +1,7 @@
 """Removes token id lists from a body before the body is parsed.
 
-The lists are decoded in pieces to 4 bytes per id. An unguessable number replaces each list, because the
-parser would hold the interpreter lock for a long list and so stop the event loop.
+The parser would hold the interpreter lock for a long list, and so stop the event loop. Therefore an
+unguessable number replaces each list, and the lists are decoded in pieces to 4 bytes per id.
 """
 
 import re
@@ -18,7 +18,7 @@ MIN_BYTES = 2**15  # Shorter lists stay in the body.
 MAX_LISTS = 4096  # Maximum number of prompts in a body.
 _PIECE = 2**15  # Bytes that a step decodes.
 _MAX_HEAD = 128  # Maximum number of bytes from a field's name to its value.
-_MAX_PLACES = 64  # Maximum number of occurrences of the name that are examined.
+_MAX_PLACES = 64  # Maximum number of occurrences of the field's name that are examined.
 _SIGNS = b"-0123456789,[] \t\r\n"  # Characters that lists of integers may contain.
 _BEGIN = re.compile(rb"\s*(,?)\s*\[")
 _VALUE = re.compile(rb"\s*:\s*\[")
@@ -27,8 +27,8 @@ _decode = msgspec.json.Decoder(list[int]).decode
 
 
 class TokenIds(NamedTuple):
-    """The lists that were removed from a body, or none. `stands`: the list with one number that replaces them
-    in the body.
+    """The token id lists that were removed from a body. `stands`: the list with the single number that stands
+    in the body instead of them.
     """
 
     lists: Sequence[Sequence[int]]
@@ -41,9 +41,9 @@ NO_IDS = TokenIds((), [])
 def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[bytes, TokenIds]:
     """Remove the long integer list in `field`, and return the body and the list.
 
-    `may_nest`: whether the value may be a list of lists. Integers beyond 32 bits become -1, which is not a
-    valid token either. Call this on a thread: the whole work takes long, but the interpreter lock is released
-    between short steps.
+    `may_nest`: whether the value may be a list of lists. Integers that do not fit in 32 bits become -1, which
+    is not a valid token id either. Call this function on a thread. The whole work takes long, but the
+    function releases the interpreter lock between short steps.
     """
     at, name = 0, b'"%b"' % field
     for _ in range(_MAX_PLACES if len(body) > MIN_BYTES else 0):
@@ -68,8 +68,8 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the position of the last closing bracket before the first character that integer lists cannot
-    contain.
+    """Return the position of the last closing bracket in the list. The search ends at the first character
+    that a list of integers cannot contain.
     """
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):
@@ -79,7 +79,7 @@ def _end(body: bytes, start: int) -> int:
 
 
 def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
-    """Return the lists inside a nested list. Raises ValueError."""
+    """Return the inner lists of a nested list. Raises ValueError."""
     lists: list[array[int]] = []
     while (close := find(body, b"]", at, end)) >= 0 and len(lists) < MAX_LISTS:
         begun = _BEGIN.match(body, at, close)
@@ -93,7 +93,7 @@ def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
 
 
 def _ids(body: bytes, at: int, end: int) -> "array[int]":
-    """Return the integers in a list's text, without its brackets. Raises ValueError."""
+    """Return the integers in the text of a list without its brackets. Raises ValueError."""
     found = array("i")
     while at < end:
         comma = body.find(b",", at + _PIECE, end)

@@ -1,1 +1,3 @@
-"""Anthropic's Messages API: bodies and events, translated to and from chat."""
+"""Anthropic's Messages API. Bodies are translated to chat bodies, and answers are rendered as Anthropic's
+events.
+"""

@@ -1,4 +1,4 @@
-"""The bodies for /v1/messages and /v1/messages/count_tokens."""
+"""The structs that declare the bodies of /v1/messages and /v1/messages/count_tokens."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ Turns = Annotated[list[Json], Meta(min_length=1)]
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The `thinking` field. With `display` "omitted", thinking is counted, but not returned."""
+    """The field `thinking`. With `display` "omitted", reasoning tokens are counted but not returned."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -21,7 +21,7 @@ class Thinking(msgspec.Struct, frozen=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
-    """The `output_config` field. `effort` has no effect: the model decides."""
+    """The field `output_config`. `effort` has no effect, because the model decides how long to reason."""
 
     format: dict[str, msgspec.Raw] | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -45,7 +45,7 @@ _ITEMS = translated_field(
 
 
 class MessagesBody(SharedBody, frozen=True, kw_only=True):
-    """The /v1/messages body. None: the field is absent or null."""
+    """The body of /v1/messages. None means that the field is absent or null."""
 
     messages: Annotated[Turns, _TURNS]
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
@@ -60,7 +60,7 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The /v1/messages/count_tokens body, with the fields that determine the prompt token count."""
+    """The body of /v1/messages/count_tokens. Its fields determine the number of prompt tokens."""
 
     messages: Annotated[Turns, _TURNS]
     model: Annotated[str | None, MODEL] = None

@@ -1,7 +1,7 @@
-"""Converts turns in Anthropic's Messages API to chat messages.
+"""Converts the turns of a Messages API body to chat messages.
 
-Tool results, which are blocks in user turns in this API, become separate chat messages. Consecutive turns
-with the same role become one chat message.
+In the Messages API, tool results are blocks in user turns. Each tool result becomes a separate chat message.
+Consecutive turns of the same role become one chat message.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ _BILLING = "x-anthropic-billing-header:"
 
 
 class Conversation:
-    """Chat messages, and their paths in the client's body. The methods raise ApiError for an invalid turn."""
+    """The chat messages, and their paths in the client's body. The methods raise ApiError for an invalid
+    turn.
+    """
 
     def __init__(self, payloads: MediaPayloads, unsupported: Unsupported):
         self._payloads, self._unsupported = payloads, unsupported
@@ -37,8 +39,8 @@ class Conversation:
 
     @property
     def continues_answer(self) -> bool:
-        """Whether the last turn is the assistant's, so that the answer continues the turn. Raises ApiError if
-        the turn calls tools.
+        """Whether the answer continues the last turn, because the last turn is the assistant's. Raises
+        ApiError if this turn calls tools.
         """
         last = self.messages[-1]
         if last["role"] != "assistant":
@@ -51,9 +53,9 @@ class Conversation:
         return True
 
     def add_instructions(self, given: str | Sequence[Json]) -> None:
-        """Add the system prompt, without the billing line of Claude Code.
+        """Add the system prompt. Claude Code's billing line is removed from the prompt.
 
-        The line differs with every call, so no later block would match the prefix cache.
+        The billing line differs in every call, so no KV block after the line would match the prefix cache.
         """
         if isinstance(given, str):
             text = given.partition("\n")[2] if given.startswith(_BILLING) else given
@@ -91,7 +93,7 @@ class Conversation:
             self._add_blocks(where, {"role": "system"}, blocks)
 
     def _add_blocks(self, where: FieldPath, message: Json, blocks: list[tuple[FieldPath, Json]]) -> None:
-        """Append a message with these blocks as its content."""
+        """Append a message whose content consists of these blocks."""
         self._add(where, {**message, "content": [self._part(*each) for each in blocks]})
         self._places[-1][1].extend(place for place, _ in blocks)
 
@@ -152,8 +154,8 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """Append text to a field in the assistant's last message. A new message begins if that message
-        already has a field in `behind`, which comes after the text.
+        """Append text to a field of the assistant's last message. If the message already has a field in
+        `behind`, whose content comes after the text, a new message begins.
         """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})
@@ -179,7 +181,7 @@ class Conversation:
         return {"type": "image_url", "image_url": {"url": self._source(where / "source", block)}, **options}
 
     def _source(self, where: FieldPath, block: Json) -> str | bytes:
-        """Return an image's bytes, or its URL for the chat message. Raises ApiError."""
+        """Return the bytes of an image, or the URL for the chat message. Raises ApiError."""
         given = block.get("source")
         source = without_nulls(given) if isinstance(given, dict) else {}
         match source.get("type"):
@@ -204,7 +206,7 @@ class Conversation:
     def _blocks(
         self, where: FieldPath, given: object, kinds: tuple[str, ...]
     ) -> list[tuple[FieldPath, Json]]:
-        """Return the blocks with their paths. `kinds`: the allowed types. Raises ApiError."""
+        """Return the blocks with their paths. `kinds`: the allowed block types. Raises ApiError."""
         if not isinstance(given, list):
             text = f"{FIELD} must be a text or a list of blocks, not {shown(given)}"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where)
@@ -224,12 +226,14 @@ class Conversation:
         return found
 
     def finished(self) -> list[Json]:
-        """Return the messages; a message without content gets an empty one."""
+        """Return the messages. A message without content gets an empty content."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 
 def check_fields(where: FieldPath, given: Json, kind: str, unsupported: Unsupported) -> None:
-    """Leave unknown fields out, or raise ApiError. `kind`: a block type, or "custom" for a tool."""
+    """Ignore the unknown fields of a block or tool, or raise ApiError if the server is strict. `kind`: a
+    block type, or "custom" for a tool.
+    """
     taken, ignored = BLOCKS[kind]
     for name in given:
         if name != "type" and name not in taken and name not in ignored:
@@ -242,7 +246,7 @@ def _unknown(where: FieldPath, name: str) -> ApiError:
 
 
 def _text(where: FieldPath, block: Json, name: str) -> str:
-    """Return a block's field `name`. Raises ApiError if it is not a string."""
+    """Return the field `name` of a block. Raises ApiError if the field is not a string."""
     value = block.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)

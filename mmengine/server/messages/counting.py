@@ -1,4 +1,6 @@
-"""Handler for /v1/messages/count_tokens, which prepares the prompt with its media and counts its tokens."""
+"""The route /v1/messages/count_tokens. Its handler prepares the prompt with all media, and counts the prompt
+tokens.
+"""
 
 from functools import partial
 from typing import Protocol
@@ -19,7 +21,7 @@ from mmengine.server.transport.sse import unless_gone
 
 
 class MessageReaders(Protocol):
-    """The `RequestReaders` members that counting needs."""
+    """The members of `RequestReaders` that counting needs."""
 
     messages: MessagesReader
     parser_threads: ParserThreads
@@ -39,7 +41,8 @@ class MessageCounts:
     async def count(self, request: Request) -> ASGIApp:
         check_version(request.headers.get("anthropic-version", ""))
         owner, readers = request.scope[OWNER], self._readers
-        # Counting is admitted like an answer, because it takes the same preparation.
+        # Counting needs the same preparation as an answer, so the call passes through admission in the same
+        # way.
         self._admission.take(owner)
         try:
             with self._admission.reserve(owner) as reservation:

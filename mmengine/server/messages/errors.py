@@ -6,7 +6,7 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.route_records import OVERLOADED
 
-# Codes of temporary conditions, which become status 529.
+# Codes of temporary conditions, for which the status is 529.
 _OVERLOADED = (
     ErrorCode.QUEUE_FULL,
     ErrorCode.BODIES_FULL,
@@ -24,7 +24,7 @@ _TYPES = {
 
 
 def kind_of(error: ApiError) -> tuple[int, str]:
-    """Return the HTTP status and Anthropic's error type."""
+    """Return the HTTP status of an error, and Anthropic's error type."""
     if error.code in _OVERLOADED:
         return OVERLOADED, "overloaded_error"
     if error.status in _TYPES:
@@ -33,8 +33,8 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
-    """Return the error's body as JSON. The message names the field, because Anthropic's format has no
-    `param`.
+    """Return the body of an error response as JSON. The message names the field, because Anthropic's format
+    has no `param`.
     """
     message, param = error.message, error.param
     if param is not None and not error.names_field:

@@ -1,4 +1,6 @@
-"""Tables with the fields in /v1/messages, count_tokens and content blocks."""
+"""Tables of the body fields for /v1/messages and /v1/messages/count_tokens, and of the fields of content
+blocks.
+"""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of
@@ -43,7 +45,8 @@ MESSAGES = (
 COUNT_TOKENS = (*fields_of(CountBody), *_SHARED)
 FIELDS, COUNT_FIELDS = Fields(MESSAGES), Fields(COUNT_TOKENS)
 
-# For each type of block, and for a tool: supported fields and ignored fields. All other fields are refused.
+# Maps each block type, and the type of tools, to its supported fields and its ignored fields. All other
+# fields are refused.
 BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": (("text",), ("cache_control", "citations")),
     "image": (("source", "min_pixels", "max_pixels"), ("cache_control", "transformations")),

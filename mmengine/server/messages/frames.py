@@ -1,7 +1,7 @@
 """Renders answers in Anthropic's Messages format, as stream events or as a whole body.
 
-The rendered bytes depend only on the tokens, the request's id and its envelope, so a stream can be repeated
-byte for byte.
+The rendered bytes depend only on the tokens, the request id and the envelope. Therefore a repeated stream has
+the same bytes.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Renders messages as frames or bodies. A delta whose kind differs from the open block's closes that
-    block and opens a new one.
+    """Renders messages as frames or bodies. The deltas of a block have the same kind; a delta of another kind
+    closes the open block and opens a new block.
     """
 
     done = b""
@@ -36,9 +36,10 @@ class MessagesFrames:
         self._request_id, self.tails = request_id, FrameTails("last")
         self._about: Json = {"id": answer_id("messages", request_id), "type": "message", "role": "assistant"}
         self._about["model"] = envelope.model
-        self._kind = ""  # Type of the open block.
+        self._kind = ""  # Type of the open block, or "".
         self._number = 0  # Number of closed blocks.
-        # The bytes before the text in each delta of the open block. Built once, as most events are deltas.
+        # The bytes that precede the text in each delta of the open block. Built once per block, because most
+        # events are deltas.
         self._head = b""
         self._digest = hashlib.sha256()  # Digest of the open thinking block.
         self._stop: tuple[str, str | None] = ("", None)
@@ -80,8 +81,8 @@ class MessagesFrames:
         return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
 
     def _open(self, kind: str, block: Mapping[str, object], grows: str, field: str) -> bytes:
-        """Close the open block, and begin another. `grows`: its deltas' type. `field`: the field for the
-        deltas' text.
+        """Close the open block, and begin another block. `grows`: the type of the block's deltas. `field`:
+        the field that contains the text of a delta.
         """
         data = self._close()
         self._kind = kind
@@ -146,8 +147,8 @@ def _event(kind: str, data: Json) -> bytes:
 
 
 def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> tuple[str, str | None]:
-    """Return stop_reason and stop_sequence. `calls`: whether the answer calls tools."""
-    if finish_reason in ("length", "repetition"):  # Anthropic's API has no reason for a repetition.
+    """Return stop_reason and stop_sequence. `calls`: whether the answer contains tool calls."""
+    if finish_reason in ("length", "repetition"):  # Anthropic's API has no stop reason for a repetition.
         return "max_tokens", None
     if isinstance(stop_reason, str):
         return "stop_sequence", stop_reason
@@ -155,10 +156,10 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
 
 
 def _arguments_object(arguments: str) -> Json | msgspec.Raw:
-    """Return a tool call's arguments as an object.
+    """Return the arguments of a tool call as an object.
 
     Valid JSON that msgspec cannot represent (half of a surrogate pair, 1e999) stays as the model wrote it.
-    Incomplete arguments, or arguments that are nested too deeply, become an empty object.
+    Arguments that are incomplete or nested too deeply become an empty object.
     """
     try:
         return _decode_object(arguments)
@@ -168,7 +169,7 @@ def _arguments_object(arguments: str) -> Json | msgspec.Raw:
 
 def _is_object(text: str) -> bool:
     """Whether the text is a JSON object."""
-    try:  # Numbers are not converted, because Python refuses integers with thousands of digits.
+    try:  # Numbers are not converted, because Python refuses to convert integers with thousands of digits.
         return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
         return False
@@ -189,7 +190,7 @@ def _usage(num_prompt: int, num_cached: int, num_output: int) -> Json:
 
 
 def _whole_usage(usage: Usage) -> Json:
-    """Convert chat's usage to Anthropic's names."""
+    """Convert the usage of a chat completion to Anthropic's names."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     num_prompt, num_output = usage["prompt_tokens"], usage["completion_tokens"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)

@@ -1,4 +1,4 @@
-"""Reads a /v1/messages body into a request. The body is first converted to a chat body."""
+"""Parses the body of a /v1/messages call into a request. The body is first converted to a chat body."""
 
 import re
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ _RENAMES: Renames = (
 
 
 def check_version(given: str) -> None:
-    """Raise ApiError if the header anthropic-version is not a date. All versions get the same answers."""
+    """Raise ApiError if the header anthropic-version is not a date. The date has no effect on the answer."""
     if given and not _VERSION.fullmatch(given):
         text = f"anthropic-version must be a date as 2023-06-01, not {shown(given)}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, "anthropic-version")
 
 
 class MessagesReader:
-    """Reads /v1/messages bodies. `chat`: reads the converted body. `is_lenient`: leave out what the server
-    cannot do. `can_end_reasoning`: whether the model supports thinking budgets.
+    """Parses /v1/messages bodies. `chat`: parses the converted chat body. `is_lenient`: ignore unsupported
+    parts of a body. `can_end_reasoning`: whether the model supports thinking budgets.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class MessagesReader:
         self._can_end_reasoning = can_end_reasoning
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body, which may be large. `request_id`: the request's id, unless the body has a request_id.
-        Raises ApiError.
+        """Parse a body, which may be large. `request_id` is used unless the body has a request_id. Raises
+        ApiError.
         """
         return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 
     def read_count(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a /v1/messages/count_tokens body. Only the returned request's prompt is used. Raises
+        """Parse a /v1/messages/count_tokens body. Only the prompt of the returned request is used. Raises
         ApiError.
         """
         return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)
@@ -132,9 +132,10 @@ class MessagesReader:
 
 
 def _tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
-    """Return chat's tools by their index in the body. Tools that Anthropic runs or defines are left out.
+    """Return the chat tools by their index in the client's body. On a lenient server, tools that Anthropic
+    defines or runs are ignored.
 
-    Raises ApiError, also if no tool is left.
+    Raises ApiError for an invalid tool, and if no tool is left.
     """
     found = {}
     for number, tool in enumerate(tools):
@@ -163,7 +164,7 @@ def _tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
 
 
 def _choice(given: Json | None, unsupported: Unsupported) -> tuple[str | Json | None, bool | None]:
-    """Return chat's `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
+    """Return `tool_choice` and `parallel_tool_calls` for the chat body. Raises ApiError."""
     if given is None:
         return None, None
     kind, name = given.get("type"), given.get("name")
@@ -187,7 +188,7 @@ def _choice(given: Json | None, unsupported: Unsupported) -> tuple[str | Json | 
 
 
 def _form(config: OutputConfig | None) -> dict[str, msgspec.Raw] | None:
-    """Return chat's `response_format`. A schema stays undecoded, because it may be large."""
+    """Return `response_format` for the chat body. A schema stays encoded, because it may be large."""
     form = config.format if config is not None else None
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form

@@ -1,4 +1,4 @@
-"""Response schemas for /v1/messages, for the OpenAPI document."""
+"""The response schemas of /v1/messages in the OpenAPI document."""
 
 from typing import Literal
 
@@ -14,7 +14,9 @@ class TextBlock(ResponseSchema, tag="text"):
 
 
 class ThinkingBlock(ResponseSchema, tag="thinking"):
-    """A thinking block. `signature`: the text's SHA-256 in hex. In requests, any signature is accepted."""
+    """A thinking block. `signature`: the SHA-256 of the text in hex. In requests, every signature is
+    accepted.
+    """
 
     thinking: str
     signature: str
@@ -34,8 +36,8 @@ class ThinkingTokens(ResponseSchema):
 
 
 class MessageUsage(ResponseSchema):
-    """Token counts. `input_tokens` excludes cache_read_input_tokens, except in message_start, where the
-    cached token count is not known yet.
+    """Token counts. `input_tokens` excludes cache_read_input_tokens. In the event message_start, the number
+    of cached tokens is not known yet, so `input_tokens` includes them.
     """
 
     input_tokens: int
@@ -125,7 +127,7 @@ class MessageFault(ResponseSchema):
 
 
 class MessageRefusal(ResponseSchema, tag="error"):
-    """The body for an error response, and the data for an error event in a stream."""
+    """The body of an error response, and the data of an error event in a stream."""
 
     error: MessageFault
     request_id: str | None
