@@ -1,1 +1,3 @@
-"""/v1/files and /v1/batches: files of requests that run beside live traffic and survive a crash."""
+"""The routes below /v1/files and /v1/batches. A batch is a file of requests that run beside live calls and
+survive a crash of the server.
+"""

@@ -1,4 +1,4 @@
-"""Handlers for /v1/files, for uploaded files and files that batches wrote."""
+"""Handlers for /v1/files. The routes handle both uploaded files and files that batches wrote."""
 
 import asyncio
 import time
@@ -19,18 +19,18 @@ from mmengine.server.storage.files import MAX_SHOWN, StoredFile
 from mmengine.server.storage.storage import Storage
 from mmengine.server.storage.uploads import Upload
 
-MAX_UPLOADS = 16  # Concurrent uploads of all API keys together.
+MAX_UPLOADS = 16  # Maximum number of concurrent uploads of all API keys together.
 PURPOSES = ("batch", *IMAGE_PURPOSES)
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's limits.
-_PIECE = 2**20  # Each body_timeout_s, this many bytes of the body must arrive.
-_SHOWN = 1000  # Files in a list if the call sets no limit.
+_PIECE = 2**20  # Bytes of the body that must arrive in every period of body_timeout_s.
+_SHOWN = 1000  # Number of files in a list if the call sets no limit.
 
 
 class FileRoutes:
     def __init__(self, storage: Storage, admission: Admission, body_timeout_s: float):
         self._files, self._batches = storage.files, storage.batches
         self._admission, self._timeout_s = admission, body_timeout_s
-        self._uploads: Counter[str] = Counter()  # Uploads in progress, for each API key.
+        self._uploads: Counter[str] = Counter()  # Maps an owner to the number of its uploads in progress.
 
     async def create(self, request: Request) -> ASGIApp:
         if (why := self._admission.draining()) is not None:
@@ -70,7 +70,7 @@ class FileRoutes:
             raise _upload_error(error) from None
 
     async def _receive(self, request: Request, upload: Upload) -> None:
-        """Write the body to the disk. Raises ApiError if the body comes more slowly than _PIECE bytes per
+        """Write the body to disk. Raises ApiError if the body arrives more slowly than _PIECE bytes per
         body_timeout_s.
         """
         loop, begun, num_bytes = asyncio.get_running_loop(), time.monotonic(), 0
@@ -159,7 +159,7 @@ def shown_file(file: StoredFile) -> Json:
 
 
 def _read_fields(fields: dict[str, str]) -> tuple[str, int]:
-    """Return the purpose, and the seconds until the file expires (0: never). Raises ApiError."""
+    """Return the purpose of an upload, and the seconds until the file expires (0: never). Raises ApiError."""
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise ApiError(
@@ -176,7 +176,9 @@ EXPIRES_AFTER = FieldPath("expires_after")
 
 
 def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EXPIRES_AFTER) -> int:
-    """Return the seconds after which a file expires. `where`: the field's path in errors. Raises ApiError."""
+    """Return the number of seconds after which a file expires. `where`: the path that errors name. Raises
+    ApiError.
+    """
     if anchor != "created_at":
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be created_at", where / "anchor")
     if seconds is None or not MIN_EXPIRES_S <= seconds <= MAX_EXPIRES_S:
@@ -186,7 +188,7 @@ def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EX
 
 
 def _upload_error(error: BaseException) -> BaseException:
-    """Return the error for the client. After an interrupted upload the server closes the connection."""
+    """Return the error for the client. After a failed upload, the server closes the connection."""
     if isinstance(error, (ApiError, ClientLeft)) or not isinstance(error, MMEngineError):
         return error
     found = api_error(error)

@@ -1,5 +1,5 @@
-"""Answers batch lines with the readers and frames that live calls use. Requests that were recovered from the
-log continue after the last token in the log.
+"""Runs the requests in a batch's lines, with the same readers and response formats as live calls. Requests
+that were recovered from the log continue after the last token in the log.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from mmengine.server.chat.submission import prompt_request_id, submit
 from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.errors import ApiError, api_error
 
-AGAIN = (409, 429, 503)  # A line is tried again after these statuses.
+AGAIN = (409, 429, 503)  # Statuses after which a line is tried again.
 
 
 class LineReader(Protocol):
-    """The `RequestReaders` methods that a line needs."""
+    """The `RequestReaders` methods that running a line needs."""
 
     uploads: UploadedImages
 
     def read_line(
         self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
     ) -> ParsedRequest:
-        """Read a line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
+        """Parse the body of a line. `name`: the request id. Thread-safe. Raises ApiError."""
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames: ...
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Convert an engine error to the error that the client gets."""
+        """Convert an engine error to the error that the client receives."""
 
 
 class LineOutcome(NamedTuple):
-    """A line's outcome. `body`: an answer or an error, as JSON. `written`: to be called when the body is
-    durable on the disk; it releases the answer in the log.
+    """The outcome of a line. `body`: the JSON of an answer or an error. `written` must be called when the
+    body is durable on disk, so that the log may delete the answer.
     """
 
     status: int
@@ -54,10 +54,10 @@ class LineOutcome(NamedTuple):
 
 
 class LineAnswers:
-    """Answers lines for all batches.
+    """Runs lines for all batches.
 
-    `pooled`: answers lines that want vectors. `seats`: limits the choices in flight. `priority`: lowest
-    priority value (the most urgent) that a line may have.
+    `pooled`: runs lines for embeddings and scores. `seats`: limits the number of choices in flight.
+    `priority`: the smallest priority value that a line may have; smaller values are scheduled first.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LineAnswers:
     ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
         self.recovered_rows, self._pooled = recovered_rows, pooled
-        # The lines have their own thread, so that live calls do not wait for them.
+        # Lines are parsed on a thread of their own, so that live calls do not wait for lines.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")
         self.leaves = False  # Whether a cancelled task leaves its requests in the log.
 
@@ -84,8 +84,8 @@ class LineAnswers:
         accepted: Callable[[], None],
         custom_id: str = "",
     ) -> LineOutcome:
-        """Answer a line and return the outcome. `accepted`: called when the request is in the log.
-        `custom_id`: the client's id of the line. Raises ApiError with a status in AGAIN if the line must be
+        """Run a line and return its outcome. `accepted` is called when the request is in the log.
+        `custom_id`: the client's id for the line. Raises ApiError with a status in AGAIN if the line must be
         tried again.
         """
         if endpoint in POOLED_ENDPOINTS:
@@ -140,7 +140,7 @@ class LineAnswers:
             raise api_failure from error
         except asyncio.CancelledError:
             for stream in streams:
-                if self.leaves:  # The log may have the request even before `accepted` was called.
+                if self.leaves:  # The log may contain the request even before `accepted` is called.
                     stream.leave()
                 else:
                     discard_stream(stream)
@@ -148,10 +148,10 @@ class LineAnswers:
         return LineOutcome(200, body, partial(_delivered, streams))
 
     async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
-        """Return the request and a stream for each prompt.
+        """Return the request, and a stream for each prompt.
 
-        If the streams for all prompts were recovered, they are returned with the envelope from the log.
-        Otherwise the request is submitted.
+        If a stream was recovered for every prompt, the recovered streams are returned with the envelope from
+        the log. Otherwise the request is submitted.
         """
         several = len(parsed_request.prompts)
         envelope = msgspec.structs.replace(parsed_request.envelope, num_prompts=several)
@@ -161,7 +161,7 @@ class LineAnswers:
             parsed_request.prompts.clear()
             envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
             return msgspec.structs.replace(parsed_request, envelope=envelope), [each.stream for each in found]
-        # The other prompts were never accepted. All prompts are submitted again once these streams are
+        # The engine never accepted the other prompts. All prompts are submitted again after these streams are
         # cancelled.
         for each in found:
             discard_stream(each.stream)
@@ -173,8 +173,8 @@ class LineAnswers:
 
 
 def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> LineOutcome:
-    """Log an unexpected error in reading or answering a line, and return the line's outcome. `name`: the
-    request's id.
+    """Log an unexpected error in parsing or running a line, and return the outcome of the line. `name`: the
+    request id.
     """
     operator_log.error("a line of a batch failed", id=name, reason=in_one_line(error))
     return _refused(api_error(error), streams)

@@ -1,6 +1,7 @@
-"""The lines in a batch's input and output files, in OpenAI's format.
+"""Checks and reads the lines of a batch's input file, and builds the lines of its output files, in OpenAI's
+format.
 
-An input line, and the output line that answers it:
+An input line, and the output line with its response:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
     {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
@@ -22,14 +23,14 @@ from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 from mmengine.server.http.media_payloads import MIN_CHARS, cut_short
 from mmengine.server.storage.batches import LineError
 
-MAX_ERRORS = 100  # Errors reported for each batch.
+MAX_ERRORS = 100  # Maximum number of errors that are reported for a batch.
 _FIELDS = ("custom_id", "method", "url", "body")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 class Line(NamedTuple):
-    """A line to answer. `place`: its 0-based index without blank lines. `number`: its 1-based line number in
-    the file.
+    """An input line to run. `place`: the 0-based index of the line, not counting blank lines. `number`: the
+    1-based line number in the file.
     """
 
     place: int
@@ -39,14 +40,14 @@ class Line(NamedTuple):
 
 
 class CheckedLines(NamedTuple):
-    """The index of a file's requests, and the errors in the file."""
+    """The index of the requests in a file, and the errors in the file."""
 
     requests: RequestIndex
     errors: list[LineError]
 
 
 def check_lines(path: Path, endpoint: str, max_lines: int) -> CheckedLines:
-    """Check every line in a file. Blocks. Raises OSError."""
+    """Check every line of a file. Blocks. Raises OSError."""
     requests = index_of(path)
     if not len(requests):
         return CheckedLines(requests, [LineError("empty_file", "the file has no requests")])
@@ -66,13 +67,13 @@ def check_lines(path: Path, endpoint: str, max_lines: int) -> CheckedLines:
 
 
 def index_of(path: Path) -> RequestIndex:
-    """Return the index of a file's requests. Blocks. Raises OSError."""
+    """Return the index of the requests in a file. Blocks. Raises OSError."""
     return RequestIndex(path, _custom_id)
 
 
 def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
-    """Yield the lines in a checked file whose indices (`Line.place`) are not in `answered`. Blocks. Raises
-    OSError.
+    """Yield the lines of a checked file, except the lines whose index (`Line.place`) is in `answered`.
+    Blocks. Raises OSError.
     """
     with path.open("rb") as file:
         for place, (number, line) in enumerate(numbered_lines(file)):
@@ -85,13 +86,13 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
-# Only one thread uses this decoder: msgspec crashes if a decoder's first two uses run concurrently in two
-# threads.
+# Only a single thread may use this decoder. msgspec crashes if two threads make the first two uses of a
+# decoder at the same time.
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """A line's undecoded fields."""
+    """The fields of a line, which are not yet decoded."""
 
     custom_id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
@@ -100,9 +101,9 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _small(line: bytes) -> bytes:
-    """Return the line with large media shortened. A body with too many values is replaced by {}.
+    """Return the line with large media shortened. If the body has too many values, {} replaces it.
 
-    Otherwise the JSON parser would hold the interpreter lock for as long as it decodes the body. Raises the
+    Otherwise the JSON parser would hold the interpreter lock while it decodes the whole body. Raises the
     errors in _UNREADABLE.
     """
     line = cut_short(line) if len(line) > MIN_CHARS else line
@@ -125,7 +126,9 @@ def _custom_id(line: bytes | None) -> str | None:
 
 
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
-    """Return a line's error, or None if the line is valid. Adds the line's custom_id to `seen`."""
+    """Return the error of an input line, or None if the line is valid. The line's custom_id is added to
+    `seen`.
+    """
     if line is None:
         text = f"the line exceeds {MAX_LINE_BYTES} bytes; send smaller images, or upload them as files"
         return LineError("line_too_long", text, number)
@@ -186,14 +189,14 @@ class _Out(msgspec.Struct):
 
 
 def answer_line(name: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """Return the output line for a request that got a response, which may be an error. `name`: the request's
-    id.
+    """Return the output line for a request with a response, which may be an error response. `name`: the
+    request id.
     """
     return _written(_Out(_line_id(name), custom_id, _Response(status, name, msgspec.Raw(body)), None))
 
 
 def expired_line(name: str, custom_id: str) -> bytes:
-    """Return the error line for a request that was not answered in time."""
+    """Return the error line for a request that was not finished in time."""
     why = _Why("batch_expired", "the completion window ended before this request was answered")
     return _written(_Out(_line_id(name), custom_id, None, why))
 

@@ -1,4 +1,6 @@
-"""Writes a batch's output file and error file. These files are the only record of the answered lines."""
+"""Writes the output file and the error file of a batch. Only these two files record which lines have been
+answered.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +16,12 @@ from mmengine.server.storage.batches import Batch, Counts
 from mmengine.server.storage.files import Files, StoredFile
 
 OUTPUT, ERRORS = "output", "errors"
-_TOGETHER = 1000  # Lines per write and sync.
+_TOGETHER = 1000  # Maximum number of lines per write and sync.
 
 
 class Answer(NamedTuple):
-    """An output line to write. `place`: the input line's index. `is_good`: True for the output file, False
-    for the error file.
+    """An output line to write. `place`: the index of the input line. `is_good`: whether the line belongs to
+    the output file rather than to the error file.
     """
 
     place: int
@@ -28,10 +30,10 @@ class Answer(NamedTuple):
 
 
 class BatchFiles:
-    """A batch's two files, open for appending.
+    """The output file and the error file of a batch, open for appending.
 
-    All methods block. The constructor raises OSError, and InvalidRequest if a file contains another batch's
-    lines.
+    All methods block. The constructor raises OSError. It raises InvalidRequest if a file contains lines of
+    another batch.
     """
 
     def __init__(self, files: Files, batch: Batch, requests: RequestIndex):
@@ -54,8 +56,8 @@ class BatchFiles:
         return Counts(len(self._requests), len(self.answered) - self._num_failed, self._num_failed)
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Append the answers that the files lack, and return when they are durable on the disk. After an
-        OSError the call may be repeated with the same answers.
+        """Append the answers that are missing from the files. Returns when the answers are durable on disk.
+        After an OSError, the method may be called again with the same answers.
         """
         for answer in answers:
             if answer.place not in self.answered:
@@ -66,8 +68,8 @@ class BatchFiles:
             file.delivered(now=True)
 
     def expire(self, name_of: Callable[[int], str]) -> None:
-        """Write an expiry error for every request without an answer. `name_of`: returns a request's id, given
-        its line number.
+        """Write an expiry error for every request without an answer. `name_of` returns the id of a request,
+        given its line number.
         """
         missing = self._missing(name_of)
         while some := list(islice(missing, _TOGETHER)):
@@ -85,7 +87,7 @@ class BatchFiles:
             file.close()
 
     def finish(self, now: int) -> list[StoredFile]:
-        """Close the files, delete empty ones, and return the others as stored files."""
+        """Close the files, delete the empty files, and return the remaining files as stored files."""
         self.close()
         found = []
         for kind, path in self._paths.items():

@@ -1,6 +1,7 @@
-"""Answers batch lines that want vectors or scores.
+"""Runs batch lines for embeddings and scores.
 
-A line's vectors are not in the log, so a line that the previous process had not written is computed again.
+The log contains no embeddings or scores. Therefore a line is computed again if the previous process had not
+written its output line.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ POOLED_ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
 
 
 class PooledLines(NamedTuple):
-    """Reads and computes lines. `priority`: lowest priority value (the most urgent) that a line may have."""
+    """Parses and computes lines. `priority`: the smallest priority value that a line may have; smaller values
+    are scheduled first.
+    """
 
     engine: ServedEngine
     reader: PooledReader
@@ -30,7 +33,7 @@ class PooledLines(NamedTuple):
     async def read(
         self, endpoint: str, body: bytes, name: str, owner: str, parser: Executor
     ) -> PooledRequest:
-        """Read a line's body on `parser`. Raises ApiError."""
+        """Parse the body of a line on `parser`. Raises ApiError."""
         options = Options(
             sampling=PREFILL,
             cache_salt=self.admission.salt_of(owner),
@@ -45,7 +48,7 @@ class PooledLines(NamedTuple):
         return replace(call, jobs=jobs)
 
     async def answer(self, call: PooledRequest, parser: Executor) -> bytes:
-        """Compute a line and return the response's body. Raises ApiError."""
+        """Compute a line, and return the body of the response. Raises ApiError."""
         try:
             answers = await self.engine.pool(call.jobs)
         except MMEngineError as error:

@@ -1,4 +1,4 @@
-"""The batch requests that were recovered from the log."""
+"""The requests of batches that were recovered from the log after a restart."""
 
 import re
 from typing import NamedTuple
@@ -8,7 +8,8 @@ from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.chat.submission import log_request_id
 from mmengine.server.storage.batches import Batches
 
-_ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # Ids in the log.
+# The format of a batch request's id in the log.
+_ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")
 
 
 class RecoveredRow(NamedTuple):
@@ -17,14 +18,14 @@ class RecoveredRow(NamedTuple):
 
 
 class RecoveredRows:
-    """The recovered requests in live batches, with a stream for each.
+    """The recovered requests of live batches, with a stream for each request.
 
-    Recovered requests in ended batches are cancelled. Create this object before the call registry reads the
-    engine's recovered requests, because batch requests are not calls from clients.
+    Recovered requests of ended batches are cancelled. This object must be created before the call registry
+    reads the engine's recovered requests, because batch requests are not calls from clients.
     """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
-        self._rows: dict[str, RecoveredRow] = {}  # The key is the id in the log.
+        self._rows: dict[str, RecoveredRow] = {}  # Maps an id in the log to the request.
         for left in engine.recovered_requests():
             found = _ROW.fullmatch(left.request_id)
             batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
@@ -37,24 +38,24 @@ class RecoveredRows:
                 engine.give_up(left.request_id)
 
     def pop(self, names: list[str]) -> list[RecoveredRow]:
-        """Remove and return the requests with these ids, as far as they exist. The caller then owns their
-        streams.
+        """Remove and return the requests with these ids. Unknown ids are ignored. The caller becomes the
+        owner of the streams.
         """
         return [self._rows.pop(name) for name in names if name in self._rows]
 
     def drop(self, owner: str, batch_id: str) -> None:
-        """Cancel an ended batch's remaining requests."""
+        """Cancel the remaining requests of an ended batch."""
         begin = log_request_id(owner, f"{batch_id}-")
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
             discard_stream(row.stream)
 
     def leave(self) -> None:
-        """Detach all streams when the process ends. Their requests stay in the log."""
+        """Detach all streams. Called at the end of the process. The requests stay in the log."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 
 
 def discard_stream(stream: Stream) -> None:
-    """Cancel a stream whose answer is not needed."""
+    """Cancel a stream whose output is not needed."""
     stream.cancel()
     stream.delivered()

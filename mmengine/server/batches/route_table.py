@@ -1,4 +1,4 @@
-"""Route records for /v1/files and /v1/batches."""
+"""The table of the routes for files and batches, with their OpenAPI descriptions."""
 
 from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.routes import BatchBody, BatchRoutes

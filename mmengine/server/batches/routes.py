@@ -1,5 +1,5 @@
-"""Handlers for /v1/batches. A batch is a request file whose requests run beside live traffic and continue
-after the server restarts.
+"""Handlers for /v1/batches. A batch is a file of requests. The requests run beside live calls, and continue
+after a restart of the server.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from mmengine.server.storage.storage import Storage
 
 MAX_METADATA = 16  # entries
 MAX_WINDOW_S = 14 * 86400
-MAX_PAGE = 100  # Batches in one list.
-_SHOWN = 20  # Batches in a list if the call sets no limit.
+MAX_PAGE = 100  # Maximum number of batches in a list.
+_SHOWN = 20  # Number of batches in a list if the call sets no limit.
 _WINDOW = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AT = (
@@ -70,7 +70,7 @@ _decode = msgspec.json.Decoder(BatchBody).decode
 
 
 class BatchRoutes:
-    """Handlers for /v1/batches. `reattach_s`: for this many seconds, a retried call finds the batch that its
+    """Handlers for /v1/batches. `reattach_s`: seconds during which a retried call finds the batch that its
     first try created.
     """
 
@@ -110,7 +110,8 @@ class BatchRoutes:
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that an earlier try of the same call created, or None.
 
-        The call is recognised by its Idempotency-Key. Without a key, a retry is recognised by its digest.
+        An earlier try is found by the Idempotency-Key. If the call has no key and is a retry, it is found by
+        the digest of the call.
         """
         batches = self._storage.batches
         if key:
@@ -119,7 +120,7 @@ class BatchRoutes:
         return batches.created_alike(owner, digest, since) if tries_again(request) else None
 
     def _new_batch(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
-        """Check the body's fields and return a new batch. Raises ApiError."""
+        """Check the fields of a body, and return a new batch. Raises ApiError."""
         file = self._storage.files.get(body.input_file_id, owner)
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")
@@ -208,7 +209,7 @@ def shown_batch(batch: Batch) -> Json:
 
 
 def _seconds(window: str) -> int:
-    """Return a completion window in seconds. Raises ApiError."""
+    """Return a completion window in seconds. Raises ApiError for an invalid window."""
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found is not None else 0
     if not 1 <= seconds <= MAX_WINDOW_S:

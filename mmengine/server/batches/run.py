@@ -1,4 +1,6 @@
-"""Runs a batch from its validation to its end."""
+"""Runs a single batch: validates its input file, submits the lines, writes the output files, and sets the
+final status.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -19,12 +21,12 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.storage.batches import Batch, LineError
 from mmengine.server.storage.storage import Storage
 
-DISK_AGAIN_S = 5.0  # Seconds until a write is tried again after an error, such as a full disk.
-# Longest pause in seconds before a request that was refused for lack of capacity is tried again.
+DISK_AGAIN_S = 5.0  # Seconds until a failed write is repeated, for example when the disk is full.
+# Maximum pause in seconds before a request is tried again that was refused for lack of capacity.
 MAX_PAUSE_S = 30.0
-# Least weight of a line in `bodies`, so that a bounded number of small lines waits for the engine.
+# Minimum weight of a line in `bodies`. The minimum limits how many small lines wait for the engine.
 MIN_HELD_BYTES = 2**18
-_BYTES_AT_ONCE = 2**16  # Lines are read until they have this many bytes.
+_BYTES_AT_ONCE = 2**16  # Lines are read until they have this many bytes together.
 _R = TypeVar("_R")
 
 
@@ -32,8 +34,8 @@ class BatchResources(NamedTuple):
     """Objects that all batches share.
 
     `bodies`: limits the bytes of lines that were read but are not yet in the engine. `may_begin`: whether new
-    requests may be submitted. `count_line`: see BatchRunner's `answered`. `turning`: for each batch, the lock
-    that is held while its status changes.
+    requests may be submitted. `count_line`: see BatchRunner's `answered`. `turning`: maps a batch id to the
+    lock that is held while the status of the batch changes.
     """
 
     storage: Storage
@@ -46,8 +48,8 @@ class BatchResources(NamedTuple):
 
 
 class BatchRun:
-    """A task that runs a batch. If `run` is cancelled, another BatchRun can continue the batch, also in a
-    later process.
+    """Runs a batch. If `run` is cancelled, another BatchRun can continue the batch, even in a later
+    process.
     """
 
     def __init__(self, batch_id: str, resources: BatchResources):
@@ -56,11 +58,12 @@ class BatchRun:
             resources.storage,
             resources.turning.setdefault(batch_id, asyncio.Lock()),
         )
-        self._stopped = ""  # The final status of a batch that ends before all lines are answered.
+        self._stopped = ""  # The final status of a batch that ends before all its lines are answered.
         self._asking: asyncio.Task[None] | None = None
-        self._ready: list[tuple[Answer, LineOutcome]] = []  # Answers to write.
+        self._ready: list[tuple[Answer, LineOutcome]] = []  # Answers that wait to be written.
         self._came = asyncio.Event()
-        # `_is_asked`: no more answers will come. `_gives_up`: do not retry a failed write.
+        # `_is_asked`: whether no more answers will arrive. `_gives_up`: whether a failed write is not
+        # repeated.
         self._is_asked = self._gives_up = False
 
     @property
@@ -70,8 +73,8 @@ class BatchRun:
         return found
 
     async def cancel(self) -> None:
-        """Submit no more lines, and end the batch with the answers that it has. Raises ApiError if the batch
-        has ended or is ending.
+        """Submit no more lines, and end the batch with the answers received so far. Raises ApiError if the
+        batch has ended or is ending.
         """
         async with self._turning:
             batch = self.batch
@@ -84,7 +87,7 @@ class BatchRun:
         self._stop("cancelled")
 
     def look(self) -> None:
-        """Stop the run if the batch was cancelled or its completion window has passed."""
+        """Stop the run if the batch was cancelled, or if its completion window has passed."""
         batch = self.batch
         if self._stopped:
             return
@@ -94,12 +97,13 @@ class BatchRun:
             self._stop("expired")
 
     def _stop(self, status: str) -> None:
-        if self._asking is not None and not self._stopped:  # A stopped task may already be cleaning up.
+        # A task that was stopped before may still be cleaning up.
+        if self._asking is not None and not self._stopped:
             self._asking.cancel()
         self._stopped = status
 
     async def run(self) -> None:
-        """Run the batch to its end. After KeepFailed or OSError the batch may be run again."""
+        """Run the batch to its end. After KeepFailed or OSError, the batch may be run again."""
         self.look()
         try:
             requests = await self._validated()
@@ -113,7 +117,9 @@ class BatchRun:
             self._resources.answers.recovered_rows.drop(self.batch.owner, self.batch_id)
 
     async def _validated(self) -> RequestIndex | None:
-        """Return the index of the input's lines. None if lines are invalid; the batch has then failed."""
+        """Return the index of the input's lines. If a line is invalid, sets the batch to failed and returns
+        None.
+        """
         batch, files = self.batch, self._storage.files
         path = files.path(batch.input_file_id)
         if batch.status != "validating":
@@ -156,7 +162,7 @@ class BatchRun:
             if self._stopped == "expired":
                 await self._disk(lambda: out.expire(self._name))
             elif not self._stopped and len(out.answered) < len(requests):
-                # This is a bug; the next run submits these lines again.
+                # This condition is a bug. The next run submits these lines again.
                 raise KeepFailed("some lines could not be asked")
             await self._end(out)
         finally:
@@ -182,7 +188,7 @@ class BatchRun:
     # Submitting lines
 
     async def _ask_all(self, requests: RequestIndex, out: BatchFiles) -> None:
-        """Submit lines until all are answered or the run is stopped."""
+        """Submit lines until all lines are answered or the run is stopped."""
         if self._stopped or len(out.answered) == len(requests):
             return
         asking = self._asking = asyncio.create_task(self._feed(requests, out))
@@ -233,7 +239,7 @@ class BatchRun:
                     operator_log.info("a line of a batch waits", id=name, reason=str(error))
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                except Exception as error:  # A bug must not stop the other lines.
+                except Exception as error:  # A bug with one line must not stop the other lines.
                     outcome = failed(name, error)
                     break
         finally:
@@ -244,13 +250,13 @@ class BatchRun:
         self._came.set()
 
     def _name(self, number: int) -> str:
-        """Return the request id for a line."""
+        """Return the request id for the line with this number."""
         return f"{self.batch_id}-{number}"
 
     # Writing answers
 
     async def _write(self, out: BatchFiles) -> None:
-        """Write answers as they come, until no more will come and all are written."""
+        """Write answers as they arrive, until no more answers will arrive and all are written."""
         while self._ready or not self._is_asked:
             await self._came.wait()
             self._came.clear()
@@ -261,7 +267,7 @@ class BatchRun:
             except OSError as error:
                 operator_log.error("a batch cannot be written", id=self.batch_id, reason=error.strerror)
                 if self._is_asked and self._gives_up:
-                    return  # The next run gets these answers again from the log.
+                    return  # The next run gets these answers from the log.
                 await asyncio.sleep(DISK_AGAIN_S)
                 self._came.set()
                 continue
@@ -278,7 +284,7 @@ class BatchRun:
 
 
 class _HeldBody:
-    """The share of `BatchResources.bodies` that a line takes until its release."""
+    """The units of `BatchResources.bodies` that a line takes until `release`."""
 
     def __init__(self, room: WeightedSemaphore, amount: int):
         self._room, self._amount = room, amount
@@ -289,7 +295,7 @@ class _HeldBody:
 
 
 def _some(lines: Iterator[Line]) -> list[Line]:
-    """Return the next lines: several small lines, or one large line."""
+    """Return the next lines, which are several small lines or a single large line."""
     found: list[Line] = []
     num_bytes = 0
     while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:

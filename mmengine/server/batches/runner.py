@@ -1,4 +1,4 @@
-"""Runs each batch that has not ended as a task beside clients' calls."""
+"""Runs all live batches as tasks beside the calls of clients. A live batch is a batch that has not ended."""
 
 import asyncio
 import time
@@ -20,20 +20,21 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.batches import Batch
 from mmengine.server.storage.storage import Storage
 
-BODIES_BYTES = 64 * 2**20  # Bytes of lines that were read but are not yet in the engine.
-# Batches leave one in FREE_SEATS of the max_num_seqs places to live calls, because a preempted batch request
-# frees its KV blocks but may keep its place.
+BODIES_BYTES = 64 * 2**20  # Maximum bytes of lines that were read but are not yet in the engine.
+# Batches leave 1 / FREE_SEATS of the max_num_seqs places to live calls. A preempted batch request frees its
+# KV blocks, but it may keep its place.
 FREE_SEATS = 4
 LOOK_S = 0.5  # Seconds between two checks for new, cancelled and expired batches.
-AGAIN_S = 10.0  # Seconds until a batch whose run failed, for example on a disk error, is run again.
+# Seconds until a batch is run again after its run failed, for example because of a disk error.
+AGAIN_S = 10.0
 
 
 class BatchRunner:
     """Starts, cancels and watches the runs of all batches.
 
-    `reader`: reads lines and renders answers; `pooled_reader`: for lines that want vectors. `answered`:
-    called for each line that is written, with True for an answer and False for an error. Must be created on
-    the event loop.
+    `reader`: parses lines and renders answers. `pooled_reader`: does the same for embeddings and scores.
+    `answered` is called for each written line, with True for an answer and False for an error. Must be
+    created on the event loop.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class BatchRunner:
             WeakValueDictionary(),
         )
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
-        # For each batch whose run failed, the monotonic time of the next try.
+        # Maps a batch whose run failed to the monotonic time of its next run.
         self._not_before: dict[str, float] = {}
         self._woken = asyncio.Event()
 
     async def create(self, batch: Batch) -> None:
-        """Store a batch and start it. It also continues after a restart. Raises QueueFull and KeepFailed."""
+        """Store a batch and start it. After a restart of the server, the batch continues. Raises QueueFull
+        and KeepFailed.
+        """
         await self._storage.batches.create(batch)
         self._woken.set()
 
@@ -84,8 +87,8 @@ class BatchRunner:
         self._woken.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. Requests in flight then stay in the log, and the next process
-        continues them.
+        """Run batches until cancelled. When cancelled, requests in flight stay in the log, and the next
+        process continues them.
         """
         try:
             while True:

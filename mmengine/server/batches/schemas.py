@@ -1,4 +1,4 @@
-"""Schemas for /v1/files and /v1/batches, in OpenAI's format."""
+"""The response schemas of /v1/files and /v1/batches in the OpenAPI document, in OpenAI's format."""
 
 from typing import Literal
 
@@ -29,7 +29,7 @@ class FileObjects(Page):
 
 
 class BatchError(ResponseSchema):
-    """An error in a batch. `line`: 1-based line number in the file."""
+    """An error in a batch's input file. `line`: 1-based line number."""
 
     code: str
     message: str
@@ -85,14 +85,16 @@ class BatchObjects(Page):
 
 
 class Upload(ResponseSchema):
-    """The form fields in an upload."""
+    """The form fields of an upload."""
 
     file: str
     purpose: Literal["batch", "vision", "user_data"]
 
 
 def described_upload(schema: Json) -> Json:
-    """Add to the schema: `file` as binary data, and the optional form fields that set the file's expiry."""
+    """Return the schema of an upload with two additions: `file` as binary data, and the optional form fields
+    that set the file's expiry.
+    """
     properties = schema["properties"]
     assert isinstance(properties, dict)
     properties["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}

@@ -1,11 +1,13 @@
-"""A FIFO semaphore with weights."""
+"""A semaphore for asyncio from which each task takes a chosen number of units. Waiting tasks are served in
+FIFO order.
+"""
 
 import asyncio
 from collections import deque
 
 
 class WeightedSemaphore:
-    """A semaphore of `size` units. Belongs to a single event loop."""
+    """A semaphore with `size` units. Belongs to a single event loop."""
 
     def __init__(self, size: int):
         self._size = self._free = size
@@ -16,8 +18,8 @@ class WeightedSemaphore:
         return self._size - self._free
 
     async def take(self, amount: int) -> int:
-        """Wait until `amount` units, at most `size`, are free; take them and return their number. The caller
-        frees them with `give`.
+        """Wait until `amount` units are free, but at most `size` units. Take these units and return their
+        number. The caller releases them with `give`.
         """
         amount = min(amount, self._size)
         if not self._waiting and amount <= self._free:
@@ -32,7 +34,7 @@ class WeightedSemaphore:
                 self.give(amount)
             else:
                 granted.cancel()
-                self.give(0)  # Tasks after this one in the queue may want fewer units.
+                self.give(0)  # The tasks that follow in the queue may need fewer units.
             raise
         return amount
 

@@ -1,1 +1,3 @@
-"""A load generator for servers with OpenAI's chat API. It summarizes its results."""
+"""A load generator for servers with OpenAI's chat API. It measures the latency and throughput of the
+server.
+"""

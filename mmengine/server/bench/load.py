@@ -1,4 +1,6 @@
-"""Generates a load: calls with random prompts, at a given mean rate or with fixed concurrency."""
+"""Generates a load on a server: calls with random prompts, at a given mean rate or with a fixed
+concurrency.
+"""
 
 import asyncio
 import base64
@@ -15,19 +17,19 @@ from pathlib import Path
 from mmengine.errors import ConfigError
 from mmengine.server.bench.streamed_call import Call, Target, send_call
 
-MAX_REQUESTS = 100_000  # Calls in one load.
-MAX_CONCURRENCY = 4096  # Concurrent calls.
-MAX_PROMPT_WORDS = 100_000  # Words in the prompt of one call.
+MAX_REQUESTS = 100_000  # Maximum number of calls in a load.
+MAX_CONCURRENCY = 4096  # Maximum number of concurrent calls.
+MAX_PROMPT_WORDS = 100_000  # Maximum number of words in a prompt.
 _WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangle", "left", "right")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load to generate.
+    """The calls to generate.
 
-    `rate`: mean calls per second, with exponential gaps. If `rate` is infinite, a call starts as soon as
-    fewer than `concurrency` calls run. `prompt_words` and `max_tokens` apply to each call. With `ignore_eos`,
-    each answer has exactly `max_tokens` tokens.
+    `rate`: mean number of calls per second, with exponentially distributed gaps. If `rate` is infinite, a new
+    call starts whenever fewer than `concurrency` calls are running. `prompt_words` and `max_tokens` apply to
+    each call. With `ignore_eos`, each answer has exactly `max_tokens` tokens.
     """
 
     num_requests: int
@@ -53,8 +55,8 @@ class Load:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """Return all calls' bodies. Each prompt begins with a random word, so that there are no prefix cache
-    hits.
+    """Return the bodies of all calls. Each prompt begins with a random word, so that there are no prefix
+    cache hits.
     """
     chance = random.Random(load.seed)
     urls = [_data_url(path) for path in load.images]
@@ -91,8 +93,8 @@ def _data_url(path: Path) -> str:
 async def run(
     target: Target, load: Load, done: Callable[[], None] = lambda: None
 ) -> tuple[list[Call], float]:
-    """Run the load. Return the calls in starting order, and the total time in seconds. `done`: called after
-    each call.
+    """Send all calls of the load. Return the results in the order in which the calls started, and the total
+    time in seconds. `done` is called after each call.
     """
     chance, places = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency)
 

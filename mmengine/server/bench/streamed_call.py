@@ -1,4 +1,4 @@
-"""Sends a streamed chat call on its own connection, and records when its events arrive."""
+"""Sends a streamed chat completion call on its own connection, and records when the events arrive."""
 
 import asyncio
 import json
@@ -14,12 +14,12 @@ import h11
 
 from mmengine.errors import ConfigError, in_one_line
 
-MAX_EVENT_BYTES = 2**20  # Limit for one stream event.
+MAX_EVENT_BYTES = 2**20  # Maximum size of a stream event.
 _READ = 2**16
 
 
 class Target(NamedTuple):
-    """A server. `path`: its chat route's path."""
+    """The server to which calls are sent. `path`: the path of the chat completions route."""
 
     host: str
     port: int
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str, key: str) -> "Target":
-        """Return the target for `url`, which ends with /v1. Raises ConfigError."""
+        """Return the target for a base URL that ends with /v1. Raises ConfigError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
@@ -42,9 +42,11 @@ class Target(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """A call's result. Times are seconds on the monotonic clock. `sent`, `over`: when the call was sent and
-    when it ended. `at`: arrival times for events with output. `num_prompt`, `num_tokens`: prompt and output
-    tokens. `error`: why there is no complete answer, or "".
+    """The result of a call. All times are seconds on the monotonic clock.
+
+    `sent`: when the call was sent. `over`: when the call ended. `at`: the arrival times of the events with
+    output. `num_prompt`, `num_tokens`: the number of prompt and output tokens. `error`: the reason why the
+    answer is incomplete, or "".
     """
 
     sent: float = 0.0
@@ -60,12 +62,16 @@ class Call:
 
     @property
     def tpot_s(self) -> float:
-        """Return the mean seconds per token after the first; 0 for an answer with a single token."""
+        """Return the mean seconds per token after the first token. Returns 0 for an answer with a single
+        token.
+        """
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
 async def send_call(target: Target, body: bytes, timeout_s: float) -> Call:
-    """Send a call and return its result. Errors become the result's `error`; only cancellation is raised."""
+    """Send a call and return the result. Errors are stored in the result's `error`; only cancellation is
+    raised.
+    """
     call = Call(sent=time.monotonic())
     try:
         async with asyncio.timeout(timeout_s):

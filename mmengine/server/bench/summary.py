@@ -1,4 +1,4 @@
-"""Summarizes a load: rates, latencies, and how many calls met the latency limits."""
+"""Summarizes the results of a load: rates, latencies, and the share of calls within the latency limits."""
 
 import dataclasses
 from collections import Counter
@@ -14,8 +14,8 @@ PERCENTILES = (50, 90, 99)
 
 
 class Limits(NamedTuple):
-    """Latency limits in milliseconds: time to first token, and mean time per later token. 0: no limit. Calls
-    within both limits count as good.
+    """Latency limits in milliseconds: the time to first token, and the mean time per later token. 0 means no
+    limit. A call within both limits counts as good.
     """
 
     ttft_ms: float = 0.0
@@ -28,11 +28,11 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """A load's result.
+    """The summarized result of a load.
 
-    The `_ms` fields map "mean" and "p50", "p90" and "p99" to milliseconds. Rates are per second. `goodput`:
-    calls per second within the limits. `good_share`: the share of calls that are within the limits. Both are
-    None without limits.
+    The fields whose names end in `_ms` map "mean", "p50", "p90" and "p99" to milliseconds. Rates are per
+    second. `goodput`: the number of calls within the limits per second. `good_share`: the share of calls
+    within the limits. Without limits, both are None.
     """
 
     num_calls: int
@@ -74,7 +74,7 @@ def summary_of(calls: Sequence[Call], seconds: float, limits: Limits) -> Summary
 
 
 def gaps(calls: Sequence[Call]) -> list[float]:
-    """Return the seconds between consecutive events, for all answers together."""
+    """Return the seconds between consecutive events of an answer, for all answers together."""
     return [after - before for call in calls for before, after in zip(call.at, call.at[1:], strict=False)]
 
 
@@ -90,7 +90,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def rows_of(summary: Summary) -> list[tuple[str, str]]:
-    """Return the table rows that show the summary, as pairs (name, text)."""
+    """Return the rows of a table that shows the summary, as pairs of name and text."""
     failed = f", {summary.num_failed} failed" if summary.num_failed else ""
     rows = [
         ("calls", f"{summary.num_calls}{failed}, in {summary.seconds:.1f} s"),
@@ -122,10 +122,11 @@ def markdown(title: str, summary: Summary) -> str:
 
 
 def draw(title: str, calls: Sequence[Call], limits: Limits, path: Path) -> None:
-    """Draw four charts: the time to first token and the gaps between events as distributions, and each call's
-    time to first token and time per output token against its start.
+    """Draw four charts and write them to `path`. Two charts show the distributions of the time to first token
+    and of the gaps between events. The other two show each call's time to first token and time per output
+    token, against the start time of the call.
     """
-    from matplotlib.figure import Figure  # Imported late, because only this function needs matplotlib.
+    from matplotlib.figure import Figure  # Imported here because no other function needs matplotlib.
 
     whole = [call for call in calls if not call.error]
     figure = Figure(figsize=(10, 6.4), layout="constrained")

@@ -84,7 +84,7 @@ class PromptStream:
 
     @property
     def prompt_scores(self) -> PromptLogprobs | None:
-        """The prompt's logprobs, if the call asks for them. None before the prompt has been computed."""
+        """The prompt's logprobs, if the call asks for them. None before the answer has ended."""
         return self.stream.completion.prompt_scores if self.stream.completion else None
 
     def usage(self) -> tuple[int, int, int]:

@@ -1,1 +1,3 @@
-"""From a model to a listening server and back: sockets, TLS, heartbeats, and the health port."""
+"""Starts and stops the server process: listening sockets, TLS, warm-up, heartbeats, the health port, and
+shutdown.
+"""

@@ -1,9 +1,10 @@
-"""Accepts the server's connections on a thread of its own, which also answers GET /health/live.
+"""Accepts the server's connections on a separate thread, which also responds to health probes (GET
+/health/live).
 
-An event loop that is busy with hundreds of calls answers a probe late, and an orchestrator would then kill a
-server that works. The thread looks at the first bytes of each new connection without reading them. It answers
-a probe itself, and passes every other connection to the event loop. A later request on a connection of the
-event loop is answered there.
+If the event loop is busy with hundreds of calls, its response to a probe would be late, and an orchestrator
+would kill a working server. Therefore the thread looks at the first bytes of each new connection without
+consuming them. The thread responds to a probe itself, and passes every other connection to the event loop.
+The event loop then also handles all later requests on that connection.
 """
 
 import asyncio
@@ -19,21 +20,23 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.lifecycle.health_port import Health, HealthPort, Probes
 from mmengine.server.transport.quick_sockets import accept, peek
 
-FIRST_BYTES_S = 1.0  # Seconds that a new connection may be silent before the event loop gets it.
-MAX_SILENT = 256  # Maximum number of such connections; beyond it the event loop gets the oldest.
+FIRST_BYTES_S = 1.0  # Seconds that a new connection may send nothing before it is passed to the event loop.
+# Maximum number of connections that have sent nothing. If there are more, the oldest is passed to the event
+# loop.
+MAX_SILENT = 256
 MAX_WAITING = 1024  # Maximum number of connections that wait for the event loop.
-ACCEPT_AGAIN_S = 0.05  # Pause when no more connections can be accepted.
-ACCEPTED_AT_ONCE = 32  # Connections that are accepted before other sockets are looked at.
+ACCEPT_AGAIN_S = 0.05  # Seconds of pause when no further connection can be accepted.
+ACCEPTED_AT_ONCE = 32  # Maximum number of connections that are accepted before the other sockets are polled.
 _LIVE = (b"GET /health/live ", b"GET /health/live?")
 Connect = Callable[[socket.socket], Awaitable[object]]
 
 
 class Acceptor:
-    """Accepts connections on `bound` until `close`.
+    """Accepts connections on the listening socket `bound` until `close`.
 
-    `connect`: gives a connection to the event loop, on which this object is created. `health`: returns the
-    state for probes, and `probed` is told whether it was alive; both are called on the acceptor's thread.
-    `health_socket`: the listening socket of a separate health port, or None.
+    `connect`: passes a connection to the event loop. This object must be created on the event loop. `health`
+    returns the state for probes, and `probed` is then called with whether the server was alive. Both run on
+    the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
     """
 
     def __init__(
@@ -53,10 +56,13 @@ class Acceptor:
         self._port: HealthPort | None = None
         if health_socket is not None:
             self._port = HealthPort(health_socket, self._selector, health)
-        self._silent: dict[socket.socket, float] = {}  # When the event loop gets each, oldest first.
+        # Maps each connection that has sent nothing to the time when it is passed to the event loop. Oldest
+        # first.
+        self._silent: dict[socket.socket, float] = {}
         self._waiting: deque[socket.socket] = deque()  # Connections for the event loop.
-        self._is_called = False  # Whether the loop is going to take the waiting connections.
-        self._connecting: set[asyncio.Task[object]] = set()  # Keeps the tasks from being garbage collected.
+        self._is_called = False  # Whether the loop has been asked to take the waiting connections.
+        # Holds the tasks, so that they are not garbage collected.
+        self._connecting: set[asyncio.Task[object]] = set()
         self._is_paused, self._accept_at, self._is_closing = True, 0.0, False
         self._wakes, self._awake = socket.socketpair()
         self._wakes.setblocking(False)
@@ -65,7 +71,7 @@ class Acceptor:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more connections. A second call does nothing."""
+        """Accept no more connections. May be called twice."""
         if not self._is_closing:
             self._is_closing = True
             self._awake.send(b"x")
@@ -80,7 +86,7 @@ class Acceptor:
             for key, _ in self._selector.select(self._wait_s()):
                 try:
                     key.data()
-                except Exception as error:  # An error with one connection must not end the thread.
+                except Exception as error:  # An error of a single connection must not end the thread.
                     operator_log.error("a connection was lost while it was accepted", reason=repr(error))
             self._tidy()
         for connection in list(self._silent):
@@ -95,7 +101,9 @@ class Acceptor:
         self._wakes.recv(4096)
 
     def _pause_or_resume(self) -> None:
-        """Accept connections only while few wait for the event loop, and descriptors are left."""
+        """Accept connections only while few connections wait for the event loop and file descriptors are
+        available.
+        """
         if self._bound is None:
             return
         pauses = len(self._waiting) >= MAX_WAITING or time.monotonic() < self._accept_at
@@ -139,15 +147,16 @@ class Acceptor:
                     self._pass_on_silent(next(iter(self._silent)))
 
     def _look(self, connection: socket.socket) -> None:
-        # Otherwise the connection was passed on in the same round of the selector.
+        # If the connection is missing, it was passed to the event loop earlier in the same round of the
+        # selector.
         if connection in self._silent:
             self._forget(connection)
             if not self._sent(connection):
                 self._pass_on(connection)
 
     def _sent(self, connection: socket.socket) -> bool:
-        """Decide by its first bytes who answers a connection. The bytes stay in the socket. Returns False if
-        there are none.
+        """Decide from the first bytes of a connection whether the thread responds or the event loop. The
+        bytes stay in the socket. Returns False if no bytes have arrived.
         """
         try:
             head = peek(connection)
@@ -155,7 +164,7 @@ class Acceptor:
             return False
         except OSError:
             head = b""  # The event loop notices that the client has left.
-        # A page in a browser needs the headers of CORS, which only the application knows.
+        # A web page in a browser needs CORS headers. Only the application knows these headers.
         if head.startswith(_LIVE) and b"\norigin:" not in head.lower():
             self._probes.adopt(connection, head)
         else:
@@ -187,7 +196,9 @@ class Acceptor:
     # The event loop
 
     def _take_over(self) -> None:
-        self._is_called = False  # Before the loop: a connection that comes now calls again.
+        # Reset before the loop below, so that a connection that arrives during the loop calls this method
+        # again.
+        self._is_called = False
         while self._waiting:
             connection = self._waiting.popleft()
             connection.setblocking(False)

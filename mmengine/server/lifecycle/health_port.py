@@ -1,8 +1,8 @@
 """Serves /health, /health/ready and /health/live on a separate port, even before an engine exists.
 
-This is a small HTTP/1.1 server over non-blocking sockets. Any client may connect, so there are limits: a
-request head has at most MAX_HEAD_BYTES, a connection lasts at most ASKING_S, and beyond MAX_PROBES
-connections a new connection closes the oldest.
+This module is a small HTTP/1.1 server with non-blocking sockets. Any client may connect, so there are limits.
+A request head has at most MAX_HEAD_BYTES bytes, and a connection lasts at most ASKING_S seconds. If
+MAX_PROBES connections are open, a new connection closes the oldest.
 """
 
 import http
@@ -27,9 +27,9 @@ PATHS = ("/health", "/health/ready", "/health/live")
 class Health(msgspec.Struct, frozen=True):
     """The state that the health port reports.
 
-    `has_report`: whether a serving engine reported the state; without `reasons` it is then ready. Otherwise
-    the `reasons` are the supervisor's. `is_alive`: False if the supervisor and the engine should be
-    restarted.
+    `has_report`: whether a serving engine reported the state. In this case, `reasons` are the engine's, and
+    without reasons the server is ready. Otherwise the `reasons` are the supervisor's. `is_alive`: False if
+    the supervisor and the engine should be restarted.
     """
 
     reasons: tuple[str, ...]
@@ -39,8 +39,9 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def silent(silent_s: float, late_s: float, stuck_s: float) -> Health | None:
-    """Return the state of an engine whose event loop has sent no heartbeat for `silent_s` seconds, or None if
-    it is not late. It is not ready after `late_s` seconds, and not alive after `stuck_s` seconds.
+    """Return the state of an engine whose event loop has sent no heartbeat for `silent_s` seconds. Returns
+    None if the heartbeat is not late. The engine is not ready after `late_s` seconds, and not alive after
+    `stuck_s` seconds.
     """
     if silent_s <= late_s:
         return None
@@ -54,8 +55,8 @@ def reported(reasons: tuple[str, ...], retry_after_s: int, is_frozen: bool) -> H
 
 
 class HealthPort:
-    """The listening socket and its connections. They are registered with `selector`; the owner calls a key's
-    data when its socket is readable.
+    """The health port's listening socket and connections. All of them are registered with `selector`. When a
+    socket is readable, the owner of the selector calls the `data` of the socket's key.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class HealthPort:
         selector.register(bound, selectors.EVENT_READ, self._take)
 
     def wait_s(self) -> float | None:
-        """Return the seconds until `tidy` is due, or None without a connection."""
+        """Return the seconds until `tidy` must be called, or None if there is no connection."""
         return self._probes.wait_s()
 
     def tidy(self) -> None:
@@ -85,18 +86,20 @@ class HealthPort:
 
 
 class Probes:
-    """Connections that ask for the health, registered with `selector`. Each gets one answer."""
+    """Connections with health probes, registered with `selector`. Each connection gets a single response."""
 
     def __init__(self, selector: selectors.BaseSelector, health: Callable[[], Health]) -> None:
         self._selector, self._health = selector, health
         self._asking: dict[socket.socket, _Probe] = {}  # Oldest first.
 
     def adopt(self, connection: socket.socket, head: bytes = b"") -> None:
-        """Read a head from a connection, answer it, and close the connection. `head`: its first bytes, which
-        stay to be read; a complete head is answered at once.
+        """Read a request head from a connection, respond, and close the connection. `head`: the first bytes
+        of the connection, which are still in the socket. If `head` is complete, the response is sent
+        immediately.
         """
         probe = _Probe(connection)
-        if b"\r\n\r\n" in head:  # Before other system calls, each of which waits for the interpreter lock.
+        # This check comes first because each system call waits for the interpreter lock.
+        if b"\r\n\r\n" in head:
             probe.is_answered = True
             with suppress(OSError):
                 connection.send(answer_to(head, self._health))
@@ -108,7 +111,7 @@ class Probes:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(probe))
 
     def wait_s(self) -> float | None:
-        """Return the seconds until `tidy` is due, or None without a connection."""
+        """Return the seconds until `tidy` must be called, or None if there is no connection."""
         oldest = next(iter(self._asking.values()), None)
         return None if oldest is None else max(0.0, oldest.until - time.monotonic())
 
@@ -123,7 +126,7 @@ class Probes:
             self._drop(probe)
 
     def _read(self, probe: "_Probe") -> None:
-        # A connection that arrived in the same round of the selector has replaced this one.
+        # Another connection, which arrived in the same round of the selector, has replaced this connection.
         if probe.connection not in self._asking:
             return
         try:
@@ -136,7 +139,8 @@ class Probes:
         if not data or len(probe.head) > 2 * MAX_HEAD_BYTES:
             self._drop(probe)
             return
-        # Read until the client closes: closing a socket with unread bytes would discard the answer.
+        # Read until the client closes the connection. Closing a socket with unread bytes would discard the
+        # response.
         if probe.is_answered:
             return
         if b"\r\n\r\n" in probe.head or len(probe.head) > MAX_HEAD_BYTES:
@@ -145,7 +149,7 @@ class Probes:
     def _answer(self, probe: "_Probe") -> None:
         probe.is_answered = True
         try:
-            # The answer fits into the empty socket buffer.
+            # The response fits into the socket buffer, which is empty.
             probe.connection.send(answer_to(probe.head, self._health))
             probe.connection.shutdown(socket.SHUT_WR)
         except OSError:
@@ -187,7 +191,9 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Return the /health response. If an engine reported the state, it equals the engine's own response."""
+    """Return the response to /health. If an engine reported the state, the response equals the engine's own
+    response.
+    """
     if not found.has_report:
         return _refusal(not_ready_error(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"

@@ -1,9 +1,10 @@
-"""Heartbeats from the engine's process to its supervisor: every BEAT_S seconds, and when tokens were
-delivered.
+"""Heartbeats from the engine's process to the supervisor. A heartbeat is sent every BEAT_S seconds, and when
+tokens were delivered.
 
-The engine's event loop sends them over a socket pair, and each contains the state that /health/ready reports.
-If they stop, the event loop is stuck, so clients get no answers either. Probing the server's own port instead
-could need a key or a certificate, and would wait in the same queue as clients.
+The engine's event loop sends the heartbeats over a socket pair. Each heartbeat contains the state that
+/health/ready reports. If the heartbeats stop, the event loop is stuck, so clients get no responses either. A
+probe of the server's own port would not do, because the probe could need a key or a certificate, and would
+wait in the same queue as clients.
 """
 
 import os
@@ -14,22 +15,25 @@ from typing import NamedTuple
 import msgspec
 
 BEAT_S = 0.25
-LATE_S = 5.0  # Seconds without a heartbeat after which the engine is not ready.
+LATE_S = 5.0  # Seconds without a heartbeat after which the engine counts as not ready.
 STUCK_S = (
-    30.0  # Seconds without a heartbeat after which the engine is not alive: longer than a flood of calls.
+    # Seconds without a heartbeat after which the engine counts as not alive. A burst of calls delays heartbeats
+    # by less.
+    30.0
 )
-MAX_BEAT_BYTES = 64 * 2**10  # Limit for one heartbeat.
-MAX_REASONS = 16  # Maximum number of reasons in one heartbeat.
+MAX_BEAT_BYTES = 64 * 2**10  # Maximum size of a heartbeat.
+MAX_REASONS = 16  # Maximum number of reasons in a heartbeat.
 MAX_REASON_CHARS = 500  # Longer reasons are truncated.
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
     """A heartbeat.
 
-    `is_built`: the weights are loaded, and recovered requests may run. `is_regular`: heartbeats now come at a
-    fixed interval, so a missing one is a fault. `is_serving`: clients get answers. `reasons`: why the server
-    is not ready. `num_tokens`: output tokens since the process began. `is_frozen`: a step has not returned
-    for so long that only a new process helps.
+    `is_built`: whether the weights are loaded, so that recovered requests may run. `is_regular`: whether
+    heartbeats now come at a fixed interval, so that a missing heartbeat is a fault. `is_serving`: whether
+    clients get responses. `reasons`: why the server is not ready. `num_tokens`: output tokens since the start
+    of the process. `is_frozen`: whether an engine step has taken so long that only a restart of the process
+    helps.
     """
 
     is_built: bool = False
@@ -42,7 +46,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeartbeatSender:
-    """The engine's end of the socket pair. No method blocks."""
+    """The engine's end of the socket pair. All methods return without blocking."""
 
     def __init__(self, fd: int):
         self._socket = socket.socket(fileno=fd)
@@ -59,11 +63,11 @@ class HeartbeatSender:
         self.send(msgspec.structs.replace(self._last, reasons=(reason,)))
 
     def send(self, beat: Beat) -> None:
-        """Send a heartbeat. It is dropped if the socket's buffer is full, because the supervisor does not
-        read.
+        """Send a heartbeat. If the supervisor does not read and the socket's buffer is full, the heartbeat is
+        dropped.
 
-        If the supervisor has ended, this process ends too, so that a new server can lock the log. On Linux
-        the kernel also ends it.
+        If the supervisor has ended, this process ends too, so that a new server can lock the log. On Linux,
+        the kernel also ends this process.
         """
         self._last = beat
         reasons = tuple(reason[:MAX_REASON_CHARS] for reason in beat.reasons[:MAX_REASONS])
@@ -77,7 +81,9 @@ class HeartbeatSender:
 
 
 class HeartbeatReceiver(NamedTuple):
-    """The socket pair: the supervisor receives at one end, and the engine inherits the other."""
+    """The socket pair. The supervisor receives at one end, and the engine's process inherits the other
+    end.
+    """
 
     receiving_end: socket.socket
     sending_end: socket.socket

@@ -1,4 +1,6 @@
-"""Runs the server: warms up the engine, listens, answers calls until a signal, and shuts down."""
+"""Runs the server process: warms up the engine, listens, handles calls until a signal arrives, and shuts
+down.
+"""
 
 import asyncio
 import base64
@@ -37,13 +39,14 @@ from mmengine.server.transport.open_files import raise_limit
 if TYPE_CHECKING:  # OpenTelemetry is an extra
     from mmengine.server.calls.tracing import Tracing
 
-# Seconds that a thread may keep the interpreter lock while the event loop waits. Python's default is 5 ms.
+# Seconds that a thread may keep the interpreter lock while the event loop waits for the lock. Python's
+# default is 5 ms.
 SWITCH_S = 0.0005
-CLOSE_S = 4.0  # Seconds after drain_s in which the engine is closed; then the process ends.
-LOOK_S = 0.05  # Seconds between two checks whether a heartbeat is due.
+CLOSE_S = 4.0  # Maximum seconds for closing the engine after drain_s. After this time, the process ends.
+LOOK_S = 0.05  # Seconds between two checks of whether a heartbeat is due.
 WARM_UP_TOKENS = 2  # One prefill step and one decode step.
 WARM_UP_PIXELS = 64  # Width and height of the warm-up image.
-COLLECTED = (5000, 2, 10)  # Thresholds of the garbage collector; collecting 5,000 objects takes 0.5 ms.
+COLLECTED = (5000, 2, 10)  # Thresholds of the garbage collector. Collecting 5,000 objects takes 0.5 ms.
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
@@ -68,14 +71,15 @@ async def serve(
     admin_keys: ApiKeys | None = None,
     health_socket: socket.socket | None = None,
 ) -> None:
-    """Answer calls until a signal arrives, then close the engine.
+    """Handle calls until a signal arrives, then close the engine.
 
-    `listening`: called once the server listens. `media_fetcher`: fetches media from URLs and local files.
+    `listening` is called when the server listens. `media_fetcher`: fetches media from URLs and local files.
     `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
-    `in_haste`: answer calls during the warm-up already, because clients have been waiting since the previous
-    process ended. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP
-    reloads them and `keys`. `health_socket`: the health port's listening socket, if no supervisor has it.
-    Raises ExecutorFailed if the engine fails, so that the supervisor starts another process.
+    `in_haste`: handle calls even during the warm-up, because clients have been waiting since the end of the
+    previous process. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters;
+    SIGHUP reloads them and `keys`. `health_socket`: the listening socket of the health port, unless a
+    supervisor serves the health port. Raises ExecutorFailed if the engine fails; the supervisor then starts a
+    new process.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None
@@ -84,7 +88,7 @@ async def serve(
         storage = open_storage() if open_storage is not None else None
         if in_haste:
             tasks.append(asyncio.create_task(_warm_up_meanwhile(engine, settings.chat_template)))
-            _collect_rarely()  # A full collection is not worth its time, as only few objects are garbage.
+            _collect_rarely()  # A full collection would take long and find few objects.
         else:
             await _warm_up(engine, settings.chat_template)
             freeze_garbage()
@@ -102,7 +106,7 @@ async def serve(
             await server.serve(sockets=[bound])
         finally:
             running.cancel()
-            # Afterwards batches have written their answers to the disk.
+            # When these tasks end, batches have written their answers to disk.
             await asyncio.gather(running, return_exceptions=True)
     finally:
         await engine.close(leave=True)
@@ -119,24 +123,24 @@ async def serve(
 def _tracing(settings: ServerSettings, engine: ServedEngine) -> "Tracing | None":
     if not settings.otlp_traces_endpoint:
         return None
-    from mmengine.server.calls.tracing import over_otlp  # Imported late, because OpenTelemetry is an extra.
+    from mmengine.server.calls.tracing import over_otlp  # Imported here because OpenTelemetry is an extra.
 
     return over_otlp(settings.otlp_traces_endpoint, engine)
 
 
 class _Pulse:
-    """Sends heartbeats, and ends the server if its engine has failed, because only a new process can load the
-    model again.
+    """Sends heartbeats. If the engine fails, this class ends the server, because only a new process can load
+    the model again.
     """
 
     def __init__(self, engine: ServedEngine, heartbeats: HeartbeatSender | None):
         self._engine, self._beats = engine, heartbeats
-        self.app: App | None = None  # The application and the server are set once they exist.
+        self.app: App | None = None  # Set when the application and the server exist.
         self.server: uvicorn.Server | None = None
         self.failure = ""
 
     async def beat(self) -> None:
-        """Send heartbeats, if there is a supervisor, and watch the engine until cancelled."""
+        """Watch the engine until cancelled, and send heartbeats if there is a supervisor."""
         reported, due = 0, 0.0
         while True:
             tokens = max(0, self._engine.stats().num_output_tokens - 2 * WARM_UP_TOKENS)
@@ -160,16 +164,16 @@ class _Pulse:
 
 
 def freeze_garbage() -> None:
-    """Collect garbage once, then exempt all objects in memory from later collections."""
+    """Collect garbage once, and exempt all remaining objects from later collections."""
     gc.collect()
     _collect_rarely()
 
 
 def _collect_rarely() -> None:
-    """Exempt all objects in memory from garbage collection, and collect new objects less often.
+    """Exempt all existing objects from garbage collection, and collect new objects less often.
 
-    With Python's default thresholds four concurrent calls trigger a collection, although calls leave no
-    cyclic garbage.
+    With Python's default thresholds, four concurrent calls trigger a collection. Calls leave no cyclic
+    garbage, so most collections find nothing.
     """
     gc.freeze()
     gc.set_threshold(*COLLECTED)
@@ -182,11 +186,12 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
 
 
 async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
-    """Generate from a text, then from a chat with structured output and, if the model accepts images, an
-    image.
+    """Run three short requests: a text, a chat with structured output, and a chat with an image if the model
+    accepts images.
 
-    The steps compile kernels and create the processes and tables that first requests need. A model without a
-    chat template gets only the text. The requests' ids in the log begin with `warm-up-`.
+    The requests compile kernels, and create the processes and tables that the first requests of clients would
+    need. A model without a chat template runs only the text. The request ids in the log begin with
+    `warm-up-`.
     """
     name = f"warm-up-{secrets.token_hex(4)}"
     text = Prompt(text="Hello")
@@ -197,7 +202,7 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     template = {"chat_template": chat_template} if chat_template else None
     options = {"local_files": False}
     prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
-    # Without a bound on digits the log has no note about it.
+    # Without a limit on digits, the log gets no warning about such a limit.
     form: dict[str, object] = {"type": "json_object", "bounds": {"max_digits": 0}}
     try:
         await engine.generate(
@@ -208,7 +213,7 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
 
 
 async def _warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
-    # A full queue or a shutdown also fails the warm-up, and clients' own calls report both.
+    # A full queue or a shutdown also makes the warm-up fail. The calls of clients report both.
     with suppress(MMEngineError):
         await _warm_up(engine, chat_template)
 
@@ -225,7 +230,7 @@ def _reload(*every: ApiKeys | None) -> None:
         for keys in every:
             if keys is not None:
                 keys.read()
-    except MMEngineError as error:  # The previous keys stay valid.
+    except MMEngineError as error:  # The previous keys remain valid.
         operator_log.error("API keys not reloaded", reason=str(error))
     else:
         operator_log.info("API keys reloaded")

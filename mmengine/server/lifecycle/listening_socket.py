@@ -1,5 +1,5 @@
-"""Creates the server's listening socket, or takes a socket that a supervisor or systemd passed. Needs no
-engine.
+"""Creates the server's listening socket, or adopts a socket that a supervisor or systemd passed to this
+process. Runs before the engine exists.
 """
 
 import os
@@ -15,15 +15,16 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Return the socket that systemd passed, otherwise a socket bound to the settings' address. Raises
-    ConfigError.
+    """Return the socket that systemd passed, or else a new socket bound to the address in the settings.
+    Raises ConfigError.
     """
     return find_inherited_socket(os.environ) or bind(settings.host, settings.port, settings.max_connections)
 
 
 def bind(host: str, port: int, backlog: int, options: str = "--host or --port") -> socket.socket:
-    """Return a listening socket. `backlog`: limit for connections that are not yet accepted. `options`: the
-    options that the error names. Raises ConfigError if the address cannot be bound.
+    """Return a listening socket. `backlog`: maximum number of connections that wait to be accepted.
+    `options`: the command-line options that an error message names. Raises ConfigError if the address cannot
+    be bound.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -37,7 +38,7 @@ def bind(host: str, port: int, backlog: int, options: str = "--host or --port") 
 
 
 def listen_for_health(settings: ServerSettings) -> socket.socket | None:
-    """Return the health port's listening socket, or None if the settings have no health port. Raises
+    """Return the listening socket of the health port, or None if the settings have no health port. Raises
     ConfigError.
     """
     if settings.health_port is None:
@@ -47,11 +48,11 @@ def listen_for_health(settings: ServerSettings) -> socket.socket | None:
 
 
 def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socket | None:
-    """Return the socket that systemd passed to this process, or None, as in sd_listen_fds(3).
+    """Return the socket that systemd passed to this process, or None. Follows sd_listen_fds(3).
 
     systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. These variables are
-    removed from `environment`, so that child processes do not read them. Raises ConfigError if systemd passed
-    anything but one listening TCP socket.
+    removed from `environment`, so that child processes do not read them. Raises ConfigError unless systemd
+    passed a single listening TCP socket.
     """
     meant_for, count = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS"))
     environment.pop("LISTEN_FDNAMES", None)
@@ -63,8 +64,8 @@ def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socke
 
 
 def adopt_socket(fd: int) -> socket.socket:
-    """Return the listening socket with this inherited descriptor. Raises ConfigError if it is
-    something else.
+    """Return the listening socket with this inherited descriptor. Raises ConfigError if the descriptor is not
+    a listening TCP socket.
     """
     try:
         found = socket.socket(fileno=fd)
@@ -80,13 +81,13 @@ def adopt_socket(fd: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """Return host:port as in a URL."""
+    """Return host:port in the format of a URL."""
     host, port = bound.getsockname()[:2]
     return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _why(error: OSError) -> str:
-    """Return the system's error text without the address that Python appends."""
+    """Return the system's error message without the address that Python appends."""
     if isinstance(error, socket.gaierror) or error.errno is None:
         return (error.strerror or str(error)).partition(" (while")[0]
     return os.strerror(error.errno)

@@ -1,4 +1,4 @@
-"""Ends a server's process in bounded time, even if one of its threads does not end."""
+"""Ends the server's process within a time limit, even if one of its threads never ends."""
 
 import os
 import signal
@@ -8,9 +8,9 @@ from mmengine.serve.requests.operator_log import operator_log
 
 
 def end_process_after(seconds: float) -> None:
-    """End this process with exit code 0 after a time, unless it has ended before.
+    """End this process with exit code 0 after `seconds`, unless the process ends earlier.
 
-    The log needs no shutdown: everything that left the process is written.
+    The log needs no shutdown, because everything that clients received has already been written.
     """
     timer = threading.Timer(seconds, _end_process)
     timer.daemon = True
@@ -23,7 +23,7 @@ def _end_process() -> None:
 
 
 def drain_text(num_streams: int, drain_s: float, sig: int) -> str:
-    """Return the line that the first signal `sig` prints while calls are being answered."""
+    """Return the message that is printed when the first signal `sig` arrives while calls are running."""
     streams = "1 stream runs" if num_streams == 1 else f"{num_streams} streams run"
     again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
     return f"\nmmengine: {streams}; up to {drain_s:g} s; {again} ends now\n"

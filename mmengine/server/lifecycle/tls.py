@@ -1,4 +1,4 @@
-"""Converts TLS settings to uvicorn's options."""
+"""Converts the TLS settings to uvicorn's options, and checks the certificate files."""
 
 import ssl
 from typing import TypedDict
@@ -17,7 +17,7 @@ class TlsOptions(TypedDict):
 
 def tls_options(settings: ServerSettings) -> TlsOptions:
     """Return uvicorn's TLS options. With `ssl_ca_certs`, clients must present a certificate that one of these
-    authorities signed.
+    certificate authorities has signed.
     """
     return TlsOptions(
         ssl_certfile=settings.ssl_certfile or None,
@@ -29,12 +29,12 @@ def tls_options(settings: ServerSettings) -> TlsOptions:
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Raise ConfigError if the TLS files cannot be read, or if the key does not belong to the certificate."""
+    """Raise ConfigError if the TLS files cannot be read, or if the key does not match the certificate."""
     if not settings.ssl_certfile:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without this callback OpenSSL would ask for a missing password at the terminal.
+        # Without this callback, OpenSSL would ask for a missing password at the terminal.
         context.load_cert_chain(
             settings.ssl_certfile, settings.ssl_keyfile, lambda: settings.ssl_keyfile_password
         )

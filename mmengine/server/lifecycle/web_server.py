@@ -1,4 +1,6 @@
-"""A uvicorn server that shuts down as we want, and answers probes while its event loop is busy."""
+"""A uvicorn server with a two-stage shutdown. Health probes get a response even while the event loop is
+busy.
+"""
 
 import asyncio
 import os
@@ -21,12 +23,12 @@ from mmengine.server.lifecycle.tls import tls_options
 from mmengine.server.settings import ServerSettings
 from mmengine.server.transport.protocol import http_protocol
 
-LAST_WORDS_S = 1.0  # At shutdown, seconds in which the last errors are sent to clients.
+LAST_WORDS_S = 1.0  # Seconds at shutdown in which the last errors are sent to clients.
 
 
 class LoopClock:
-    """Knows when the event loop last ran, and the server's readiness at that time. Other threads may call
-    `health`.
+    """Records when the event loop last ran, and whether the server was ready at that time. Other threads may
+    call `health`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission):
@@ -40,18 +42,18 @@ class LoopClock:
         self._loop.call_later(BEAT_S, self._beat)
 
     def health(self) -> Health:
-        """Return the state for probes. The server is not alive if its event loop has been stuck for STUCK_S,
-        or the engine in a step for STEP_FROZEN_S.
+        """Return the state for health probes. The server is not alive if its event loop has been stuck for
+        STUCK_S seconds, or if an engine step has taken STEP_FROZEN_S seconds.
         """
         late = silent(time.monotonic() - self.beaten_at, LATE_S, STUCK_S)
         return late or self._health
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server with our shutdown.
+    """A uvicorn server with a two-stage shutdown.
 
-    After the first signal open streams may finish within drain_s. A second signal ends the server at once.
-    Unfinished requests stay in the log, and their clients get an error that says so.
+    After the first signal, open streams may continue for drain_s seconds. A second signal ends the server
+    immediately. Unfinished requests stay in the log, and their clients get an error that says so.
     """
 
     def __init__(self, config: uvicorn.Config, app: App, health_socket: socket.socket | None):
@@ -64,8 +66,8 @@ class WebServer(uvicorn.Server):
         self._acceptor: Acceptor | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on one socket. With TLS the event loop accepts the connections, because no other thread can
-        read their first bytes.
+        """Listen on a single socket. With TLS, the event loop accepts the connections, because no other
+        thread can decrypt their first bytes.
         """
         loop, self._sockets = asyncio.get_running_loop(), sockets or []
         self._loop, tls = loop, self.config.ssl is not None
@@ -99,8 +101,8 @@ class WebServer(uvicorn.Server):
     def _take_no_more(self) -> None:
         """Close the listening sockets.
 
-        If another process has the same socket, it serves new clients. Connected clients can still send calls
-        until `shutdown` begins, up to 0.1 s later.
+        If another process has the same socket, that process serves new clients. Clients with an open
+        connection can still send calls until `shutdown` begins, up to 0.1 s later.
         """
         for server in (self._acceptor, *self.servers):
             if server is not None:
@@ -115,7 +117,7 @@ class WebServer(uvicorn.Server):
             self._acceptor.close()
         await super().shutdown(sockets)
         waiting = set(self.server_state.tasks)
-        if self.force_exit:  # Otherwise uvicorn cancelled these calls when drain_s ended.
+        if self.force_exit:  # Without `force_exit`, uvicorn cancelled these calls when drain_s ended.
             for task in waiting:
                 task.cancel()
         if waiting:

@@ -1,1 +1,3 @@
-"""The live page: a log while it is written, drawn in a browser, and a playground beside it."""
+"""The page /live. The page draws the log in a browser while the log is written, and has a playground for
+chats.
+"""

@@ -1,4 +1,6 @@
-"""Feeds events to live pages. While a page is open, one process follows the log for all pages."""
+"""Sends events about the log to the open live pages. While a page is open, a follower process reads the log
+for all pages.
+"""
 
 import asyncio
 import sys
@@ -11,14 +13,17 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.http.errors import LATER_S, ApiError, shutdown_error
 
 MAX_VIEWERS = 16  # Maximum number of open pages.
-MAX_LINE_BYTES = 64 * 2**20  # Limit for one message from the follower.
-MAX_HELD_BYTES = 128 * 2**20  # Limit for the events since the last `begin`, which are sent to each new page.
-LINGER_S = 5.0  # Seconds that the follower continues without pages, in case a page is being reloaded.
+MAX_LINE_BYTES = 64 * 2**20  # Maximum size of a message from the follower.
+# Maximum size of all events since the last `begin`. These events are sent to each new page.
+MAX_HELD_BYTES = 128 * 2**20
+LINGER_S = 5.0  # Seconds that the follower continues without open pages, because a page may be reloading.
 _BEGIN = b'{"type":"begin"'
 
 
 class Feed:
-    """The follower process and the open pages. Belongs to the event loop that creates it."""
+    """Starts the follower process and distributes its events to the open pages. Belongs to the event loop
+    that creates it.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -30,7 +35,7 @@ class Feed:
         self._is_over = False
 
     def view(self) -> "Viewer":
-        """Add a page. Raises ApiError if there are MAX_VIEWERS pages, or during shutdown."""
+        """Add a page. Raises ApiError if MAX_VIEWERS pages are open, or during shutdown."""
         if self._is_over:
             raise shutdown_error(LATER_S)
         if len(self._viewers) >= MAX_VIEWERS:
@@ -54,7 +59,7 @@ class Feed:
             self._following.cancel()
 
     def close(self) -> None:
-        """End all pages' streams, which otherwise would delay the shutdown."""
+        """End the event streams of all pages. Otherwise the streams would delay the shutdown."""
         self._is_over = True
         self._stop()
 
@@ -72,7 +77,7 @@ class Feed:
             while line := await process.stdout.readline():
                 self._take(line)
                 if self._num_held > MAX_HELD_BYTES:
-                    break  # The pages reconnect, and a new follower starts with a new `begin`.
+                    break  # The pages reconnect. A new follower then starts with a new `begin`.
         except ValueError:  # A message exceeds MAX_LINE_BYTES.
             operator_log.warning("a message for live pages is too large", limit=MAX_LINE_BYTES)
         finally:
@@ -96,7 +101,7 @@ class Feed:
 
 
 class Viewer:
-    """An open page: the source for its event stream's frames."""
+    """An open page. This object supplies the frames of the page's event stream."""
 
     def __init__(self, held: list[bytes], left: Callable[["Viewer"], None]):
         self._events, self._left = deque(held), left
@@ -116,7 +121,9 @@ class Viewer:
             self._listener()
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return the new events, and "whole" if the follower has ended, otherwise ""."""
+        """Return the new events, and the state of the stream: "whole" if the follower has ended, otherwise
+        "".
+        """
         found = b"".join(self._events)
         self._events.clear()
         return found, "whole" if self._is_over else ""

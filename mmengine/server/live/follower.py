@@ -1,7 +1,7 @@
-"""Follows a log and writes messages for live pages to stdout, each as a JSON line.
+"""Follows a log, and writes messages for live pages to stdout. Each message is a line of JSON.
 
-Runs as a separate process, so that the engine does not wait for it: `python -m mmengine.server.live.follower
-FOLDER`.
+Runs in a separate process, so that the engine never waits for the follower: `python -m
+mmengine.server.live.follower FOLDER`.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from mmengine.replay.report.live import LiveReport
 
 EVERY_S = 0.1  # Minimum seconds between two messages.
 LOOK_S = 0.02  # Seconds between two checks for new records.
-NEWEST = 2**63 - 1  # A sequence number after all others, so that the fold begins at the newest snapshot.
+NEWEST = 2**63 - 1  # Larger than every sequence number, so that reading begins at the newest snapshot.
 NICENESS = 5  # The engine has priority.
 
 
 class _Page:
-    """Folds the log and writes messages to stdout."""
+    """Derives the state from the log's records, and writes messages to stdout."""
 
     def __init__(self, folder: Path):
         self._due = 0.0
@@ -44,8 +44,8 @@ class _Page:
         sys.stdout.buffer.flush()
 
     def _wait(self) -> bool:
-        """Wait for new records at the log's end. Always returns True, so that the log is followed for
-        ever.
+        """Wait for new records at the end of the log. Always returns True, so that the log is followed
+        forever.
         """
         self._tell()
         time.sleep(LOOK_S)
@@ -54,7 +54,8 @@ class _Page:
 
 def main() -> None:
     os.nice(NICENESS)
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # The server has ended or no page is open.
+    # The server has ended, or no page is open any more.
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         try:
             _Page(Path(sys.argv[1]))
         except MMEngineError as error:

@@ -1,7 +1,7 @@
-"""Answers a live page's questions about the log. Each question runs in a separate process, and only one runs
-at a time.
+"""Answers the queries of a live page about the log. Each query runs in a separate process, and only one query
+runs at a time.
 
-`python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the answer to stdout.
+`python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the result to stdout.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from mmengine.replay.queries.why import why
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.server.http.errors import ApiError
 
-MAX_ANSWER_BYTES = 256 * 2**20  # Limit for one answer.
-MAX_ASKED_S = 60.0  # Time limit for one question.
+MAX_ANSWER_BYTES = 256 * 2**20  # Maximum size of a result.
+MAX_ASKED_S = 60.0  # Maximum seconds for a query.
 NICENESS = 5  # The engine has priority.
 _PIECE = 2**16
 QUESTIONS = ("why", "trace", "drafts")
 
 
 class LogQueries:
-    """Answers questions about a log. Belongs to the event loop that creates it."""
+    """Runs queries about a log. Belongs to the event loop that creates it."""
 
     def __init__(self, folder: Path):
         self._folder, self._turn = folder, asyncio.Lock()
 
     async def answer(self, question: str, request_id: str) -> bytes:
-        """Return the answer as JSON. Raises ApiError."""
+        """Return the result of a query as JSON. Raises ApiError."""
         async with self._turn:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -65,7 +65,7 @@ class LogQueries:
 
 
 async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Read to the end, or until more than `most` bytes have been read."""
+    """Read to the end of the stream, or until more than `most` bytes have been read."""
     pieces, count = list[bytes](), 0
     while count <= most and (piece := await reader.read(_PIECE)):
         pieces.append(piece)
@@ -74,7 +74,9 @@ async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
 
 
 def drafts(folder: Path, request_id: str) -> list[int]:
-    """Return a number for each output token: 1 for an accepted draft token, otherwise 0. Raises LogError."""
+    """Return a number for each output token: 1 if it is an accepted draft token, otherwise 0. Raises
+    LogError.
+    """
     log = CheckedLog(folder)
     found: list[int] | None = None
     for state, record in fold(log):

@@ -1,5 +1,5 @@
-"""Handlers for the page /live, its events and its questions about the log. The page itself is public and has
-no data. Its script sends the API key with each call, as other clients do.
+"""Handlers for the page /live, its event stream, and its queries about the log. The page itself is public and
+contains no data. The page's script sends the API key with each call, as any other client does.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,14 +23,14 @@ from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
 LIVE = "/live"
 MAX_BACKLOG = 1024  # Maximum number of events that wait for a slow page.
-# Scripts that the page shares with the report.
+# Scripts that are also part of the HTML report of a log.
 SHARED = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js")
 OWN = ("columns.js", "stream.js", "playground.js", "live.js")
 
 
 def live_page() -> tuple[str, str]:
-    """Return the live page's HTML, which includes all scripts and styles, and its content security policy,
-    which allows only these and connections to this server.
+    """Return the HTML of the live page and its content security policy. The HTML contains all scripts and
+    styles. The policy allows only these scripts and styles, and connections to this server.
     """
     report, here = files("mmengine.replay.report"), files("mmengine.server.live")
     style = (report / "page.css").read_text("utf-8") + (here / "live.css").read_text("utf-8")
@@ -83,7 +83,8 @@ class LiveRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
-        # The page asks about an answer that it requested with its own key, so the id gets the owner's prefix.
+        # The page asks about a request that it sent with its own key. The id in the log begins with the owner
+        # of the key.
         if question == "drafts":
             name = log_request_id(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):

@@ -1,1 +1,1 @@
-"""Embeddings, rerankers and scores over HTTP, in the shapes of OpenAI, vLLM, Jina and Cohere."""
+"""Embeddings, reranking and scores over HTTP, in the formats of OpenAI, vLLM, Jina and Cohere."""

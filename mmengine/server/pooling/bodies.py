@@ -1,4 +1,6 @@
-"""The bodies for /v1/embeddings, /pooling, /v1/rerank and /score. Each field is declared once."""
+"""The structs that declare the bodies of /v1/embeddings, /pooling, /v1/rerank and /score. Each field is
+declared once.
+"""
 
 from typing import Annotated, Literal
 
@@ -15,7 +17,7 @@ Encoding = Literal["float", "base64"]
 
 
 class PooledBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that all pooled routes have. None: the field is absent or null."""
+    """Fields that all pooling routes share. None means that the field is absent or null."""
 
     model: Annotated[str | None, MODEL] = None
     truncate_prompt_tokens: Annotated[
@@ -34,7 +36,7 @@ class PooledBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingBody(PooledBody, frozen=True, kw_only=True):
-    """The body for /v1/embeddings."""
+    """The body of /v1/embeddings."""
 
     input: Annotated[
         str | list[Item] | Json | None,
@@ -53,13 +55,13 @@ class EmbeddingBody(PooledBody, frozen=True, kw_only=True):
 
 
 class PoolingBody(EmbeddingBody, frozen=True, kw_only=True):
-    """The body for /pooling."""
+    """The body of /pooling."""
 
     task: Annotated[Literal["embed"] | None, translated_field("embed, the only task here")] = None
 
 
 class RerankBody(PooledBody, frozen=True, kw_only=True):
-    """The body for /v1/rerank."""
+    """The body of /v1/rerank."""
 
     query: Annotated[str | Json, _ITEM]
     documents: Annotated[list[str | Json], _ITEM]
@@ -73,7 +75,7 @@ class RerankBody(PooledBody, frozen=True, kw_only=True):
 
 
 class ScoreBody(PooledBody, frozen=True, kw_only=True):
-    """The body for /score."""
+    """The body of /score."""
 
     text_1: Annotated[str | list[str | Json] | Json | None, _VLLM] = None
     text_2: Annotated[str | list[str | Json] | Json | None, _VLLM] = None

@@ -1,4 +1,4 @@
-"""Reads the bodies of pooled calls into jobs for the engine, and renders the answers."""
+"""Parses the bodies of pooling calls into jobs for the engine, and renders the results as response bodies."""
 
 import base64
 import time
@@ -35,8 +35,8 @@ from mmengine.server.pooling.schemas import (
 )
 from mmengine.server.settings import ServerSettings
 
-# Marks the requests of pooled calls in the log. Their clients cannot reattach, so a process that resumes the
-# log gives them up.
+# Marks the requests of pooling calls in the log. Clients cannot reattach to such a request, so a process that
+# resumes the log cancels it.
 ENVELOPE = b'{"pooled":true}'
 _B = TypeVar("_B", bound=PooledBody)
 _E = TypeVar("_E", bound=EmbeddingBody)
@@ -44,7 +44,9 @@ _E = TypeVar("_E", bound=EmbeddingBody)
 
 @dataclass(frozen=True, slots=True)
 class PooledRequest:
-    """A call that was read: the jobs, the renderer of their answers, and the ignored fields."""
+    """A parsed call: the jobs for the engine, the function that renders their results, and the names of
+    ignored fields.
+    """
 
     jobs: Jobs
     render: Callable[[Sequence[Completion]], bytes]
@@ -53,14 +55,14 @@ class PooledRequest:
 
 
 class PooledBodyType(Generic[_B]):
-    """A body's struct with its decoder and its field table."""
+    """The struct of a body, with its decoder and its field table."""
 
     def __init__(self, kind: type[_B]):
         self.fields = Fields(fields_of(kind))
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, data: bytes, *, ignore_unknown: bool) -> tuple[_B, list[str]]:
-        """Return a body and the names of its ignored fields. Raises ApiError."""
+        """Return the decoded body, and the names of its ignored fields. Raises ApiError."""
         ignored = self.fields.check(data, ignore_unknown=ignore_unknown)
         return decode_body(data, self._decoder.decode), ignored
 
@@ -70,7 +72,7 @@ RERANK, SCORE = PooledBodyType(RerankBody), PooledBodyType(ScoreBody)
 
 
 class PooledReader:
-    """Reads pooled calls. `chat`: reads conversations, with the server's limits on media."""
+    """Parses pooling calls. `chat`: parses conversations, with the server's limits on media."""
 
     def __init__(self, engine: ServedEngine, names: ModelNames, chat: ChatReader, settings: ServerSettings):
         self._model, self._width, self._names, self._chat = engine.pooled, engine.width, names, chat
@@ -78,11 +80,11 @@ class PooledReader:
         self._ignore_unknown = settings.unknown_fields == "ignore"
 
     def embeddings(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Read a body of /v1/embeddings. Thread-safe. Raises ApiError."""
+        """Parse a body of /v1/embeddings. Thread-safe. Raises ApiError."""
         return self._embeddings(EMBEDDING, data, name, options)
 
     def pooling(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Read a body of /pooling. Thread-safe. Raises ApiError."""
+        """Parse a body of /pooling. Thread-safe. Raises ApiError."""
         return self._embeddings(POOLING, data, name, options)
 
     def _embeddings(
@@ -139,7 +141,7 @@ class PooledReader:
         return [each for each in given if not isinstance(each, int)]
 
     def _conversation(self, body: EmbeddingBody) -> list[dict[str, object]]:
-        """Return the messages; for a model that embeds images, after the model's system message."""
+        """Return the messages. If the model embeds images, the model's system message precedes them."""
         messages: list[dict[str, object]] = list(body.messages or ())
         if not self._model.has_media or any(each.get("role") == "system" for each in messages):
             return messages
@@ -149,7 +151,7 @@ class PooledReader:
         return [*(empty or ())[:1], *messages]
 
     def rerank(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Read a body of /v1/rerank. Thread-safe. Raises ApiError."""
+        """Parse a body of /v1/rerank. Thread-safe. Raises ApiError."""
         body, ignored = RERANK.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
         self._check_count("documents", len(body.documents))
@@ -172,7 +174,7 @@ class PooledReader:
         return PooledRequest(jobs, render, RERANK.fields.names, ignored)
 
     def score(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Read a body of /score. Thread-safe. Raises ApiError."""
+        """Parse a body of /score. Thread-safe. Raises ApiError."""
         body, ignored = SCORE.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
         queries = _several(body.text_1 if body.queries is None else body.queries)
@@ -201,7 +203,7 @@ class PooledReader:
         return ScoreCall(self._model, self._width, queries, documents, body.instruction, keep, media)
 
     def _options(self, body: PooledBody, options: Options) -> tuple[str, Options]:
-        """Return the served model name, and the options of the body's requests."""
+        """Return the served model name, and the engine options for the requests of the body."""
         model, adapter = self._names.resolve(body.model)
         mine = pool_options({})
         mine = replace(
@@ -226,7 +228,9 @@ class PooledReader:
             raise api_error(error, kind.fields.names) from None
 
     def _checked(self, prompt: Prompt) -> Prompt:
-        """Return a conversation as the server reads one, with its limits on images and URLs."""
+        """Return the conversation after the checks of a chat call, with the server's limits on images and
+        URLs.
+        """
         if prompt.messages is None:
             return prompt
         body = ChatBody(messages=list(prompt.messages), mm_processor_kwargs=prompt.media_options)

@@ -23,8 +23,8 @@ Read = Callable[[bytes, str, Options], PooledRequest]
 
 
 class PoolingRoutes:
-    """The routes that return vectors and scores. Requests of the previous process are given up, because no
-    client can ask for their answers again.
+    """The routes that return vectors and scores. Pooling requests of the previous process are cancelled,
+    because no client can ask for their results again.
     """
 
     def __init__(

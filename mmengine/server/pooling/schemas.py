@@ -1,4 +1,4 @@
-"""The answers of the pooled routes."""
+"""The response structs of the pooling routes: embeddings, pooled states, rankings and scores."""
 
 import msgspec
 
@@ -9,7 +9,9 @@ class EmbeddingUsage(msgspec.Struct, frozen=True):
 
 
 class EmbeddingItem(msgspec.Struct, frozen=True):
-    """`embedding`: the values, or with encoding_format base64 their little-endian float32 bytes."""
+    """`embedding` contains the values. With encoding_format base64, it contains the little-endian float32
+    bytes of the values.
+    """
 
     index: int
     embedding: list[float] | str

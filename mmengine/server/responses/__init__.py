@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: bodies, events, and response objects."""
+"""OpenAI's Responses API: parsing of bodies, stream events, and response objects."""

@@ -1,4 +1,4 @@
-"""The /v1/responses body."""
+"""The structs that declare the body of /v1/responses."""
 
 from typing import Annotated, Literal
 
@@ -10,9 +10,10 @@ from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
 MAX_METADATA = 16  # Maximum number of pairs in metadata.
-MAX_METADATA_NAME = 64  # Maximum number of characters in a name in metadata.
-MAX_METADATA_TEXT = 512  # Maximum number of characters in a text in metadata.
-# Maximum number of characters in user, prompt_cache_key and previous_response_id, which a response repeats.
+MAX_METADATA_NAME = 64  # Maximum number of characters in a key of metadata.
+MAX_METADATA_TEXT = 512  # Maximum number of characters in a value of metadata.
+# Maximum number of characters in user, prompt_cache_key and previous_response_id. A response repeats these
+# fields.
 MAX_NAME_CHARS = 256
 MAX_SAFETY_CHARS = 128  # Maximum number of characters in safety_identifier.
 MAX_INCLUDE = 16  # Maximum number of names in include.
@@ -33,7 +34,7 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
-    """The `reasoning` field. `summary` and its older name `generate_summary` have no effect."""
+    """The field `reasoning`. `summary` and its older name `generate_summary` have no effect."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -41,7 +42,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class ResponsesBody(SharedBody, frozen=True, kw_only=True):
-    """The /v1/responses body. None: the field is absent or null."""
+    """The body of /v1/responses. None means that the field is absent or null."""
 
     input: Annotated[
         str | Annotated[list[Json], Meta(min_length=1)],
@@ -112,7 +113,7 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     include_reasoning: Annotated[bool | None, SHOW_REASONING] = None
 
 
-AS_CHAT = (  # Fields that have the same name and meaning in chat.
+AS_CHAT = (  # Fields that have the same name and meaning in a chat body.
     *SharedBody.__struct_fields__,
     *("chat_template_kwargs", "include_reasoning", "parallel_tool_calls"),
 )

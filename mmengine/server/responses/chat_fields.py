@@ -1,7 +1,7 @@
-"""Converts tools and answer formats in the Responses API to chat's fields, and to the fields that a response
-repeats.
+"""Converts the tools and the answer format of a Responses body to fields of a chat body. Also converts them
+to the fields that a response object repeats.
 
-Only errors that the conversion would hide are found here; the chat reader finds the rest.
+The functions raise only errors that the conversion would hide. The chat reader finds all other errors.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ _encode = msgspec.json.encode
 
 
 def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
-    """Return chat's tools by their index in the body. Tools that OpenAI or Codex defines are left out.
+    """Return the chat tools by their index in the client's body. On a lenient server, tools that OpenAI or
+    Codex defines are ignored.
 
-    Raises ApiError, also if no tool is left.
+    Raises ApiError for an invalid tool, and if no tool is left.
     """
     found = {}
     for n, tool in enumerate(tools):
@@ -53,14 +54,16 @@ def _tool(where: FieldPath, tool: Json) -> Json:
 
 
 def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
-    """Return the tools as a response repeats them: as JSON, each function with `parameters` and `strict`."""
+    """Return the tools as JSON for the response object. Each function has `parameters` and `strict`."""
     empty: Json = {"parameters": None, "strict": None}
     found = [{**empty, **tool} if tool.get("type") == "function" else tool for tool in tools]
     return echo_json(found, NOTHING)
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
-    """Convert `tool_choice` to chat's, which has a function's name in an object `function`."""
+    """Convert `tool_choice` to the chat format, in which an object `function` contains the name of the
+    function.
+    """
     if not isinstance(given, dict):
         return given
     if given.get("type") == "allowed_tools":
@@ -81,7 +84,9 @@ def _chosen(given: Json) -> Json:
 
 
 def chat_form(text: TextOptions | None) -> dict[str, msgspec.Raw] | None:
-    """Return chat's `response_format`. A schema stays undecoded, because it may be large. Raises ApiError."""
+    """Return `response_format` for the chat body. A schema stays encoded, because it may be large. Raises
+    ApiError.
+    """
     form = text.format if text is not None else None
     if form is not None and "json_schema" in form:
         where = "text.format.json_schema"

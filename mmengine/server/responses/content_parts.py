@@ -1,5 +1,5 @@
-"""Converts content parts in items to chat's parts, and to the parts that a response repeats, in which hashes
-replace the media bytes.
+"""Converts the content parts of input items to the parts of chat messages. Also converts them to the parts
+that a response object repeats, in which hashes replace media bytes.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
 
 MAX_PARTS = 4096  # Maximum number of parts in an item.
 REFERENCE = "sha256:"
-# For each type of media part, the field with its URL.
+# Maps each type of media part to the field that contains the URL.
 _MEDIA = {"input_image": "image_url", "input_video": "video_url"}
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
 _DATA = "data:"
@@ -23,9 +23,9 @@ _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 class Parts:
     """Converts content parts.
 
-    `stored_media`: returns a medium from an earlier response, given its SHA-256 in hex. `reads_stored_media`:
-    whether parts may refer to such media. `media`: the media that were sent as data; the key is the SHA-256
-    in hex.
+    `stored_media` returns a medium of an earlier response, given its SHA-256 in hex. `reads_stored_media`:
+    whether parts may refer to such media. `media`: maps the SHA-256 in hex to each medium that was sent as
+    data.
     """
 
     def __init__(self, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
@@ -34,7 +34,9 @@ class Parts:
         self.media: dict[str, bytes] = {}
 
     def read(self, where: FieldPath, given: object) -> tuple[str | list[Json], list[Json]]:
-        """Return the content for the chat message, and the parts that a response repeats. Raises ApiError."""
+        """Return the content of the chat message, and the parts that the response object repeats. Raises
+        ApiError.
+        """
         if isinstance(given, str):
             return given, [{"type": "input_text", "text": given}]
         read, repeated = [], []
@@ -74,8 +76,8 @@ class Parts:
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
-        """Return a medium's source (bytes or URL) for the model, and the reference that a response
-        repeats.
+        """Return the source of a medium for the model, as bytes or a URL, and the reference that the response
+        object contains instead.
         """
         if url.startswith(REFERENCE):
             data = self._stored_media(url.removeprefix(REFERENCE)) if self.reads_stored_media else None
@@ -86,7 +88,7 @@ class Parts:
         if url[:8].lower().startswith(_DATA):
             data = self._payloads.of(url) or _data_of(where, url)
         elif "://" in url[:16] or url[:5].lower() == "file:":
-            return url, url  # The chat reader decides which URLs are allowed.
+            return url, url  # The chat reader checks whether the URL is allowed.
         else:
             raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a data: URL or an https: URL", where)
         name = hashlib.sha256(data).hexdigest()
@@ -94,7 +96,9 @@ class Parts:
         return data, REFERENCE + name
 
     def assistant_text(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
-        """Return an assistant message's text, and the parts that a response repeats. Raises ApiError."""
+        """Return the text of an assistant message, and the parts that the response object repeats. Raises
+        ApiError.
+        """
         if isinstance(given, str):
             given = [{"type": "output_text", "text": given}]
         texts, repeated = [], []
@@ -110,7 +114,7 @@ class Parts:
         return "".join(texts), repeated
 
     def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
-        """Return the parts in a reasoning item, all of which must have the type `kind`. Raises ApiError."""
+        """Return the parts of a reasoning item. Raises ApiError unless all parts have the type `kind`."""
         if given is None:
             return []
         repeated = []
@@ -140,7 +144,7 @@ def _list(where: FieldPath, given: object) -> Sequence[Json]:
 
 
 def text_of(where: FieldPath, part: Json, name: str) -> str:
-    """Return the field `name` in a part or an item. Raises ApiError if it is not a string."""
+    """Return the field `name` of a part or an item. Raises ApiError if the field is not a string."""
     value = part.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)
@@ -148,7 +152,7 @@ def text_of(where: FieldPath, part: Json, name: str) -> str:
 
 
 def _file_id(where: FieldPath, kind: str, part: Json) -> str:
-    """Return the id of the uploaded image that a part names. Raises ApiError."""
+    """Return the id of the uploaded image to which a part refers. Raises ApiError."""
     value = text_of(where, part, "file_id")
     if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
         text = f"{FIELD}={shown(value)} must name an uploaded image, without image_url beside it"

@@ -1,6 +1,7 @@
-"""Converts input items to chat messages, and to the items that a response repeats.
+"""Converts the input items of a Responses body to chat messages. Also converts them to the items that a
+response object repeats.
 
-Consecutive assistant items (reasoning, text, calls) become one chat message.
+Consecutive assistant items (reasoning, text, tool calls) become a single chat message.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +16,17 @@ from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.content_parts import Parts, text_of
 from mmengine.structured_output.request.tool_calls import INPUT
 
-MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a call in the input.
+MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a tool call in the input.
 _ROLES = ("user", "system", "developer", "assistant")
 _TAKEN = "message, function_call, custom_tool_call, their outputs and reasoning"
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Conversation:
-    """Chat messages from input items, and each message's path in the body.
+    """The chat messages that were converted from input items, and the path of each message in the body.
 
-    `items`: the input as a response repeats it. `media`: the media that were sent as data; the key is the
-    SHA-256 in hex. The methods raise ApiError for an invalid item.
+    `items`: the input as the response object repeats it. `media`: maps the SHA-256 in hex to each medium that
+    was sent as data. The methods raise ApiError for an invalid item.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Conversation:
         self.messages: list[Json] = []
         self.places: list[FieldPath] = []
         self.items: list[Json] = []
-        self._known: set[str] = set()  # Ids of the items of the previous responses.
-        # Whether the last message is the assistant's, to which the next item may belong.
+        self._known: set[str] = set()  # Ids of the items in the previous responses.
+        # Whether the last message is the assistant's. If so, the next item may belong to this message.
         self._is_assistant = False
 
     @property
@@ -52,7 +53,7 @@ class Conversation:
         self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
     def add_previous(self, items: Sequence[Json]) -> None:
-        """Add the previous responses' items."""
+        """Add the items of the previous responses."""
         self._parts.reads_stored_media = True
         for number, item in enumerate(items):
             self._item(FieldPath("previous_response_id", number), item)
@@ -61,7 +62,7 @@ class Conversation:
         self._parts.reads_stored_media = False
 
     def add_input(self, given: str | Sequence[Json]) -> None:
-        """Add this call's input."""
+        """Add the input of this call."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
             is_text = True
@@ -82,8 +83,8 @@ class Conversation:
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
-        """Add an item. Return its id's prefix, and the item as a response repeats it, but without an id.
-        Return None for a reference to an item in a previous response.
+        """Add an item. Return the prefix of its id, and the item that the response object repeats, without an
+        id. For a reference to an item of a previous response, returns None.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
@@ -124,8 +125,8 @@ class Conversation:
         return {"type": "message", "status": _status(item), "role": role, "content": repeated}
 
     def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
-        """Return the assistant's message that an item belongs to. This is the last message, or a new message
-        if the last one is not the assistant's or has a field in `closed_by`.
+        """Return the assistant message to which an item belongs. A new message is added if the last message
+        is not the assistant's, or if it already has a field in `closed_by`.
         """
         if not self._is_assistant or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})
@@ -187,7 +188,7 @@ class Conversation:
         return repeated
 
     def finished(self) -> list[Json]:
-        """Return the messages; a message without content gets an empty one."""
+        """Return the messages. A message without content gets an empty content."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 

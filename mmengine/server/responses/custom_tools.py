@@ -1,7 +1,7 @@
-"""Custom tools in the Responses API, whose input is a text instead of named arguments.
+"""Custom tools in the Responses API. The input of a custom tool is a text instead of named arguments.
 
-The model calls such a tool as a function with a single argument, and the answer has the argument's text. A
-regular expression or a Lark grammar restricts the text exactly.
+The model calls a custom tool as a function with a single argument. The response contains the text of this
+argument. A regular expression or a Lark grammar restricts the text exactly.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _FIELDS = ("type", "name", "description", "format")
 
 
 def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
-    """Return the function for a custom tool. Raises ApiError."""
+    """Return the function that represents a custom tool in the chat body. Raises ApiError."""
     for name in tool:
         if name not in _FIELDS:
             text = f"{FIELD} is unknown; use {', '.join(_FIELDS)}"
@@ -62,7 +62,7 @@ def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
 
 
 def _trouble_of(lark: str) -> str:
-    """Return why a Lark grammar cannot be enforced; "" if it can be."""
+    """Return the reason why a Lark grammar cannot be enforced, or "" if it can be enforced."""
     try:
         json_string_grammar(lark)
     except UnsupportedLark as error:
@@ -71,7 +71,7 @@ def _trouble_of(lark: str) -> str:
 
 
 def enforced_larks(tools: Sequence[Json]) -> dict[str, str]:
-    """Return the Lark grammars of custom tools that can be enforced, by the tools' names."""
+    """Return the Lark grammars that can be enforced. The key is the name of the custom tool."""
     found: dict[str, str] = {}
     for tool in tools:
         form = tool.get("format")
@@ -84,14 +84,16 @@ def enforced_larks(tools: Sequence[Json]) -> dict[str, str]:
 
 
 def custom_names(tools: msgspec.Raw) -> frozenset[str]:
-    """Return the custom tools' names among the tools that a response repeats."""
+    """Return the names of the custom tools among the tools that a response object repeats."""
     if b'"custom"' not in bytes(tools):
         return frozenset()
     return frozenset(str(tool["name"]) for tool in _decode_tools(tools) if tool.get("type") == "custom")
 
 
 def call_input(arguments: str) -> str:
-    """Return the input of a call with these arguments; the arguments themselves if they are incomplete."""
+    """Return the input text in the arguments of a tool call. If the arguments are incomplete, returns the
+    arguments themselves.
+    """
     try:
         given = _decode_arguments(arguments).get(INPUT)
     except (msgspec.MsgspecError, RecursionError):

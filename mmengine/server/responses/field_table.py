@@ -1,4 +1,4 @@
-"""The table with supported, ignored and refused fields for /v1/responses."""
+"""The table of the body fields for /v1/responses: which fields are supported, ignored or refused."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of

@@ -1,7 +1,8 @@
-"""Renders answers in OpenAI's Responses format, as stream events or as a whole body. Both use the same code.
+"""Renders answers in OpenAI's Responses format, as stream events or as a whole body. The body is built by the
+same code as the events.
 
-Events are numbered from 0. They depend only on the tokens, the request's id and its envelope, so a client can
-continue a stream after any event, even after the server restarts.
+Events are numbered from 0. They depend only on the tokens, the request id and the envelope. Therefore a
+client can continue a stream after any event, even after a restart of the server.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,8 +29,8 @@ _encode = msgspec.json.encode
 class ResponsesFrames:
     """Renders responses as events or bodies.
 
-    `texts`: the token texts for logprobs; None for an answer without logprobs. `after`: the number of the
-    last event that the client has; events up to this number are omitted.
+    `texts`: the token texts for logprobs; None if the call asks for no logprobs. `after`: the number of the
+    last event that the client has received. Events up to this number are omitted.
     """
 
     done = b""
@@ -48,7 +49,9 @@ class ResponsesFrames:
         self._errors: tuple[ArgumentError, ...] = ()
 
     def _numbered(self, begun: bytes) -> bytes:
-        """Complete an event with its number, and return it; b"" if the client has it."""
+        """Complete an event with its number, and return the event. Returns b"" if the client has already
+        received it.
+        """
         number = self._number
         self._number = number + 1
         return b'%b,"sequence_number":%d}\n\n' % (begun, number) if number > self._after else b""
@@ -104,11 +107,11 @@ class ResponsesFrames:
 
     @property
     def _place(self) -> int:
-        """The next output item's index."""
+        """The index of the next output item."""
         return len(self._closed) + (self._open is not None)
 
     def _begin(self, item: OutputItem) -> Iterator[bytes]:
-        """Close the open item, and begin another."""
+        """Close the open item, and begin another item."""
         yield from self._close("completed")
         self._open = item
         yield from item.begun()
@@ -122,7 +125,7 @@ class ResponsesFrames:
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         self._end_reason, self._errors = finish_reason, rest.argument_errors
         events = self.delta(index, rest)
-        if self._open is None and not self._closed:  # An empty answer.
+        if self._open is None and not self._closed:  # The answer is empty.
             events += self._all(self._begin(self._message()))
         return events + self._all(self._close(self._status))
 
@@ -131,7 +134,7 @@ class ResponsesFrames:
         return "incomplete" if self._end_reason in _INCOMPLETE else "completed"
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the last event, which contains the whole response."""
+        """Return the last event. It contains the whole response object."""
         return self._of_response(self._status.encode(), self._whole(usage))
 
     def _whole(self, usage: Usage) -> bytes:
@@ -153,10 +156,10 @@ class ResponsesFrames:
     def error(self, error: ApiError) -> bytes:
         """Return the event for an error.
 
-        A failed or cancelled request ends its response as failed, because OpenAI's clients have no event for
-        a cancelled response. If only this server stops, the response does not end. The error event then
-        repeats the previous event's number, so that a client can continue after that event. It also has the
-        field `error`, as in chat, for which OpenAI's clients raise an exception.
+        If a request fails or is cancelled, its response ends with status failed, because OpenAI's clients
+        have no event for a cancelled response. If only the server stops, the response does not end. In this
+        case, the error event repeats the number of the previous event, so that a client can continue after
+        that event. Its field `error` is the same as in chat and makes OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))
@@ -174,7 +177,7 @@ class ResponsesFrames:
 
 
 def _deltas(choice: AccumulatedChoice) -> Iterator[Delta]:
-    """Yield one delta for the reasoning, one for the text, and two for each call."""
+    """Yield a delta for the reasoning, a delta for the text, and two deltas for each tool call."""
     if choice.reasoning:
         yield Delta(reasoning="".join(choice.reasoning))
     if choice.content:

@@ -1,6 +1,6 @@
-"""Output items in a response: an item's events while it grows, and the complete item.
+"""The output items of a response: the events of an item while its text grows, and the complete item.
 
-The methods return events without their ends, which contain the event numbers.
+The methods return events without their ends. The end of an event contains the event number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,15 +16,15 @@ _ADDED, _DONE = b"added", b"done"
 
 
 def event(kind: bytes, text_json: bytes) -> bytes:
-    """Return an event without its end, which contains its number. `text_json`: the event's properties as
-    JSON.
+    """Return an event without its end, which contains the event number. `text_json`: the properties of the
+    event as JSON.
     """
     return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, text_json)
 
 
 class OutputItem:
-    """An output item. `place`: its index in the output. `whole`: the complete item as JSON, or b"" before its
-    end.
+    """An output item. `place`: its index in the output. `whole`: the complete item as JSON, or b"" before the
+    item ends.
     """
 
     kind: bytes  # The name of the item's content in event types.
@@ -34,7 +34,7 @@ class OutputItem:
         self._id, self._place = _encode(name), place
         self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
         self.whole = b""
-        # The bytes before the text in each delta. Built once, as most events are deltas.
+        # The bytes that precede the text in each delta. Built once per item, because most events are deltas.
         self._delta_head = b""
 
     def begun(self) -> Iterator[bytes]:
@@ -42,7 +42,7 @@ class OutputItem:
         yield self._event(_ADDED, self._item("in_progress", b""))
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
-        """Append `text`, and return its event. `entries`: its tokens' logprobs."""
+        """Append `text`, and return the event for it. `entries`: the logprobs of its tokens."""
         self._texts.append(text)
         return self._delta_head + _encode(text)
 
@@ -57,20 +57,20 @@ class OutputItem:
         return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
     def _said(self, text_json: bytes) -> bytes:
-        """Return the properties for the event with the whole text. `text_json`: the text as JSON."""
+        """Return the properties of the event that contains the whole text. `text_json`: the text as JSON."""
         raise NotImplementedError
 
     def _item(self, status: str, text_json: bytes) -> bytes:
-        """Return the item as JSON. `text_json`: its text as JSON, or b"" when the item begins."""
+        """Return the item as JSON. `text_json`: the text of the item as JSON, or b"" when the item begins."""
         raise NotImplementedError
 
     def _ended(self, text_json: bytes) -> Iterator[bytes]:
-        """Yield the events between the event with the whole text and the item's last event."""
+        """Yield the events that come after the event with the whole text and before the item's last event."""
         yield from ()
 
 
 class Call(OutputItem):
-    """A function call. `call`: the call's id, which the client's function_call_output refers to."""
+    """A function call. `call`: the call's id, to which the client's function_call_output refers."""
 
     kind = b"function_call_arguments"
 
@@ -92,8 +92,8 @@ class Call(OutputItem):
 
 
 class CustomCall(OutputItem):
-    """A call of a custom tool. Its text is the input, which is sent as a whole when the call ends, because
-    the model writes it as a function's argument.
+    """A call of a custom tool. The text of the item is the input of the tool. The model generates the input
+    as a function's argument, so the text is sent as a whole when the call ends.
     """
 
     kind = b"custom_tool_call_input"
@@ -124,7 +124,7 @@ class CustomCall(OutputItem):
 
 
 class _Parted(OutputItem):
-    """An item whose text is in a single content part."""
+    """An item that contains its text in a single content part."""
 
     def __init__(self, name: str, place: int):
         super().__init__(name, place)
@@ -168,14 +168,14 @@ class Reasoning(_Parted):
 
 
 class Message(_Parted):
-    """A message with text. `texts`: the token texts for logprobs; None without logprobs."""
+    """A message with text. `texts`: the token texts for logprobs; None if the call asks for no logprobs."""
 
     kind = b"output_text"
 
     def __init__(self, request_id: str, place: int, texts: TokenTexts | None):
         super().__init__(f"msg_{request_id}_{place}", place)
         self._token_texts = texts
-        self._tokens: list[bytes] = []  # Tokens with logprobs, as JSON.
+        self._tokens: list[bytes] = []  # The tokens with their logprobs, as JSON.
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
         if self._token_texts is None:

@@ -1,4 +1,4 @@
-"""Reads a /v1/responses body into a request. The body is first converted to a chat body."""
+"""Parses the body of a /v1/responses call into a request. The body is first converted to a chat body."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ _decode_previous = msgspec.json.Decoder(_Previous).decode
 
 
 def previous_of(data: bytes) -> str | None:
-    """Return the response id that a body continues, or None. Raises ApiError if the body is not a JSON
+    """Return the id of the response that a body continues, or None. Raises ApiError if the body is not a JSON
     object.
     """
     return decode_body(cut_short(data), _decode_previous).previous_response_id
@@ -44,11 +44,11 @@ def _no_media(name: str) -> bytes | None:
 
 
 class ResponsesReader:
-    """Reads /v1/responses bodies.
+    """Parses /v1/responses bodies.
 
-    `chat`: reads the converted body. `is_lenient`: leave out what the server cannot do. `stores_responses`:
-    whether the server stores responses. `refusal`: if it does not, the error text for fields that require
-    storage.
+    `chat`: parses the converted chat body. `is_lenient`: ignore unsupported parts of a body.
+    `stores_responses`: whether the server stores responses. `refusal`: the error message for fields that
+    require storage, on a server that does not store responses.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class ResponsesReader:
         before: Sequence[Json] = (),
         stored_media: Callable[[str], bytes | None] = _no_media,
     ) -> ParsedRequest:
-        """Read a body, which may be large. Raises ApiError.
+        """Parse a body, which may be large. Raises ApiError.
 
-        `request_id`: the request's id, unless the body has a request_id. `before`: the previous responses'
-        input and output items. `stored_media`: returns one of their media, given its SHA-256 in hex.
+        `request_id` is used unless the body has a request_id. `before`: the input and output items of the
+        previous responses. `stored_media` returns a medium of these items, given its SHA-256 in hex.
         """
         return read_without_payloads(
             data, partial(self._read, request_id=request_id, before=before, stored_media=stored_media)
@@ -118,7 +118,7 @@ class ResponsesReader:
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json], unsupported: Unsupported) -> None:
-        """Raise ApiError for field values and combinations that this server does not support."""
+        """Raise ApiError for values and combinations of fields that this server does not support."""
         if body.background and body.store is False:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
@@ -174,7 +174,9 @@ def _make_echo(
     tool_numbers: Iterable[int],
     is_stored: bool,
 ) -> ResponseEcho:
-    """Return what the response repeats. `tool_numbers`: the indices of the tools that it repeats."""
+    """Return the parameters that the response object repeats. `tool_numbers`: the indices of the tools that
+    it repeats.
+    """
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponseEcho(
         instructions=body.instructions,
@@ -200,7 +202,9 @@ def _make_echo(
 
 
 class ContinuationReader:
-    """Reads bodies that continue earlier responses. `items`, `media`: these responses' items and media."""
+    """Parses bodies that continue stored responses. `items` and `media` are the items and the media of these
+    responses.
+    """
 
     def __init__(self, reader: ResponsesReader, items: Sequence[Json], media: Mapping[str, bytes]):
         self._reader, self._items, self._media = reader, items, media
@@ -222,7 +226,7 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Convert `where`, an uploaded image's path in the chat body, to its file_id's path in the
+    """Convert the path of an uploaded image in the chat body (`where`) to the path of its file_id in the
     client's body.
     """
     path = names.path(where)

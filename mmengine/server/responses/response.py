@@ -1,4 +1,4 @@
-"""Renders the response object for answers, events and lookups."""
+"""Renders the response object of the Responses API for bodies, events and later lookups."""
 
 import msgspec
 
@@ -15,8 +15,8 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """Renders a request's response object, which depends only on the id, the envelope and `of`'s
-    arguments.
+    """Renders the response object of a request. The object depends only on the request id, the envelope and
+    the arguments of `of`.
     """
 
     def __init__(self, request_id: str, envelope: Envelope):
@@ -59,8 +59,8 @@ class ResponseObject:
         incomplete: bytes = NULL,
         more: bytes = b"",
     ) -> bytes:
-        """Return the response as JSON. `status`: queued, in_progress, cancelled, completed, incomplete or
-        failed. The other arguments are JSON. `more`: further properties, each preceded by a comma.
+        """Return the response object as JSON. `status`: queued, in_progress, cancelled, completed, incomplete
+        or failed. All other arguments are JSON. `more`: further properties, each preceded by a comma.
         """
         return b'%b,"status":"%b","error":%b,"incomplete_details":%b,"output":%b,"usage":%b%b}' % (
             self._head,
@@ -73,12 +73,12 @@ class ResponseObject:
         )
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the response for a failed request."""
+        """Return the response object for a failed request."""
         return self.of("failed", error=_encode({"code": _code(error), "message": error.body.message}))
 
 
 def _code(error: ApiError) -> str:
-    """Map the error to a code in OpenAI's fixed list."""
+    """Map the error to a code in OpenAI's fixed list of codes."""
     if error.status == 429:
         return "rate_limit_exceeded"
     if error.body.code in _MEDIA_CODES:
@@ -87,7 +87,7 @@ def _code(error: ApiError) -> str:
 
 
 def usage_json(usage: Usage) -> bytes:
-    """Convert chat's usage to the Responses API's names, and return it as JSON."""
+    """Convert the usage of a chat completion to the names of the Responses API. Return the usage as JSON."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)
     return _encode(

@@ -1,5 +1,5 @@
-"""Handlers for the routes for existing responses: get, stream again, cancel, delete, and list input items.
-Also collects the earlier responses that a new one continues.
+"""Handlers for existing responses: get, stream again, cancel, delete, and list input items. Also collects the
+items of the earlier responses that a new response continues.
 """
 
 import re
@@ -31,19 +31,20 @@ from mmengine.server.responses.content_parts import REFERENCE
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 
-MAX_CHAIN = 1000  # Maximum number of previous responses in a chain.
-MAX_BEFORE_BYTES = 256 * 2**20  # Limit for the bytes of the items and media in a chain.
-# Limit for the commas, opening brackets and opening braces outside strings in a chain's inputs.
+# Maximum number of previous responses in a chain. Each response in a chain continues the response before it.
+MAX_CHAIN = 1000
+MAX_BEFORE_BYTES = 256 * 2**20  # Maximum bytes of all items and media in a chain.
+# Maximum number of commas, opening brackets and opening braces outside strings, in all inputs of a chain.
 MAX_BEFORE_VALUES = 2**20
-MAX_LISTED = 100  # Items per page.
-_LISTED = 20  # Items per page if the call sets no limit.
+MAX_LISTED = 100  # Maximum number of items per page.
+_LISTED = 20  # Number of items per page if the call sets no limit.
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
 _Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
 class FoundResponse(NamedTuple):
-    """An owner's response. `call`: its call, as long as the store does not have the response."""
+    """An owner's response. `call`: the call that generates the response, until the store has the response."""
 
     request_id: str
     envelope: Envelope
@@ -57,14 +58,16 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """All previous responses' items, oldest first, and their media, keyed by the SHA-256 in hex."""
+    """The items of all previous responses, oldest first, and their media. The key of a medium is its SHA-256
+    in hex.
+    """
 
     items: list[Json]
     media: dict[str, bytes]
 
 
 class ResponseRoutes:
-    """The routes for existing responses. `streamed`: returns a builder's event stream for an owner."""
+    """The routes for existing responses. `streamed` returns the event stream for a builder and an owner."""
 
     def __init__(
         self,
@@ -97,12 +100,13 @@ class ResponseRoutes:
         return self._streamed(builder, owner)
 
     async def cancel(self, request: Request) -> ASGIApp:
-        """Cancel a response. A response that has ended stays unchanged."""
+        """Cancel a response. A response that has already ended stays unchanged."""
         found = await self._found(request)
         if found.call is not None:
             found.call.cancel()
             await found.record.wait_over()
-            await self._calls.flush()  # Otherwise a restarted server might not know about the cancellation.
+            # Without this write, a restarted server might not know that the response was cancelled.
+            await self._calls.flush()
         return _json(await self._object(found))
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -117,16 +121,16 @@ class ResponseRoutes:
         return _json(msgspec.json.encode(deletion))
 
     async def input_items(self, request: Request) -> ASGIApp:
-        """Return a page with input items, in which hashes replace media that were sent as data."""
+        """Return a page of the input items. Hashes replace media that were sent as data."""
         found = await self._found(request)
         given = await self._input(request.scope[OWNER], found)
         return _json(await self._parser_threads.run(len(given), partial(_page, request, given)))
 
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
-        """Return the items and media in the response chain that ends with `response_id`.
+        """Return the items and media of the chain of responses that ends with `response_id`.
 
-        `add(count)`: called for each part with its size in bytes; may raise ApiError. Raises ApiError if a
-        response in the chain does not exist or has not ended, or if the chain is too large.
+        `add(count)` is called for each part with its size in bytes. It may raise ApiError. Raises ApiError if
+        a response in the chain does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0
@@ -163,7 +167,7 @@ class ResponseRoutes:
         return PreviousItems(items, media)
 
     async def _found(self, request: Request) -> FoundResponse:
-        """Return the response that the request names. Raises ApiError."""
+        """Return the response whose id is in the request's path. Raises ApiError."""
         request_id = _request_id(request)
         found = await self._find(request.scope[OWNER], request_id)
         if found is None:
@@ -180,7 +184,7 @@ class ResponseRoutes:
         return FoundResponse(request_id, stored.envelope, AnswerRecord(stored.answer), None)
 
     async def _input(self, owner: str, found: FoundResponse) -> msgspec.Raw:
-        """Return the response's input items as a JSON list."""
+        """Return the input items of a response as a JSON list."""
         echo = found.envelope.responses
         assert echo is not None
         if echo.is_begun and (stored := await self._stored.get(owner, found.request_id)) is not None:
@@ -196,7 +200,7 @@ class ResponseRoutes:
         return ResponseBuilder(parsed_request, frames, readers, self._tokenizer)
 
     async def _object(self, found: FoundResponse) -> bytes:
-        """Return the response as JSON, with its current status."""
+        """Return the response object as JSON, with its current status."""
         response = ResponseObject(found.request_id, found.envelope)
         if not found.record.is_over:
             return response.of("in_progress" if found.record.items else "queued")
@@ -220,14 +224,14 @@ _decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec
 
 
 def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
-    """Return a response's input and output items. `given`: the input items. `body`: the response. Both are
-    JSON.
+    """Return the input and output items of a response. `given`: the input items. `body`: the response object.
+    Both are JSON.
     """
     return [*_decode_items(given), *_decode_output(body).output]
 
 
 def _page(request: Request, given: msgspec.Raw) -> bytes:
-    """Return a page with the input items `given` as JSON. Raises ApiError."""
+    """Return a page of the input items `given`, as JSON. Raises ApiError."""
     items = _decode_items(given)
     items_page = page(
         request,
@@ -245,7 +249,7 @@ def _request_id(request: Request) -> str:
 
 
 def _after(request: Request) -> int:
-    """Return the number of the last event that the client has, or -1. Raises ApiError."""
+    """Return the number of the last event that the client has received, or -1. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
         raise ApiError(
@@ -274,7 +278,7 @@ def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
 
 
 def _media_parts(items: Sequence[Json]) -> Iterator[Json]:
-    """Yield the content parts in which a hash replaces the medium."""
+    """Yield the content parts in which a hash replaces a medium."""
     for item in items:
         for field in ("content", "output"):
             parts = item.get(field)

@@ -1,4 +1,4 @@
-"""Response schemas for /v1/responses, for the OpenAPI document."""
+"""The response schemas of /v1/responses in the OpenAPI document."""
 
 from typing import Annotated, Literal
 
@@ -221,7 +221,9 @@ class CustomInputDone(_InItem, tag="response.custom_tool_call_input.done"):
 
 
 class StreamError(_Event, tag="error"):
-    """The last event in a stream that ends before its response. It repeats the previous event's number."""
+    """The last event of a stream that ends before its response. The event repeats the number of the previous
+    event.
+    """
 
     code: str | None
     message: str
@@ -244,6 +246,6 @@ class ResponseDeleted(ResponseSchema):
 
 
 class InputItems(Page):
-    """A page with input items. Media that were sent as data are replaced by sha256: and their hash."""
+    """A page of input items. The text sha256:DIGEST replaces media that were sent as data."""
 
     data: list[_Json]

@@ -1,1 +1,3 @@
-"""/v1/sessions: requests that grow while their input arrives."""
+"""The routes below /v1/sessions. A session is a conversation to which later calls append texts, images and
+video frames.
+"""

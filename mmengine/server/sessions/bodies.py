@@ -1,4 +1,4 @@
-"""The request and response bodies for /v1/sessions."""
+"""The structs that declare the request and response bodies of /v1/sessions."""
 
 from typing import Annotated
 
@@ -11,20 +11,20 @@ from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.body_fields import Field, Fields
 from mmengine.server.http.errors import ApiError, decode_body
 
-# Maximum number of tokens in an answer if the call sets no limit, because a session reserves space for its
-# answer.
+# Maximum number of tokens in an answer if the call sets no limit. Needed because a session reserves space for
+# its answer.
 DEFAULT_ANSWER = 256
-SHORTEST_IDLE_S = 0.1  # Shorter times would be rounded to 0, which means never.
+SHORTEST_IDLE_S = 0.1  # A shorter time would be rounded to 0, which means no time limit.
 Index = Annotated[int, Meta(ge=0)]
 Content = str | list[Json]
 
 
 class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body that opens a session.
+    """The body of a call that opens a session.
 
-    `length`: maximum number of tokens. If more come, the session continues with the anchor and its last
-    `keep` tokens. `idle_s`: seconds without a call after which the session is closed. `anchor`: content at
-    the beginning that is never dropped.
+    `length`: maximum number of tokens. When the session exceeds this number, it continues with only the
+    anchor and the last `keep` tokens. `anchor`: content at the beginning that is never dropped. `idle_s`:
+    seconds without a call after which the session is closed.
     """
 
     model: str | None = None
@@ -39,8 +39,8 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content to append. `index`: number of requests in the session before this call. With an index, a
-    repeated call has no effect.
+    """The body of a call that appends content. `index`: the number of requests in the session before this
+    call. With an index, a repeated call has no effect.
     """
 
     content: Content
@@ -48,14 +48,14 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A question. All other chat fields are allowed too, except those in REFUSED_IN_SESSIONS."""
+    """The body of a question. All chat fields are allowed, except those in REFUSED_IN_SESSIONS."""
 
     content: Content
     index: Index | None = None
 
 
 class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A video frame. `image`: a data: URL."""
+    """The body with a video frame. `image`: a data: URL."""
 
     image: str
     seconds: Annotated[float, Meta(ge=0)]
@@ -65,7 +65,7 @@ class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 _OPENED = "it is set when the session is opened; send it to /v1/sessions"
 _TOOLS = "a session calls no tools; use /v1/chat/completions"
 _WRITES = "each question and each answer is a turn of its own"
-# Fields of chat that the session sets or does not support.
+# Chat fields that the session itself determines, or does not support.
 REFUSED_IN_SESSIONS = Fields(
     (
         Field("messages", "refused", "the session has them: send content"),
@@ -84,11 +84,11 @@ REFUSED_IN_SESSIONS = Fields(
 
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as the API returns it.
+    """A session in the responses of the API.
 
-    `requests`: number of requests so far, which is the next call's index. `cached_tokens`: tokens in this
-    call's content that were in the prefix cache. `frames_held`: video frames that wait for further frames,
-    because the encoder takes several frames together.
+    `requests`: the number of requests so far, which is the index of the next call. `cached_tokens`: the
+    tokens of this call's content that were prefix cache hits. `frames_held`: video frames that wait for
+    further frames, because the encoder processes several frames together.
     """
 
     id: str
@@ -98,7 +98,7 @@ class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     tokens: int = 0
     media: int = 0
-    kept_tokens: int = 0  # Tokens whose KV blocks the session holds.
+    kept_tokens: int = 0  # Tokens of the KV blocks that the session holds.
     length: int = 0
     cached_tokens: int | None = None
     frames_held: int = 0
@@ -116,7 +116,7 @@ class SessionDeleted(msgspec.Struct, frozen=True):
 
 
 class StoredSession(msgspec.Struct, frozen=True):
-    """The session's creator and options, as the log stores them."""
+    """The owner and the options of a session, as they are stored in the log."""
 
     owner: str = ""
     created: int = 0
@@ -133,8 +133,8 @@ _BUDGETS = ("max_tokens", "max_completion_tokens")
 
 
 def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
-    """Convert a …/append or …/ask (`asks`) body to a /v1/chat/completions body with one message. Return it
-    and the body's `index`. Raises ApiError.
+    """Convert the body of …/append or …/ask (`asks`) to a /v1/chat/completions body with a single message.
+    Return the chat body, and the `index` of the call. Raises ApiError.
     """
     given: AppendBody | AskBody | None = None if asks else decode_body(data, _decode_append)
     fields = decode_body(data, _decode_fields)
@@ -158,8 +158,8 @@ def content_as_chat_body(content: Content) -> bytes:
 
 
 def stored_session_of(facts: SessionFacts) -> StoredSession:
-    """Return the stored owner and options. If the API did not open the session, the owner is one that no key
-    has.
+    """Return the stored owner and options. For a session that was not opened through the API, the owner
+    matches no API key.
     """
     try:
         return msgspec.json.decode(facts.settings.envelope, type=StoredSession)

@@ -1,5 +1,5 @@
-"""The open sessions, with their owners and the state that only this process has, such as waiting video
-frames.
+"""Keeps the open sessions with their owners. Also keeps the session state that is not in the log, such as
+waiting video frames.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ FORGET_EVERY_S = 5.0  # Seconds between two checks for sessions that the engine 
 
 
 class SessionRegistry:
-    """An engine's sessions. `opened`: media options that all sessions get in addition to their own."""
+    """The sessions of an engine. `opened`: media options that all sessions get in addition to their own."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class SessionRegistry:
     ):
         self.engine, self._settings, self._config = engine, settings, config
         self._admission, self._opened = admission, opened
-        self._open: dict[str, AsyncSession] = {}  # The key is the id in the log.
-        # A lock for each API key that is opening a session.
+        self._open: dict[str, AsyncSession] = {}  # Maps an id in the log to the session.
+        # Maps an owner to the lock that is held while the owner opens a session.
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     @classmethod
     def of_engine(
         cls, engine: ServedEngine, settings: ServerSettings, admission: Admission, opened: Json
     ) -> "SessionRegistry | None":
-        """Return the registry, or None if `engine` distributes requests to several engines, which support no
-        sessions.
+        """Return the registry. Returns None if `engine` distributes requests to several engines, because
+        sessions require a single engine.
         """
         if not isinstance(engine, AsyncEngine):
             return None
@@ -61,7 +61,7 @@ class SessionRegistry:
             self._open.pop(session.session_id, None)
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
-        """Return this API key's session `name`, and its adapter's name. Raises ApiError if the session does
+        """Return the owner's session `name`, and the name of its adapter. Raises ApiError if the session does
         not exist or has another owner.
         """
         session_id = log_request_id(owner, name)
@@ -78,11 +78,11 @@ class SessionRegistry:
         return self._open[session_id], facts.settings.adapter
 
     async def of(self, owner: str) -> list[SessionFacts]:
-        """Return an API key's sessions."""
+        """Return the sessions of an owner."""
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     async def keep_tenants(self) -> None:
-        """Keep the tenants of the previous process's sessions."""
+        """Let owners keep the tenants of the sessions that the previous process opened."""
         with suppress(MMEngineError):  # The engine has ended.
             found = await self.engine.sessions()
             self._admission.keep_tenants((facts.session_id, facts.settings.tenant) for facts in found)
@@ -92,10 +92,10 @@ class SessionRegistry:
 
     @asynccontextmanager
     async def opening(self, owner: str) -> AsyncIterator[None]:
-        """Guard a session's opening.
+        """Guard the opening of a session.
 
-        If there are several API keys, each can open only one session at a time, so that its sessions are
-        counted exactly. Raises ApiError if the key has its share of sessions.
+        If several API keys exist, each key can open only one session at a time, so that the sessions of the
+        key are counted exactly. Raises ApiError if the key already has its share of sessions.
         """
         if not self._admission.has_several_keys:
             yield
@@ -108,8 +108,8 @@ class SessionRegistry:
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
-        """Check that there is memory for the frame `image`, if it must wait for further frames. Raises
-        QueueFull, and ApiError beyond the key's share.
+        """Check that there is memory for the frame `image`, in case the frame must wait for further frames.
+        Raises QueueFull, and ApiError if the owner would exceed its share.
         """
         if not session.next_frame_waits:
             return
@@ -127,14 +127,14 @@ class SessionRegistry:
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:
-        """Release the memory for sessions that were idle for too long, until cancelled."""
+        """Release the memory of sessions that have been idle for too long. Runs until cancelled."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             with suppress(MMEngineError):  # The engine has ended.
                 await self._forget_ended()
 
     async def _forget_ended(self) -> None:
-        known = set(self._open)  # A copy, without sessions that are opened during the call below.
+        known = set(self._open)  # A copy, so that sessions that open during the next call are excluded.
         if known:
             names = await self.engine.on_engine(lambda engine: engine.sessions.names())
             for session_id in known.difference(names):

@@ -1,4 +1,6 @@
-"""Recognises a call that repeats a session's last call, and returns its answer again."""
+"""Recognizes a call that repeats the last call of a session, and returns the answer of the last call
+again.
+"""
 
 from dataclasses import replace
 
@@ -19,8 +21,8 @@ from mmengine.structured_output.request.spec import reasoning_of
 
 
 def is_repeated(facts: SessionFacts, index: int | None) -> bool:
-    """Whether a call with this index repeats the session's last request. None never does. Raises ApiError for
-    an index that is neither the last request's nor the next one.
+    """Whether a call with this index repeats the session's last request. A call without an index (None) never
+    does. Raises ApiError unless the index is that of the last request or of the next request.
     """
     if index is None or index == facts.num_requests:
         return False
@@ -32,8 +34,8 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 async def repeat_answer(
     engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest
 ) -> StoredAnswer:
-    """Return the session's last answer, from which the repeated call's answer is rendered. Raises ApiError if
-    the answer cannot be reproduced.
+    """Return the session's last answer, from which the response to the repeated call is rendered. Raises
+    ApiError if the answer cannot be reproduced.
     """
     if not facts.answer:
         raise _refused("the request at this index only appended content, so it has no answer to repeat")
@@ -62,8 +64,8 @@ async def repeat_answer(
 
 
 def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
-    """Return a grammar request with only the settings that affect how the answer is streamed. The grammar is
-    not compiled.
+    """Return a grammar request that contains only the settings that affect how the answer is streamed. The
+    grammar is not compiled.
     """
     form, grammar = parsed_request.answer_format.response_format, parsed_request.answer_format.grammar
     if form is None and grammar is None:
@@ -73,8 +75,8 @@ def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
 
 
 def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processor: Processor) -> AnswerFacts:
-    """Return how a recovered answer ended, derived from its tokens and the repeated call's options. Raises
-    ApiError if they leave it open.
+    """Return how a recovered answer ended. The end is derived from the answer's tokens and the options of the
+    repeated call. Raises ApiError if the end cannot be derived.
     """
     sampling, last = parsed_request.sampling, facts.answer[-1]
     detection = sampling.repetition_detection
@@ -89,7 +91,7 @@ def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processo
         reason, detail = "stop", "eos"
     elif last in sampling.stop_token_ids:
         reason, detail = "stop", "token"
-    elif parsed_request.answer_format:  # Only the complete format can have ended the answer.
+    elif parsed_request.answer_format:  # Only the complete answer format can have ended the answer.
         reason = "stop"
     elif detection and detection.repeats(facts.answer):
         reason, detail = "repetition", REPETITION

@@ -1,8 +1,9 @@
-"""Handlers for /v1/sessions. A session is a conversation that grows call by call.
+"""Handlers for /v1/sessions. A session is a conversation to which each call appends.
 
-Frames and texts are prefilled when they arrive, and questions are answered as in chat. A session's calls run
-in arrival order; a call gets 409 if too many wait. A session belongs to the API key that opened it; other
-keys get 404. The log contains the whole session, so it survives a restart.
+Frames and texts are prefilled when they arrive, and questions are answered as in chat. The calls of a session
+run in arrival order. If too many calls wait, a further call gets status 409. A session belongs to the API key
+that opened it; calls with another key get status 404. The log contains the whole session, so the session
+survives a restart.
 """
 
 import asyncio
@@ -52,8 +53,8 @@ T = TypeVar("T")
 
 
 class SessionRoutes:
-    """Handlers for /v1/sessions. `names`: the served names. `answers`: parses bodies and renders answers as
-    for chat.
+    """Handlers for /v1/sessions. `names`: the names under which the model is served. `answers`: parses bodies
+    and renders answers in the same way as for chat.
     """
 
     def __init__(
@@ -184,8 +185,8 @@ class SessionRoutes:
 
     @asynccontextmanager
     async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, BodyReservation]]:
-        """Admit a call, and yield its body and the body's reservation. Converts the engine's errors to
-        ApiError.
+        """Admit a call. Yield the body of the call and the reservation for its bytes. Engine errors are
+        converted to ApiError.
         """
         owner = request.scope[OWNER]
         self._admission.take(owner)
@@ -202,8 +203,8 @@ class SessionRoutes:
         return await self._answers.readers.parser_threads.run(len(data), work)
 
     async def _parse_body(self, request: Request, chat: bytes, name: str, adapter: str = "") -> ParsedRequest:
-        """Parse a chat body. `name`: the request's id. `adapter`: the session's adapter. Raises ApiError,
-        also if the body names another adapter.
+        """Parse a chat body. `name`: the request id. `adapter`: the adapter of the session. Raises ApiError,
+        for example if the body names another adapter.
         """
         parsed_request = await self._parsed(chat, partial(self._answers.readers.chat.read, chat, name))
         if not parsed_request.envelope.model:
@@ -215,13 +216,13 @@ class SessionRoutes:
         return parsed_request
 
     async def _fill(self, parsed_request: ParsedRequest, reservation: BodyReservation) -> None:
-        """Read the uploaded files that the message names. Their bytes count against `reservation`."""
+        """Read the uploaded files to which the message refers. Their bytes count against `reservation`."""
         await self._answers.readers.uploads.fill(
             parsed_request, partial(self._admission.bodies.add, reservation)
         )
 
     def _stream(self, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest) -> Stream:
-        """Submit a question and return its stream."""
+        """Submit a question to the session, and return the stream with the answer."""
         options = submit_options(parsed_request, "")
         options.pop("request_id")
         options.pop("cache_salt")
@@ -231,8 +232,8 @@ class SessionRoutes:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
 
     async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
-        """Return the session in the request's path, its public id, and its adapter's name. Raises ApiError if
-        this key has no such session.
+        """Return the session in the request's path, its public id, and the name of its adapter. Raises
+        ApiError if the owner has no such session.
         """
         name = request.path_params["session_id"]
         session, adapter = await self._sessions.found(request.scope[OWNER], name)
@@ -240,14 +241,14 @@ class SessionRoutes:
 
 
 def session_error(error: MMEngineError) -> ApiError:
-    """Convert an engine error to the error that the client gets."""
+    """Convert an engine error to the error that the client receives."""
     if error.code is ErrorCode.SESSION_NOT_FOUND:
         return ApiError(ErrorCode.SESSION_NOT_FOUND, "the session was closed", FieldPath("session_id"))
     return api_error(error)
 
 
 def _content(parsed_request: ParsedRequest) -> list[Json]:
-    """Return the content parts in the request's only message, in the processor's format."""
+    """Return the content parts of the request's only message, in the format of the multimodal processor."""
     messages = parsed_request.prompts[0].messages
     assert messages is not None
     content = messages[0]["content"]
@@ -273,10 +274,12 @@ def _json(answer: msgspec.Struct) -> Response:
 
 
 def _aside(ending: AsyncExitStack) -> None:
-    """Release the session and the call's memory in a task, after its stream has ended."""
+    """Release the session and the memory of the call in a task. Called when the stream of the call has
+    ended.
+    """
     task = asyncio.get_running_loop().create_task(ending.aclose())
     _ending.add(task)
     task.add_done_callback(_ending.discard)
 
 
-_ending: set[asyncio.Task[None]] = set()  # Keeps the tasks from being garbage collected.
+_ending: set[asyncio.Task[None]] = set()  # Holds the tasks, so that they are not garbage collected.

@@ -1,1 +1,3 @@
-"""SQLite and files beside the log: finished answers with their media, uploaded files, and batches."""
+"""The data that the server stores next to the log: finished answers with their media, uploaded files, and
+batches. The data is in an SQLite database and in files.
+"""

@@ -1,5 +1,5 @@
-"""Stores responses with their media beside the log, until they expire, are deleted, or make room for newer
-ones.
+"""Stores responses with their media in the database. A response is deleted when it expires, when a client
+deletes it, or when newer responses need the space.
 """
 
 import sqlite3
@@ -13,17 +13,18 @@ from mmengine.errors import QueueFull, id_in_use
 from mmengine.server.storage.database import Database
 
 SWEEP_S = 30.0  # Seconds between two searches for expired answers.
-_SWEPT_AT_ONCE = 256  # Maximum number of expired answers that a commit removes.
-_ROWS_AT_ONCE = (64, 16, 4, 1)  # Rows per statement. Other threads can run between two statements.
+_SWEPT_AT_ONCE = 256  # Maximum number of expired answers that are deleted in a commit.
+# Rows per statement, largest number first. Other threads can run between two statements.
+_ROWS_AT_ONCE = (64, 16, 4, 1)
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
 class AnswerRow(msgspec.Struct, frozen=True):
     """A row in the table `responses`.
 
-    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: each medium's
-    SHA-256 in hex. `key`: the Idempotency-Key under which the owner can also find the answer.
-    `keeps_envelope`: if the row exists, its envelope is not replaced.
+    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: the SHA-256 digests
+    of the media in hex. `key`: the Idempotency-Key with which the owner can also find the answer.
+    `keeps_envelope`: if the row already exists, its envelope is not replaced.
     """
 
     response_id: str
@@ -37,11 +38,11 @@ class AnswerRow(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """The stored answers for all owners.
+    """The stored answers of all owners.
 
-    `ttl_s`: seconds from an answer's end until it expires, measured by `clock` (Unix time). `max_bytes`:
-    limit for all answers together, beyond which the oldest finished answers are deleted. All methods raise
-    KeepFailed if the disk fails.
+    `ttl_s`: seconds after the end of an answer until the answer expires, measured with `clock` (Unix time).
+    `max_bytes`: maximum size of all answers together. If the answers exceed this size, the oldest finished
+    answers are deleted. All methods raise KeepFailed if the disk fails.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class AnswerStore:
     ):
         self._database, self._ttl_s, self._max_bytes, self._clock = database, ttl_s, max_bytes, clock
         self.num_bytes = database.now(_num_bytes)
-        # Ids of the answers that the previous process did not finish.
+        # Ids of the answers that the previous process left unfinished.
         self.begun_before = database.now(partial(_ids, _UNFINISHED))
 
     async def begin(
@@ -61,10 +62,10 @@ class AnswerStore:
         media: Mapping[str, bytes],
         key: str = "",
     ) -> None:
-        """Store a request that has no answer yet. It may be stored again.
+        """Store a request that has no answer yet. May be called again for the same request.
 
-        `media`: the request's media; the key is the SHA-256 in hex. Raises QueueFull if unfinished answers
-        fill the store, and InvalidRequest if another owner has the id.
+        `media` maps SHA-256 digests in hex to the media of the request. Raises QueueFull if unfinished
+        answers fill the store, and InvalidRequest if another owner has the id.
         """
         await self._save(AnswerRow(response_id, owner, created, envelope, None, key=key), media)
 
@@ -77,16 +78,16 @@ class AnswerStore:
         answer: bytes,
         media: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Store an answer, and return when it is durable on the disk. A second call replaces the answer.
+        """Store an answer. Returns when the answer is durable on disk. A second call replaces the answer.
 
-        `media`: media that `begin` did not get. Raises InvalidRequest if another owner has the id.
+        `media`: media that were not passed to `begin`. Raises InvalidRequest if another owner has the id.
         """
         await self._save(AnswerRow(response_id, owner, created, envelope, answer), media or {})
 
     async def put_all(self, made: Callable[[], Sequence[AnswerRow]]) -> None:
-        """Store several answers in a single commit, except ids that another owner has.
+        """Store several answers in a single commit. Answers whose ids belong to another owner are skipped.
 
-        `made`: returns the answers; it runs on the writing thread.
+        `made` returns the answers. It runs on the writing thread.
         """
         self.num_bytes = await self._database.write(lambda connection: self._save_all(connection, made()))
 
@@ -95,7 +96,7 @@ class AnswerStore:
         return await self._find("id=?", response_id, owner)
 
     async def of_key(self, key: str, owner: str) -> AnswerRow | None:
-        """Return the latest answer with this Idempotency-Key, or None if this owner has none."""
+        """Return the owner's latest answer with this Idempotency-Key, or None if there is no such answer."""
         return await self._find("key=? AND key != ''", key, owner)
 
     async def _find(self, condition: str, value: str, owner: str) -> AnswerRow | None:
@@ -114,7 +115,7 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def media(self, sha: str) -> bytes | None:
-        """Return a medium's bytes, or None if no answer refers to it."""
+        """Return the bytes of a medium, or None if no answer refers to it."""
 
         def job(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
@@ -123,8 +124,8 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Delete an answer, and return whether it existed. Its text is erased from the disk, and so are media
-        that no other answer refers to.
+        """Delete an answer, and return whether it existed. The text is erased from the disk. Media that no
+        other answer refers to are erased too.
         """
 
         def job(connection: sqlite3.Connection) -> tuple[bool, int]:
@@ -135,15 +136,15 @@ class AnswerStore:
         return found
 
     async def ids(self) -> list[str]:
-        """Return all answers' ids, sorted."""
+        """Return the ids of all answers, sorted."""
         return await self._database.read(partial(_ids, "SELECT id FROM responses ORDER BY id"))
 
     async def unfinished(self) -> list[str]:
-        """Return all unfinished answers' ids, sorted."""
+        """Return the ids of all unfinished answers, sorted."""
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
-        """Delete the answers in `names` that are unfinished, for all owners."""
+        """Delete the unfinished answers among `names`, for all owners."""
 
         def job(connection: sqlite3.Connection) -> int:
             rows = [(name,) for name in names]
@@ -191,8 +192,8 @@ class AnswerStore:
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
-        """Delete the oldest finished answers, except `answers`, until the rest fits. Return the remaining
-        bytes. Raises QueueFull.
+        """Delete the oldest finished answers until the remaining answers fit. The given `answers` are never
+        deleted. Return the remaining bytes. Raises QueueFull.
         """
         total = _num_bytes(connection)
         names = {kept.response_id for kept in answers}
@@ -202,7 +203,8 @@ class AnswerStore:
             )
             row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                # A finished answer belongs to an accepted request, so it is stored even beyond the limit.
+                # A finished answer belongs to an accepted request. Therefore it is stored even if the store
+                # exceeds its limit.
                 if answers[0].answer is not None:
                     return total
                 raise QueueFull(
@@ -216,7 +218,9 @@ class AnswerStore:
 
 
 def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
-    """Yield groups with the sizes in _ROWS_AT_ONCE, so that SQLite can reuse prepared statements."""
+    """Yield groups of answers with the sizes in _ROWS_AT_ONCE, so that SQLite can reuse prepared
+    statements.
+    """
     at = 0
     while at < len(answers):
         size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
@@ -225,9 +229,9 @@ def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
 
 
 def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: float) -> int:
-    """Insert rows in a single statement. If an id exists, insert or update each row separately.
+    """Insert rows in a single statement. If an id already exists, insert or update each row separately.
 
-    Returns how many `answers` were written: all except ids that another owner has.
+    Return the number of written `answers`. Answers whose ids belong to another owner are not written.
     """
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     values: list[object] = []
@@ -244,7 +248,7 @@ def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: floa
 
 
 def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
-    """Update an existing row and return 1. If another owner has the row, return 0."""
+    """Update an existing row, and return 1. Return 0 if the row belongs to another owner."""
     return connection.execute(
         "UPDATE responses SET envelope=iif(?, envelope, ?), kept=iif(answer IS NULL, ?, kept), "
         "answer=coalesce(?, answer) WHERE id=? AND owner=?",
@@ -253,7 +257,9 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add new rows' bytes to the total. A trigger for each row would take as long as inserting the row."""
+    """Add the bytes of new rows to the total. A trigger for each row would take as long as inserting the
+    row.
+    """
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

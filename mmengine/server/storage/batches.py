@@ -1,4 +1,6 @@
-"""Stores batches as rows in the database: options, status and counts."""
+"""Stores batches as rows in the database. A row contains the options, the status and the counts of a
+batch.
+"""
 
 import hashlib
 import secrets
@@ -13,13 +15,16 @@ from mmengine.server.storage.database import Database
 from mmengine.server.storage.files import Files, StoredFile, insert
 from mmengine.server.storage.list_positions import ListPositions
 
-MAX_BATCHES = 10_000  # Limit for all owners together; beyond it the oldest ended batches are deleted.
+# Maximum number of batches of all owners together. When it is exceeded, the oldest ended batches are deleted.
+MAX_BATCHES = 10_000
 MAX_LIVE_BATCHES = 200
 LIVE = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """A reason why a batch failed. `line`: 1-based line number, or None if the error concerns no line."""
+    """An error for which a batch failed. `line`: 1-based line number, or None if the error concerns no single
+    line.
+    """
 
     code: str
     message: str
@@ -37,7 +42,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A batch and its status.
 
     `at`: maps OpenAI's names (in_progress_at, …) to Unix times in seconds. `output_file_id` and
-    `error_file_id` are "" until the batch has ended with such a file.
+    `error_file_id` are "" until the batch has ended and has written such a file.
     """
 
     batch_id: str
@@ -63,26 +68,26 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.status in LIVE
 
     def file_id(self, kind: str) -> str:
-        """Return the id for the batch's output file (`kind` "output") or error file ("errors").
+        """Return the id of the batch's output file (`kind` "output") or error file (`kind` "errors").
 
-        The id is derived from the batch's id, so a batch that is run again after a crash writes the same two
-        files.
+        The id is derived from the batch id. Therefore a batch that runs again after a crash writes the same
+        two files.
         """
         return f"file-{hashlib.sha256(f'{self.batch_id} {kind}'.encode()).hexdigest()[:24]}"
 
     def turned(self, status: str, now: float) -> "Batch":
-        """Return a copy with the status `status`, entered at `now` (Unix time in seconds)."""
+        """Return a copy with the new `status`. `now`: the Unix time of the change in seconds."""
         return msgspec.structs.replace(self, status=status, at={**self.at, f"{status}_at": int(now)})
 
 
 class Batches:
     def __init__(self, database: Database):
         self._database = database
-        self._batches: dict[str, Batch] = {}  # The key is the id; in order of creation.
-        # Batches that have not ended. Kept apart, because the runner reads them twice a second.
+        self._batches: dict[str, Batch] = {}  # Maps an id to the batch, in the order of creation.
+        # Batches that have not ended. A separate dict, because the runner reads these batches twice a second.
         self._live: dict[str, Batch] = {}
         self.places = ListPositions()
-        self._num_coming = 0  # Batches that are being written to the database.
+        self._num_coming = 0  # Number of batches that are being written to the database.
         rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
         for (state,) in rows:
             self._put(msgspec.json.decode(state, type=Batch))
@@ -109,8 +114,8 @@ class Batches:
         return next((each for each in self.of_owner(owner) if each.key == key), None)
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
-        """Return the latest batch that a call with this digest and without a key created at `since` or later,
-        or None.
+        """Return the owner's latest batch that was created at `since` or later by a call with this digest and
+        without a key. Returns None if there is no such batch.
         """
         found = (each for each in reversed(self.of_owner(owner)) if not each.key and each.digest == digest)
         return next((each for each in found if each.created >= since), None)
@@ -124,15 +129,15 @@ class Batches:
         return list(self._live.values())
 
     def spared(self) -> set[str]:
-        """Return the file ids that live batches write."""
+        """Return the ids of the files that live batches write."""
         return {batch.file_id(kind) for batch in self.live() for kind in ("output", "errors")}
 
     def inputs(self) -> set[str]:
-        """Return the file ids that live batches read."""
+        """Return the ids of the files that live batches read."""
         return {batch.input_file_id for batch in self.live()}
 
     async def create(self, batch: Batch) -> None:
-        """Add a batch, and return when it is durable on the disk. Raises QueueFull and KeepFailed."""
+        """Add a batch. Returns when the batch is durable on disk. Raises QueueFull and KeepFailed."""
         if len(self._live) + self._num_coming >= MAX_LIVE_BATCHES:
             raise QueueFull(f"{MAX_LIVE_BATCHES} batches run or wait already; try again later")
         ended = (each.batch_id for each in self._batches.values() if not each.is_live)
@@ -153,18 +158,22 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """Write a batch's new state. In memory, the batch keeps its current counts. Raises KeepFailed."""
+        """Write the new state of a batch to the database. In memory, the batch keeps its current counts.
+        Raises KeepFailed.
+        """
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts
         self._put(msgspec.structs.replace(batch, counts=counts))
 
     def count(self, batch_id: str, counts: Counts) -> None:
-        """Set the counts in memory only. After a restart they are counted again from the batch's files."""
+        """Set the counts in memory only. After a restart, the counts are computed again from the batch's
+        files.
+        """
         self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
-        """Write a batch's final state and its files' rows in one transaction. May be repeated. Raises
-        KeepFailed.
+        """Write the final state of a batch and the rows of its files in a single transaction. May be called
+        again. Raises KeepFailed.
         """
         made = list(written)
 

@@ -1,7 +1,8 @@
-"""The SQLite file beside a log. Only one process opens it, with a writing thread and a reading thread.
+"""The SQLite database next to a log, with a thread for writes and a thread for reads. Only one process can
+open the database.
 
-A write completes when it is durable on the disk. Writes that wait at the same time share a commit, so many
-writes take about as long as one.
+A write completes when it is durable on disk. Writes that wait at the same time share a commit, so many writes
+take about as long as a single write.
 """
 
 import asyncio
@@ -22,12 +23,14 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.storage.tables import TABLES, UPGRADE_FROM_1
 
 NAME = "answers.db"
-VERSION = 2  # Version of the tables. Version 1 had no idempotency keys, and triggers for inserted rows.
-MAX_TOGETHER = 256  # Writes per commit.
-MAX_CHECKED_BYTES = 64 * 2**20  # A larger database is not checked on opening.
+# Version of the tables. In version 1, there were no idempotency keys, and triggers counted inserted rows.
+VERSION = 2
+MAX_TOGETHER = 256  # Maximum number of writes per commit.
+MAX_CHECKED_BYTES = 64 * 2**20  # Bytes. A larger database is not checked when it is opened.
 VACUUMED_PAGES = 1024  # Maximum number of pages that a scrub returns to the file system.
 BUSY_S = 5.0  # Seconds that a checkpoint waits for readers.
-# Primary result codes, which are the low byte of an error's code.
+# The primary result codes of SQLite for a full or failing disk. The primary code is the low byte of an
+# error's code.
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
@@ -37,7 +40,7 @@ Fault = Callable[[str], None]
 
 
 def no_fault(place: str) -> None:
-    """Do nothing. This is the default; tests pass functions that fail or exit."""
+    """Do nothing. This is the default fault function; tests pass functions that fail or exit."""
 
 
 class _Write(NamedTuple):
@@ -47,7 +50,7 @@ class _Write(NamedTuple):
     scrub: bool
 
     def tell(self, error: MMEngineError | None) -> None:
-        """Complete the caller's future. Runs on the caller's event loop."""
+        """Complete the future of the caller. Runs on the caller's event loop."""
         if self.done.done():  # The caller no longer waits.
             return
         if error is None:
@@ -57,10 +60,11 @@ class _Write(NamedTuple):
 
 
 class Database:
-    """The connections and threads for a SQLite file.
+    """The connections and threads for an SQLite database.
 
-    `fault`: called before and after each commit, on the writing thread. Raises ConfigError if another process
-    has the file, if the file is damaged or from a newer mmengine, or if the folder cannot be written.
+    `fault` is called before and after each commit, on the writing thread. Raises ConfigError if another
+    process has the database open, if the database is damaged or was written by a newer mmengine, or if the
+    folder is not writable.
     """
 
     def __init__(self, folder: Path, fault: Fault = no_fault):
@@ -116,7 +120,9 @@ class Database:
         return connection
 
     def now(self, job: Job[_R]) -> _R:
-        """Run `job` on the calling thread and commit. Only before the first `write`. Raises ConfigError."""
+        """Run `job` on the calling thread and commit. May only be called before the first `write`. Raises
+        ConfigError.
+        """
         try:
             with _transaction(self._reading):
                 return job(self._reading)
@@ -124,10 +130,10 @@ class Database:
             raise ConfigError(f"{self._path} cannot be read or written ({in_one_line(error)})") from None
 
     async def write(self, job: Job[_R], *, scrub: bool = False) -> _R:
-        """Run `job` on the writing thread, and return its result when its changes are durable on the disk.
+        """Run `job` on the writing thread. Return its result when its changes are durable on disk.
 
         `scrub`: also erase deleted bytes from the database's files. Raises KeepFailed, and any MMEngineError
-        that `job` raises; in both cases `job`'s changes are rolled back.
+        that `job` raises. After either error, the changes of `job` are rolled back.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -139,7 +145,7 @@ class Database:
         return results[0]
 
     async def read(self, job: Job[_R]) -> _R:
-        """Run `job` on the reading thread, after all completed writes, and return its result. Raises
+        """Run `job` on the reading thread, and return its result. `job` sees all completed writes. Raises
         KeepFailed.
         """
         try:
@@ -148,7 +154,7 @@ class Database:
             raise _to_storage_error(error) from None
 
     def close(self) -> None:
-        """Finish waiting writes and close the file. Closing twice is no error."""
+        """Finish waiting writes and close the database. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -164,8 +170,8 @@ class Database:
 
     def _run(self) -> None:
         while self._turn():
-            # A separate method, so that no local variable keeps the last writes in memory while the thread
-            # waits.
+            # The loop body is a separate method, so that no local variable keeps the last writes in memory
+            # while the thread waits.
             pass
 
     def _turn(self) -> bool:
@@ -181,7 +187,7 @@ class Database:
     def _commit(self, writes: list[_Write]) -> None:
         try:
             errors = self._written(writes)
-        except Exception as failure:  # The waiting callers must get a result, whatever failed.
+        except Exception as failure:  # The waiting callers must get a result for any kind of failure.
             operator_log.error("answers cannot be stored", reason=in_one_line(failure))
             errors = [_to_storage_error(failure)] * len(writes)
         if any(write.scrub for write in writes) and (failed := self._scrub()) is not None:
@@ -197,7 +203,7 @@ class Database:
                 loop.call_soon_threadsafe(_tell_all, some)
 
     def _written(self, writes: list[_Write]) -> list[MMEngineError | None]:
-        """Run the writes in a single transaction, and return an error or None for each write. If the commit
+        """Run the writes in a single transaction. Return an error or None for each write. If the commit
         raises, nothing is written.
         """
         connection, errors = self._writing, list[MMEngineError | None]()
@@ -219,8 +225,8 @@ class Database:
         return errors
 
     def _scrub(self) -> MMEngineError | None:
-        """Return freed pages to the file system, and truncate SQLite's write-ahead log, which may contain
-        deleted bytes.
+        """Return freed pages to the file system, and truncate SQLite's write-ahead log. The write-ahead log
+        may contain deleted bytes.
         """
         try:
             self._writing.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
@@ -266,7 +272,7 @@ def _to_storage_error(error: BaseException) -> MMEngineError:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Check the file, and create or upgrade its tables. Raises ConfigError and sqlite3.DatabaseError."""
+    """Check the database, and create or upgrade its tables. Raises ConfigError and sqlite3.DatabaseError."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Stores files for uploads and batches: the bytes in a folder, the metadata in the database.
+"""Stores the files of uploads and batches. The bytes are in a folder, and the metadata is in the database.
 
-A file is complete on the disk before its row is inserted, and its row is deleted before its bytes. After a
-crash, the next start deletes files without rows and rows without files.
+A file is complete on disk before its row is inserted. When a file is deleted, the row is deleted before the
+bytes. After a crash, the next start deletes files without rows and rows without files.
 """
 
 import asyncio
@@ -24,13 +24,15 @@ from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.list_positions import ListPositions
 
-MAX_FILES = 20_000  # Limit for all owners together, including the files of batches.
-MAX_SHOWN = 10_000  # Files in one list.
+MAX_FILES = 20_000  # Maximum number of files of all owners together, including the files of batches.
+MAX_SHOWN = 10_000  # Maximum number of files in a list.
 PART = ".part"
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file's metadata. `created`, `expires_at`: Unix time in seconds. `expires_at` 0: never."""
+    """The metadata of a file. `created` and `expires_at` are Unix times in seconds. A file with `expires_at`
+    0 never expires.
+    """
 
     file_id: str
     owner: str
@@ -42,7 +44,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileLimits(NamedTuple):
-    """Limits in bytes for one file, for all files, and for one owner's files together."""
+    """Limits in bytes: for a single file, for all files, and for all files of an owner."""
 
     max_file_bytes: int
     max_bytes: int
@@ -50,10 +52,10 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """The files for all owners.
+    """The files of all owners.
 
-    `spared`: ids of files that live batches are writing, which have no rows yet but must not be deleted.
-    Raises ConfigError if the folder cannot be used.
+    `spared`: ids of the files that live batches are writing. These files have no rows yet but must not be
+    deleted. Raises ConfigError if the folder cannot be used.
     """
 
     def __init__(
@@ -65,11 +67,12 @@ class Files:
     ):
         self._database, self.limits, self.clock = database, limits, clock
         self.folder = database.folder / "files"
-        self._files: dict[str, StoredFile] = {}  # The key is the id; in order of creation.
+        self._files: dict[str, StoredFile] = {}  # Maps an id to the file, in the order of creation.
         self._owners: dict[str, dict[str, StoredFile]] = {}
         self.places = ListPositions()
         self._lock = threading.Lock()  # Guards `_taken`.
-        self._taken: Counter[str] = Counter()  # Bytes of each owner, including uploads in progress.
+        # Maps an owner to the bytes of its files, including uploads in progress.
+        self._taken: Counter[str] = Counter()
         self.threads = ThreadPoolExecutor(2, "mmengine-files")
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -105,7 +108,7 @@ class Files:
         return [file for file in found if not file.expires_at or file.expires_at > now]
 
     def read(self, file: StoredFile) -> bytes:
-        """Return a file's bytes. Blocks. Raises KeepFailed."""
+        """Return the bytes of a file. Blocks. Raises KeepFailed."""
         try:
             return self.path(file.file_id).read_bytes()
         except OSError as error:
@@ -113,18 +116,18 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
-        """All files' bytes, including uploads in progress."""
+        """The bytes of all files, including uploads in progress."""
         return self._taken.total()
 
     def incoming(self, owner: str) -> "IncomingFile":
-        """Return a new file to write to. Raises QueueFull if there are MAX_FILES files."""
+        """Return a new file to write to. Raises QueueFull if MAX_FILES files exist."""
         if len(self._files) >= MAX_FILES:
             raise QueueFull(f"the server stores {MAX_FILES} files, its limit; delete some first")
         return IncomingFile(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Reserve bytes for an upload. A negative number releases bytes. Thread-safe. Raises QueueFull beyond
-        a limit.
+        """Reserve bytes for an upload. A negative number releases bytes. Thread-safe. Raises QueueFull if a
+        limit would be exceeded.
         """
         with self._lock:
             total = self._taken.total() + num_bytes
@@ -142,7 +145,7 @@ class Files:
     async def add(
         self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
     ) -> StoredFile:
-        """Insert a complete file's row, and return its metadata. Raises KeepFailed."""
+        """Insert the row of a complete file, and return the metadata. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -159,14 +162,14 @@ class Files:
             return False
         await self._database.write(lambda connection: _delete(connection, file_id))
         if self._files.pop(file_id, None) is None:
-            return False  # A concurrent call has deleted the file.
+            return False  # A concurrent call has already deleted the file.
         self.places.remove(file_id)
         self._owners[owner].pop(file_id)
         with self._lock:
             self._taken[owner] -= file.num_bytes
         if not self._owners[owner]:
             del self._owners[owner]
-        # On a thread, because deleting a large file takes 0.1 s.
+        # Runs on a thread, because deleting a large file takes 0.1 s.
         await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
         return True
 
@@ -188,7 +191,9 @@ class Files:
 
 
 class IncomingFile:
-    """A file that is being written. Its methods block. The owner calls `discard` if the file is not added."""
+    """A file that is being written. All methods block. If the file is not added, the owner calls
+    `discard`.
+    """
 
     def __init__(self, files: Files, file_id: str, owner: str):
         self._files, self.file_id, self.owner = files, file_id, owner
@@ -227,7 +232,7 @@ class IncomingFile:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """Release the reserved bytes, after the file was added or discarded."""
+        """Release the reserved bytes. Called after the file was added or discarded."""
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)
 
@@ -242,14 +247,14 @@ class IncomingFile:
 
 
 class FileTooLarge(InvalidRequest):
-    """A file is larger than max_file_bytes."""
+    """Raised if a file is larger than max_file_bytes."""
 
     code = ErrorCode.FILE_TOO_LARGE
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """Return the stored files in creation order, and delete the rows whose files are not in the folder
-    (`there`).
+    """Return the stored files in the order of creation. Rows whose files are not in the folder (`there`) are
+    deleted.
     """
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
     found = [msgspec.json.decode(state, type=StoredFile) for (state,) in rows]
@@ -260,7 +265,7 @@ def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[Stored
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
-    """Insert a file's row, unless it exists."""
+    """Insert the row of a file, unless the row exists."""
     connection.execute(
         "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
     )
@@ -271,7 +276,7 @@ def _delete(connection: sqlite3.Connection, file_id: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # The file does not exist, or the next start deletes it.
+    with suppress(OSError):  # The file does not exist, or cannot be deleted now. The next start tries again.
         path.unlink()
 
 

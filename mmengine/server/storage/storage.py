@@ -1,4 +1,4 @@
-"""Opens and closes all data that a server stores beside its log."""
+"""Opens and closes all data that the server stores next to its log."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ FOLDER = "store"  # Name of the folder below the log's folder.
 
 
 class Storage:
-    """A server's stored answers, files and batches.
+    """The stored answers, files and batches of a server.
 
-    `log`: the log's folder. `has_several_keys`: whether each API key is limited to its share of the bytes for
+    `log`: the log's folder. `has_several_keys`: whether each API key may use only its share of the bytes for
     files. `clock`: returns Unix time in seconds. `fault`: see Database. Raises ConfigError.
     """
 
@@ -60,6 +60,6 @@ class Storage:
             operator_log.warning("expired answers and files were not removed", reason=str(error))
 
     def close(self) -> None:
-        """Close the threads and the database. Closing twice is no error."""
+        """Close the threads and the database. May be called twice."""
         self.files.close()
         self._database.close()

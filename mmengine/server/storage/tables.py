@@ -1,9 +1,9 @@
-"""SQL statements that create and upgrade the store's tables."""
+"""The SQL statements that create and upgrade the tables of the database."""
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Return triggers that update the sum in `totals` when rows in a table are deleted or changed. For new
-    rows, the code that inserts them updates the sum.
+    """Return triggers that update the sum in `totals` when rows of a table are deleted or changed. When rows
+    are inserted, the inserting code updates the sum.
     """
     new, old = size.format(row="NEW"), size.format(row="OLD")
     change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"

@@ -1,5 +1,5 @@
-"""Parses an upload's multipart/form-data body. The file is written to the disk as it arrives; the other
-fields are small and stay in memory.
+"""Parses the multipart/form-data body of an upload. The file's bytes are written to disk as they arrive. The
+other fields are small and stay in memory.
 """
 
 import logging
@@ -10,21 +10,22 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from mmengine.errors import InvalidRequest
 from mmengine.server.storage.files import IncomingFile
 
-MAX_FIELD_BYTES = 1024  # Limit for each field except the file.
+MAX_FIELD_BYTES = 1024  # Maximum size of each field except the file.
 MAX_FIELDS = 16
-MAX_HEADER_BYTES = 8192  # Limit for the headers of one part; older versions of the parser have none.
+# Maximum size of the headers of a part. Older versions of the parser have no limit of their own.
+MAX_HEADER_BYTES = 8192
 MAX_FILENAME_CHARS = 255  # Longer names are truncated.
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
-# The application reports these errors itself.
+# The application reports these errors itself, so the parser must not log them.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
-    """A parser for an upload's body.
+    """A parser for the body of an upload.
 
-    `content_type`: the call's header. The owner passes the body's pieces to `feed`, which blocks, and then
-    calls `check`. Afterwards `fields` and `filename` are set, and `incoming` has all bytes. Raises
-    InvalidRequest.
+    `content_type`: the Content-Type header of the call. The owner passes the chunks of the body to `feed`,
+    which blocks, and then calls `check`. Afterwards, `fields` and `filename` are set, and `incoming` contains
+    all bytes. Raises InvalidRequest.
     """
 
     def __init__(self, content_type: str, incoming: IncomingFile):
@@ -38,7 +39,7 @@ class Upload:
         self._is_over = self._in_file = False
         self._name, self._value = "", bytearray()
         self._header, self._header_value = bytearray(), bytearray()
-        self._num_header_bytes = 0  # Header bytes of the current part.
+        self._num_header_bytes = 0  # Number of header bytes of the current part.
         self._disposition = b""
         self._num_parts = 0
         try:
@@ -65,7 +66,7 @@ class Upload:
             raise InvalidRequest(f"the body is not valid multipart/form-data ({error})") from None
 
     def check(self) -> None:
-        """Raise InvalidRequest unless the body is complete and has a file."""
+        """Raise InvalidRequest unless the body is complete and contains a file."""
         if not self._is_over:
             raise InvalidRequest("the body ends before its last boundary; send the whole body")
         if self.filename is None:
@@ -127,6 +128,8 @@ class Upload:
 
 
 def _filename(given: bytes) -> str:
-    """Return the file name without folders and unprintable characters, at most MAX_FILENAME_CHARS long."""
+    """Return the file name without folders and without unprintable characters, truncated to
+    MAX_FILENAME_CHARS.
+    """
     name = given.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
     return "".join(each for each in name if each.isprintable())[:MAX_FILENAME_CHARS] or "upload"

@@ -1,1 +1,3 @@
-"""HTTP connections: uvicorn's protocol with our limits, server-sent events, and other ASGI servers."""
+"""HTTP connections: uvicorn's protocol with limits for clients, server-sent events, and support for other
+ASGI servers.
+"""

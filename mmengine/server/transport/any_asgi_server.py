@@ -1,5 +1,5 @@
-"""Runs the application under any ASGI server. Servers other than ours do not provide a `Line` (sse.py), so
-this module implements `Line` with the server's `send` and `receive`.
+"""Lets the application run under any ASGI server. Only mmengine's own server gives the application a `Line`
+(sse.py), so this module implements a `Line` with an ASGI server's `send` and `receive`.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.server.transport.sse import LINE
 
-FULL_BYTES = 64 * 2**10  # If more bytes wait, the reader counts as slow.
+FULL_BYTES = 64 * 2**10  # If more bytes are waiting, the client counts as a slow reader.
 
 
 class AnyServer:
-    """Wraps `app`, whose streams write to a `Line`, and provides the `Line`."""
+    """Wraps `app`. The streams of `app` write to a `Line`, which this wrapper provides."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -33,7 +33,7 @@ class AnyServer:
 
 
 class _Line:
-    """A `Line` that uses a call's `receive` and `send`."""
+    """A `Line` that uses the `receive` and `send` functions of a call."""
 
     def __init__(self, receive: Receive, send: Send):
         self._receive, self._send = receive, send
@@ -87,8 +87,8 @@ class _Line:
             self.on_gone()
 
     async def receive(self) -> Message:
-        """Return the server's next message. After the body's last message, a task continues to receive and so
-        notices when the client disconnects.
+        """Return the next message from the server. After the last message of the body, a task continues to
+        receive, so that it notices when the client disconnects.
         """
         message = await self._receive()
         if message["type"] == "http.disconnect":
@@ -103,7 +103,7 @@ class _Line:
         self._gone()
 
     async def send(self, message: Message) -> None:
-        """Send a message after all earlier writes."""
+        """Send a message after all earlier writes have been sent."""
         await self._all_sent.wait()
         if not self.is_gone:
             with suppress(OSError):

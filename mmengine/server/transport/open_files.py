@@ -1,4 +1,6 @@
-"""Raises and reads the limit for files and sockets that this process may open."""
+"""Raises the limit on open files and sockets of this process, and derives the maximum number of
+connections.
+"""
 
 import resource
 import sys
@@ -6,19 +8,19 @@ from contextlib import suppress
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to the hard limit.
+    """Raise the soft limit on open files to the hard limit.
 
-    The usual soft limit (1024) exists for programs that call select(2), which this program does not use.
+    The usual soft limit (1024) exists for programs that call select(2). This program does not use select(2).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # macOS reports an infinite hard limit, which it rejects as a soft limit.
+    # macOS reports an infinite hard limit, but rejects an infinite soft limit.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def most_connections() -> int:
-    """Return the maximum number of connections: half the limit for open files, because answers and the engine
-    also open files.
+    """Return the maximum number of connections. It is half the limit on open files, because responses and the
+    engine also open files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft // 2)

@@ -1,4 +1,6 @@
-"""uvicorn's HTTP connection, with our error bodies and with time limits for slow clients."""
+"""An HTTP connection of uvicorn, with error bodies in the format of the API and with time limits for slow
+clients.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -16,15 +18,15 @@ from mmengine.server.transport.sse import LINE
 
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-_FIELD_BYTES = len(b": \r\n")  # Bytes of a header line beside the name and the value.
-_PIECE = 2**16  # Bytes of an answer that the client must read in each slow_reader_s.
+_FIELD_BYTES = len(b": \r\n")  # Bytes of a header line in addition to its name and value.
+_PIECE = 2**16  # Bytes of a response that the client must read in every period of slow_reader_s.
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection, which is also its answer's `Line` (sse.py).
+    """An HTTP connection. The connection is also the `Line` (sse.py) to which its response is written.
 
     `limits`: the server's settings. `most`: maximum number of connections. `idle`: all connections without a
-    request, longest idle first.
+    request, with the longest idle first.
     """
 
     limits: ServerSettings
@@ -33,11 +35,13 @@ class Connection(HttpToolsProtocol):
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
-    _num_head_bytes = 0  # Bytes since the last request's body, or since the connection's start.
-    _num_field_bytes = 0  # Bytes of the parsed part of the current head: the target and the header fields.
+    # Bytes since the end of the last request's body, or since the start of the connection.
+    _num_head_bytes = 0
+    # Bytes of the part of the current head that has been parsed: the target and the header fields.
+    _num_field_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
-    _unread = 0  # Bytes that waited for the reader at the last check.
+    _unread = 0  # Bytes that the client had not read at the last check.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert _has_both_ways(transport)
@@ -47,7 +51,7 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
         if len(self.connections) > self.most:
-            # If all others have a request, this is the new connection itself.
+            # If every other connection has a request, this is the new connection itself.
             longest = next(iter(self.idle))
             del self.idle[longest]
             longest.abort()
@@ -85,7 +89,7 @@ class Connection(HttpToolsProtocol):
         """Refuse the request and close the connection, because the head did not arrive within
         body_timeout_s.
         """
-        # The bytes were the rest of a body whose request was answered before the body's end.
+        # The bytes belong to a request whose response was sent before its body had ended.
         if not self._num_head_bytes:
             self.timeout_keep_alive_handler()
         elif not self.transport.is_closing():
@@ -109,9 +113,9 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._is_read_again:
-                    return  # The remaining bytes belong to a tunnel, which the server does not support.
+                    return  # The remaining bytes belong to a tunnel. The server does not support tunnels.
                 data, head = data[upgrade.args[0] :], self._head_without_upgrade()
-                # A new parser, because the old one may consider the connection closed.
+                # A new parser, because the old parser may consider the connection closed.
                 self.parser = httptools.HttpRequestParser(self)
                 # The old parser has this setting too.
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -119,10 +123,10 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the head asks for another protocol, so that it must be parsed again.
+        """Whether the head must be parsed again, because it asks to switch to another protocol.
 
-        A server may ignore `Upgrade` (RFC 9110, 7.8), but the parser ends such a request after its head. The
-        head is therefore parsed again without the header `Upgrade`.
+        A server may ignore the header `Upgrade` (RFC 9110, 7.8), but the parser ends such a request after its
+        head. Therefore the head is parsed again without `Upgrade`.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
 
@@ -146,7 +150,7 @@ class Connection(HttpToolsProtocol):
         self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
 
     def on_headers_complete(self) -> None:
-        """Begin the request. Raises ApiError for a head that arrived at once and is too large."""
+        """Start the request. Raises ApiError if the head is too large and arrived all at once."""
         if self._num_field_bytes > self.limits.max_header_bytes:
             raise self._head_too_large()
         if not self._is_read_again:
@@ -168,7 +172,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end_with_reader()
-        elif self.timeout_keep_alive_task is not None:  # No pipelined request waits.
+        elif self.timeout_keep_alive_task is not None:  # No pipelined request is waiting.
             self.idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
@@ -209,9 +213,7 @@ class Connection(HttpToolsProtocol):
             self.on_room()
 
     def _end_with_reader(self) -> None:
-        """If a closed connection still has bytes for its reader, start the timer that aborts a slow
-        reader.
-        """
+        """Start the timer that aborts a slow reader, if a closed connection still has unread bytes."""
         if self._reader_timer is None and self.transport.get_write_buffer_size():
             self._watch_reader()
 
@@ -227,15 +229,15 @@ class Connection(HttpToolsProtocol):
 
     def _look_at_reader(self) -> None:
         num_taken = self._unread - self.transport.get_write_buffer_size()
-        if num_taken < _PIECE and self.on_room is None:  # An event stream watches its reader itself.
+        if num_taken < _PIECE and self.on_room is None:  # An event stream has its own timer for slow readers.
             self.transport.abort()
         else:
             self._watch_reader()
 
 
 def _has_both_ways(transport: asyncio.BaseTransport) -> TypeGuard[asyncio.Transport]:
-    """Whether the transport can read and write. The methods are checked, because uvloop's transports are not
-    subclasses of asyncio.Transport.
+    """Whether the transport can read and write. The check looks for the methods, because uvloop's transports
+    are not subclasses of asyncio.Transport.
     """
     return hasattr(transport, "write") and hasattr(transport, "pause_reading")
 

@@ -1,8 +1,8 @@
-"""Accepts connections and looks at their first bytes without releasing the interpreter lock.
+"""Accepts connections, and reads their first bytes, without releasing Python's interpreter lock.
 
-Python's socket methods release the lock during each system call, and a thread then waits up to a switch
-interval to get it back. While the server's threads are busy, two such calls for each of hundreds of
-connections take a second. Both system calls here return at once, so they keep the lock.
+Python's socket methods release the lock during each system call. A thread then waits up to a switch interval
+to get the lock back. While the server's threads are busy, two such calls for each of hundreds of connections
+take a second. The system calls here return immediately, so this module keeps the lock.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ _libc = ctypes.PyDLL(None, use_errno=True) if _IS_LINUX else None
 
 
 def accept(bound: socket.socket) -> socket.socket:
-    """Return the next connection of a non-blocking listening socket. Raises BlockingIOError if there is none,
-    and other OSErrors.
+    """Return the next connection of a non-blocking listening socket. Raises BlockingIOError if no connection
+    is waiting, and other OSErrors.
     """
     if _libc is None:
         connection = bound.accept()[0]
@@ -32,8 +32,8 @@ def accept(bound: socket.socket) -> socket.socket:
 
 
 def peek(connection: socket.socket) -> bytes:
-    """Return a connection's first bytes, which stay to be read; b"" if the client has closed it. Raises
-    BlockingIOError if there are none yet, and other OSErrors.
+    """Return the first bytes of a connection without consuming them. Returns b"" if the client has closed the
+    connection. Raises BlockingIOError if no bytes have arrived, and other OSErrors.
     """
     if _libc is None:
         return connection.recv(PEEK_BYTES, socket.MSG_PEEK)
@@ -47,4 +47,4 @@ def peek(connection: socket.socket) -> bytes:
 
 def _last_error() -> OSError:
     number = ctypes.get_errno() or errno.EIO
-    return OSError(number, os.strerror(number))  # Of the class that belongs to the number.
+    return OSError(number, os.strerror(number))  # Python selects the subclass of OSError for the number.

@@ -1,5 +1,5 @@
-"""Sends server-sent events over ASGI. Frames are written to the socket as they arrive, without an `await` for
-each frame.
+"""Sends server-sent events over ASGI. Frames are written to the socket as they arrive, without an `await` per
+frame.
 """
 
 import asyncio
@@ -12,42 +12,42 @@ from starlette.types import Receive, Scope, Send
 
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-LINE = "mmengine.line"  # The key in a scope's extensions; the value is {"line": Line}.
+LINE = "mmengine.line"  # The key of the line in a scope's extensions. The value is {"line": Line}.
 PING = b": ping\n\n"
 
 
 class Line(Protocol):
-    """The connection that an answer is written to. `on_room` is called when its buffer is no longer full,
-    `on_gone` when the client disconnects.
+    """The connection to which a response is written. `on_room` is called when the write buffer is no longer
+    full, and `on_gone` when the client disconnects.
     """
 
     on_room: Callable[[], None] | None
     on_gone: Callable[[], None] | None
-    is_full: bool  # The reader is slow, so writes wait in memory.
+    is_full: bool  # Whether the client reads slowly, so that writes wait in memory.
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client left."""
+        """Whether the client has disconnected."""
 
     def write(self, data: bytes) -> None:
         """Write a part of the body without waiting."""
 
     def abort(self) -> None:
-        """Close the connection at once; unread bytes are lost."""
+        """Close the connection immediately. Bytes that the client has not read are lost."""
 
 
 class FrameSource(Protocol):
-    """The source for a stream's frames.
+    """Supplies the frames of a stream.
 
-    `take` returns the new frames and "", or at the end of the stream the last frames and how it ended:
-    "whole" or "error". Its argument `to_api_error` converts an exception to the error that the client gets.
-    `has_more`: whether `take` would return more frames now.
+    `take` returns the new frames and the state of the stream. The state is "" while the stream continues, and
+    "whole" or "error" at its end. The argument `to_api_error` converts an exception to the error that the
+    client receives. `has_more`: whether `take` would return more frames now.
     """
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames for a stream that ends with this error."""
+        """Return the last frames of a stream that ends with this error."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -66,7 +66,7 @@ class FrameSource(Protocol):
 @contextmanager
 def unless_gone(scope: Scope) -> Iterator[None]:
     """Cancel the `with` block and raise ClientLeft if the client disconnects. The request's body must have
-    been read.
+    been read before.
     """
     line: Line = scope["extensions"][LINE]["line"]
     if line.is_gone:
@@ -82,7 +82,7 @@ def unless_gone(scope: Scope) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # Otherwise the server's shutdown cancelled the task too.
+        # If this task was not cancelled here, the server's shutdown cancelled it.
         if left and task is not None and not task.uncancel():
             raise ClientLeft from None
         raise
@@ -91,14 +91,16 @@ def unless_gone(scope: Scope) -> Iterator[None]:
 
 
 class EventStream:
-    """A streamed answer as an ASGI application.
+    """An ASGI application that sends an answer as a stream of events.
 
-    The source's listener writes all new frames in a single call; the stream's own task wakes up only for the
-    end. A slow reader is disconnected if the line is full for `slow_reader_s` seconds, or if more than
-    `max_backlog` outputs wait. `sent`: called with the number of written events. `to_api_error`: converts an
-    exception to the error that the client gets. `ended`: called with how the stream ended. `interrupted`:
-    returns how and with which error the server ends a stream whose task it cancels, or None. After "shutdown"
-    its request continues.
+    The listener of the source writes all new frames in a single call. The task of the stream wakes up only
+    when the stream ends. A client that reads slowly is disconnected if the line is full for `slow_reader_s`
+    seconds, or if more than `max_backlog` outputs are waiting.
+
+    `sent` is called with the number of written events. `to_api_error` converts an exception to the error that
+    the client receives. `ended` is called with the way in which the stream ended. If the server cancels the
+    task of the stream, `interrupted` returns the way in which the stream ends and the error for the client,
+    or None. If the way is "shutdown", the request continues.
     """
 
     def __init__(
@@ -123,8 +125,8 @@ class EventStream:
             ended,
             interrupted,
         )
-        self._last = b""  # The last frames, which are sent with the end of the body.
-        self._how = ""  # How the stream ended.
+        self._last = b""  # The last frames. They are sent together with the end of the body.
+        self._how = ""  # The way in which the stream ended.
         self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +139,8 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            # The server omits the body of a response to HEAD, but not bytes that are written to the line.
+            # The server omits the body of a response to HEAD. It would not omit bytes that are written to the
+            # line.
             if scope["method"] == "HEAD":
                 self._end("whole")
             else:
@@ -167,7 +170,7 @@ class EventStream:
             self._ended(self._how)
 
     def _pump(self) -> None:
-        """Write new frames. Called when outputs arrive and when the line has room again."""
+        """Write new frames. Called when output arrives, and when the line has room again."""
         if self._how:
             return
         if self._line.is_full:
@@ -182,7 +185,7 @@ class EventStream:
         if data:
             self._write(data)
         if self._source.has_more:
-            self._loop.call_soon(self._pump)  # Let other tasks run first.
+            self._loop.call_soon(self._pump)  # Lets other tasks run first.
 
     def _write(self, data: bytes) -> None:
         self._written_at = self._loop.time()
@@ -203,7 +206,9 @@ class EventStream:
         self._line.abort()
 
     def _watch(self) -> None:
-        """Disconnect a slow reader, send a ping after silence, and set the timer for the next check."""
+        """Disconnect a client that reads slowly, send a ping after silence, and set the timer for the next
+        check.
+        """
         now = self._loop.time()
         if self._line.is_full:
             if now - self._written_at >= self._slow_reader_s:
