@@ -1,6 +1,6 @@
 """Fetches from a hub only the model files that an engine reads.
 
-A model's uploader controls the hub's file list, so the list is not trusted. Names must match the allowed
+A model's uploader controls the hub's file list, so the list is not trusted: names must match the allowed
 patterns, the total size is checked before any byte is fetched, and the fetched bytes are compared with the
 hashes in the list.
 """
@@ -19,8 +19,8 @@ from mmengine.hubs.huggingface import HuggingFace
 from mmengine.hubs.modelscope import ModelScope
 from mmengine.hubs.names import HUGGING_FACE, MODELSCOPE, TITLES, HubName
 
-MAX_LISTED_FILES = 100_000  # Per model revision; the largest checkpoints have some thousands.
-MAX_SMALL_FILES = 64  # Limit for configs, tokenizers and templates; hub models have about ten.
+MAX_LISTED_FILES = 100_000  # Per model revision; the largest checkpoints have a few thousand files.
+MAX_SMALL_FILES = 64  # Limit for configs, tokenizers and templates; a typical model has about ten.
 MAX_MODEL_BYTES = 4 * 2**40  # Limit for all fetched files of a model; the largest open model has 1.1 TB.
 HUBS: dict[str, Callable[[HubName], Hub]] = {HUGGING_FACE: HuggingFace, MODELSCOPE: ModelScope}
 # The files to fetch besides weights: no pickles, no code, and only files in the top folder.
@@ -47,7 +47,7 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
             raise
         return folder
     small = _small_files(name, listed)
-    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # As `weight_files` chooses.
+    in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # The same choice as in `weight_files`.
     _check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
     folder = hub.fetch(small)
     weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
@@ -65,8 +65,10 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
 
 
 def fetch_description(name: HubName) -> tuple[Path, int]:
-    """Download a model's config, tokenizer and processor files. Returns their folder and the bytes of the
-    weights that `fetch_model` would download. Raises ModelError as `fetch_model` does.
+    """Download a model's config, tokenizer and processor files.
+
+    Returns their folder, and the number of weight bytes that `fetch_model` would download. Raises ModelError
+    as `fetch_model` does.
     """
     return description_from(HUBS[name.hub](name), name)
 
@@ -83,7 +85,9 @@ def description_from(hub: Hub, name: HubName) -> tuple[Path, int]:
 
 
 def _small_files(name: HubName, listed: Mapping[str, HubFile]) -> list[str]:
-    """Return the files to fetch beside the weights. Raises ModelError if there are too many, or no config."""
+    """Return the files to fetch besides the weights. Raises ModelError if there are too many, or no
+    config.
+    """
     if len(listed) > MAX_LISTED_FILES:
         raise ModelError(
             f"{name} has {len(listed)} files at {TITLES[name.hub]}; at most {MAX_LISTED_FILES} are read"
@@ -103,8 +107,9 @@ def _small_files(name: HubName, listed: Mapping[str, HubFile]) -> list[str]:
 
 
 def fetch_adapter(name: HubName) -> Path:
-    """Download a LoRA adapter's two files and return their folder, as `fetch_model` does for a model. Raises
-    ModelError.
+    """Download the two files of a LoRA adapter and return their folder.
+
+    Falls back to the cache and raises ModelError as `fetch_model` does.
     """
     return adapter_from(HUBS[name.hub](name), name)
 
@@ -129,8 +134,8 @@ def adapter_from(hub: Hub, name: HubName) -> Path:
 
 
 def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: Collection[str]) -> None:
-    """Check the sizes before anything is fetched. Raises ModelError if the files are too large or exceed the
-    free disk space.
+    """Raise ModelError if the files exceed the size limit or the free disk space. Called before any
+    download.
     """
     files = [listed[file] for file in names if file in listed]
     total = sum(file.num_bytes for file in files)

@@ -1,4 +1,4 @@
-"""The interface to model hubs: list a model's files, and fetch some files to this machine."""
+"""The interface of model hubs: list a model's files, and fetch some of the files to this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from mmengine.hubs.names import TITLES, HubName
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file as the hub lists it.
+    """A file that a hub lists.
 
-    `sha256`: the file's hash in lower-case hex; None if the hub lists no hash. `is_here`: whether
-    the hub's cache on this machine has the whole file at this revision. `missing_bytes`: bytes to download; 0
-    also if the cache has the same file from another revision.
+    `sha256`: the file's hash in lower-case hex; None if the hub lists no hash. `is_here`: whether the hub's
+    cache on this machine contains the whole file at this revision. `missing_bytes`: bytes still to download,
+    which is 0 if the cache contains the same file from any revision.
     """
 
     num_bytes: int
@@ -25,7 +25,7 @@ class HubFile:
 
 
 class Hub(Protocol):
-    """One model at one revision on a hub. Any method may raise HubError."""
+    """One revision of one model at a hub. Any method may raise HubError."""
 
     cache: Path  # The root folder of the hub's cache.
 
@@ -33,18 +33,19 @@ class Hub(Protocol):
         """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
     def list_files(self) -> Mapping[str, HubFile]:
-        """Return the files in the top folder by name. The names come from the hub and are not checked."""
+        """Return the files in the model's top folder by name. The names come from the hub unchecked."""
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """Fetch the files `names`, which `list_files` has listed, and return their folder. An interrupted
-        download is resumed.
+        """Fetch the files `names`, which must be names from `list_files`, and return their folder. Resumes an
+        interrupted download.
         """
 
 
 class HubError(ModelError):
-    """An error at the hub, with a message for the user who named the model. `is_network`: whether the hub did
-    not answer, so that cached files may be used instead. The code MODEL_NOT_FETCHED marks a download that may
-    succeed when it is tried again.
+    """An error at the hub. The message is for the user who named the model.
+
+    `is_network`: whether the hub did not answer, so that cached files may be used instead. The code
+    MODEL_NOT_FETCHED marks a download that may succeed at another attempt.
     """
 
     def __init__(self, text: str, *, is_network: bool = False, code: ErrorCode | None = None) -> None:
@@ -104,6 +105,6 @@ def not_asked(name: HubName, reason: str) -> HubError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return a client error's first line, with the error's class name."""
+    """Return the first line of a client's error, with the error's class name."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no reason given'}"

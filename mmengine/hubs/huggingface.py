@@ -1,7 +1,7 @@
-"""Fetches models from Hugging Face, or from a mirror in HF_ENDPOINT, with Hugging Face's own client.
+"""Fetches models from Hugging Face, or from the mirror in HF_ENDPOINT.
 
-The client handles cache, tokens, resuming and HF_HUB_OFFLINE. The client checks only the sizes of downloaded
-files, so this module compares their hashes.
+Hugging Face's own client does the caching, authentication and resuming, and obeys HF_HUB_OFFLINE. The client
+checks only the sizes of downloaded files, so this module also compares their hashes.
 """
 
 import hashlib
@@ -78,14 +78,14 @@ class HuggingFace:
                 raise no_file(name, file)
             wanted = self._listed[file].sha256
             if wanted is not None and _sha256(folder / file) != wanted:
-                # Also delete the blob, because later calls would accept it as complete.
+                # Delete the blob too, because later calls would accept the blob as complete.
                 (folder / file).resolve().unlink()
                 (folder / file).unlink(missing_ok=True)
                 raise wrong_bytes(name, file)
         return folder
 
     def _cached(self, file: str, revision: str | None) -> Path | None:
-        """Return a cached file's folder, or None if the file is not in the cache."""
+        """Return the folder of a cached file, or None if the file is not in the cache."""
         try:
             found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
         except (OSError, ValueError):  # Not a valid name.
@@ -93,8 +93,10 @@ class HuggingFace:
         return Path(found).parent if isinstance(found, str) else None
 
     def _has_blob(self, etag: str, num_bytes: int) -> bool:
-        """Return whether the cache has a file's bytes from any commit. The cache names a large file by its
-        SHA-256 and a small file by its Git hash (huggingface_hub's guide, "Understand caching").
+        """Return whether the cache has a file's contents from any commit.
+
+        The cache names a large file by its SHA-256 and a small file by its Git hash (huggingface_hub's guide,
+        "Understand caching").
         """
         if not _HASH.fullmatch(etag):
             return False
@@ -106,7 +108,9 @@ class HuggingFace:
 
     @contextmanager
     def _translated_errors(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the list."""
+        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the file
+        list.
+        """
         errors, name = self._client.errors, self._name
         try:
             yield

@@ -1,8 +1,7 @@
-"""Fetches models from ModelScope, or from a mirror in MODELSCOPE_ENDPOINT, with ModelScope's own client
-(installed with the extra `modelscope`).
+"""Fetches models from ModelScope, or from the mirror in MODELSCOPE_ENDPOINT.
 
-The client handles cache, tokens, resuming and hashes. HF_HUB_OFFLINE also applies to this hub, because
-ModelScope has no such variable.
+ModelScope's own client (extra `modelscope`) does the caching, authentication, resuming and hash checks.
+HF_HUB_OFFLINE also applies to ModelScope, which has no such variable of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,13 +33,13 @@ class ModelScope:
 
     def __init__(self, name: HubName) -> None:
         try:
-            # Imported here, because the client is an optional dependency and only hub models need it.
+            # Imported here, because the client is an optional dependency that only hub models need.
             import modelscope_hub
         except ImportError:
             raise ModelError(
                 f"fetching {name.repo} from ModelScope needs its client: {install_hint('modelscope')}"
             ) from None
-        from huggingface_hub.constants import is_offline_mode  # Imported here for the same reason.
+        from huggingface_hub.constants import is_offline_mode  # Also needed only for hub models.
 
         self._client, self._name, self._is_offline = modelscope_hub, name, is_offline_mode()
         self._revision = name.revision or MAIN_BRANCH
@@ -62,7 +61,7 @@ class ModelScope:
         if self._is_offline:
             raise not_asked(name, "HF_HUB_OFFLINE is set")
         with self._told(None):
-            # The client chooses between two endpoints if no environment variable names one.
+            # Without an environment variable, the client chooses between two endpoints.
             endpoint = self._api.resolve_endpoint_for_read(name.repo)
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
             files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=False)
@@ -97,7 +96,9 @@ class ModelScope:
 
     @contextmanager
     def _told(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the list."""
+        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the file
+        list.
+        """
         client, name = self._client, self._name
         try:
             yield
@@ -114,16 +115,18 @@ class ModelScope:
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
     def _is_known(self) -> bool:
-        """Return whether the hub has the model, but not the revision."""
+        """Return whether the hub has the model. Called when the requested revision is missing."""
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
-        except Exception:  # The same kinds of errors as in `_told`.
+        except Exception:  # The client's errors share no base class.
             return False
 
 
 def _is_here(path: Path, num_bytes: int, changed: object) -> bool:
-    """Return whether a cached file has the listed size and was written after its last change at the hub. If
-    not, the file counts as missing and is fetched, and the client compares hashes.
+    """Return whether a cached file has the listed size and was written after the file's last change at the
+    hub.
+
+    If not, the file counts as missing: the client fetches it and compares hashes.
     """
     try:
         found = path.stat()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mmengine.errors import ModelError
 
-HUB_VARIABLE = "MMENGINE_HUB"  # Environment variable with the hub for names without a prefix.
+HUB_VARIABLE = "MMENGINE_HUB"  # Environment variable that names the hub for names without a prefix.
 HUGGING_FACE, MODELSCOPE = "hf", "modelscope"
 TITLES = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}
 _NAME = re.compile(
@@ -16,7 +16,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[\w.-]{1,127}){0,7}")
 
 
 class HubName(NamedTuple):
-    """A hub model. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
+    """A model name at a hub. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
 
     hub: str  # A key in TITLES.
     repo: str
