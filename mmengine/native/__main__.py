@@ -1,4 +1,4 @@
-"""Compile the CPU kernels (`python -m mmengine.native`), so that the first request does not wait for the
+"""Compiles the CPU kernels (`python -m mmengine.native`), so that the first request need not wait for the
 compiler.
 """
 

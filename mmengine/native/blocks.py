@@ -1,4 +1,4 @@
-"""Weights in a GGUF file's blocks: the Python side of src/linear/blocks.h."""
+"""Weights that keep the block format of a GGUF file: the Python side of src/linear/blocks.h."""
 
 import ctypes
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PANEL = 32  # Rows of a weight in a panel, which has a single type.
+PANEL = 32  # Rows per panel. All blocks of a panel have the same type.
 
 
 class BlockRun(ctypes.Structure):
@@ -18,11 +18,11 @@ class BlockRun(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedBlocks:
-    """A weight [n, k] of a float32 layer, stored in GGUF's blocks and delivered in chunks.
+    """A weight [n, k] of a float32 layer, stored in GGUF blocks and delivered in chunks.
 
-    `runs`: for each run of panels with the same type, its first panel and the type's number in GGUF files. A
-    chunk is the index of its first row, and uint8 [m, bytes of a row]; its rows have one type. Requires
-    `multiplies_blocks`.
+    `runs`: for each run of panels of the same type, the index of the first panel, and the type's number in
+    GGUF files. A chunk is the index of its first row, and rows of one type as uint8 [m, bytes per row].
+    Requires `multiplies_blocks`.
     """
 
     n: int
@@ -39,14 +39,14 @@ class ChunkedBlocks:
 
 
 def multiplies_blocks(library: ctypes.CDLL) -> bool:
-    """Return whether there are kernels for ChunkedBlocks: only with AVX2 and without AVX-512."""
+    """Return whether the library has kernels for ChunkedBlocks: only with AVX2 and without AVX-512."""
     return bool(library.mm_linear_blocks())
 
 
 def runs_of(types: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...] | None:
-    """Return the runs for matrices that are joined along their rows, or None if a panel would have two types.
+    """Return the runs of matrices that are joined along their rows, or None if a panel would mix types.
 
-    `types`: each matrix's number of rows, and its type's number.
+    `types`: the number of rows and the type's number of each matrix.
     """
     runs: list[tuple[int, int]] = []
     row = 0

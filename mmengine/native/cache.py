@@ -1,8 +1,9 @@
-"""Store compiled libraries in the user's cache folder, keyed by sources, flags and CPU kind.
+"""Stores compiled libraries in the user's cache folder, keyed by sources, flags and CPU kind.
 
-A cached library is loaded without a compiler. Loading a library executes its code, so other users must not be
-able to write to the cache folder or the folders above it (mmengine.strict_modes). A file next to each library
-holds its SHA-256 digest; a library that does not match its digest (a truncated file) is compiled again.
+A cached library is loaded without a compiler. Loading a library executes its code, so no other user may be
+able to write to the cache folder or to the folders above (mmengine.strict_modes). Next to each library, a
+file holds the library's SHA-256 digest. A library that does not match its digest, such as a truncated file,
+is compiled again.
 """
 
 import fcntl
@@ -22,13 +23,13 @@ from mmengine.strict_modes import BadModes, open_strict
 
 FOLDER = "MMENGINE_CACHE"
 RETRY_AFTER_S = 86400.0
-LOCK_WAIT_S = 600.0  # longest time that another process may take to compile
+LOCK_WAIT_S = 600.0  # maximum time to wait for another process that compiles
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """An open cache folder. Files are read and written relative to `fd`; `path` is for the compiler and for
-    messages.
+    """An open cache folder. Files are read and written relative to the descriptor `fd`. `path` is for the
+    compiler and for messages.
     """
 
     path: Path
@@ -48,12 +49,12 @@ class CacheFolder:
             os.unlink(name, dir_fd=self.fd)
 
     def loadable(self, name: str) -> str:
-        """Return a path to the file in the folder that `fd` refers to, even if `path` now names another."""
+        """Return a path to a file in the folder behind `fd`, even if `path` now names another folder."""
         return f"/proc/self/fd/{self.fd}/{name}"
 
 
 def cache_folder() -> CacheFolder:
-    """Open the cache folder, creating the folder if needed. Raises NativeKernelsError when the folder cannot
+    """Open the cache folder, and create it if it is missing. Raises NativeKernelsError if the folder cannot
     be used.
     """
     base = os.environ.get(FOLDER) or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mmengine")
@@ -73,14 +74,14 @@ def cache_folder() -> CacheFolder:
 
 
 def library_name(isa: str, openmp: Path | None) -> str:
-    """Return the library's file name, which depends on the sources, flags and OpenMP runtime, but not on the
-    compiler.
+    """Return the file name of the library. The name depends on the sources, flags and OpenMP runtime, but not
+    on the compiler.
     """
     return _file_name(isa, [isa, all_flags(isa, openmp), openmp.name if openmp else None])
 
 
 def wheel_library_name(isa: str) -> str:
-    """Return the file name under which a wheel contains the library for the current sources."""
+    """Return the name that a wheel gives the library of the current sources."""
     return _file_name(isa, [isa, wheel_flags(isa)])
 
 
@@ -106,7 +107,7 @@ def ensure_compiled(folder: CacheFolder, name: str, compile_to: Callable[[str, P
                 try:
                     _compile(folder, name, made, compile_to)
                     folder.write(_sibling(name, ".sha256"), _digest(folder, made))
-                    # The rename comes last: a library without a digest is not loaded.
+                    # The rename comes last, because a library without a digest is not loaded.
                     os.rename(made, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
                 finally:
                     folder.remove(made)
@@ -133,7 +134,7 @@ def _compile(folder: CacheFolder, name: str, made: str, compile_to: Callable[[st
 
 
 def _failure(folder: CacheFolder, marker: str, identity: str) -> str:
-    """Return why this compiler failed within the last day; empty if there was no failure."""
+    """Return why this compiler failed within the last day, or "" if there was no failure."""
     try:
         if time.time() - os.stat(marker, dir_fd=folder.fd).st_mtime > RETRY_AFTER_S:
             return ""

@@ -1,4 +1,4 @@
-"""Compile the C++ sources into a shared library."""
+"""Compiles the C++ sources of the CPU kernels into a shared library."""
 
 import logging
 import os
@@ -22,14 +22,14 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 _ISA_FLAGS = {
-    # Align loops to cache lines. Otherwise their alignment is random, which can add up to a fifth to the time
-    # that a layer of quantised weights takes for one row.
+    # Align loops to cache lines. Otherwise their alignment varies from build to build, which can make a layer
+    # of quantised weights up to a fifth slower for one row.
     "avx2": (*_AVX2, "-falign-loops=64"),
     "avx512": _AVX512,
     "avx512_bf16": _AVX512_BF16,
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
-# -ffast-math is off because it lets the compiler ignore NaN: a request whose values become NaN must get an
+# -ffast-math is off because it lets the compiler ignore NaN. A request whose values become NaN must get an
 # error, so NaN must reach the logits.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 
@@ -58,10 +58,10 @@ def all_flags(isa: str, openmp: Path | None) -> list[str]:
 
 
 def openmp_library() -> Path | None:
-    """Return the OpenMP runtime that torch contains.
+    """Return the path of the OpenMP runtime that torch contains.
 
-    Kernels link to the same runtime. A second runtime would add a second thread pool, and each pool spins
-    while the other works.
+    The kernels link to this runtime. A second runtime would bring a second thread pool, and the idle threads
+    of each pool would spin while the other pool works.
     """
     import torch  # imported here: torch is slow to load, and callers that compile kernels need torch anyway
 
@@ -82,7 +82,8 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
 def compile_for_wheel(compiler: str, isa: str, out: Path) -> None:
     """Write the library for `isa` to `out` without linking an OpenMP runtime. Raises NativeKernelsError.
 
-    The target machine's OpenMP runtime is unknown, so its functions are resolved when the library is loaded.
+    The OpenMP runtime of the target machine is unknown, so OpenMP functions are resolved when the library is
+    loaded.
     """
     _compile(compiler, wheel_flags(isa), [], out)
 
@@ -93,7 +94,7 @@ def wheel_flags(isa: str) -> list[str]:
 
 def _compile(compiler: str, flags: Sequence[str], linked: Sequence[str], out: Path) -> None:
     limit = _time_limit()
-    # Compile next to the result, not in $TMPDIR: other users could replace object files there before they are
+    # Compile next to the result. In $TMPDIR other users could replace object files before they are
     # linked.
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=out.parent) as folder:
         objects = [Path(folder) / f"{number}.o" for number in range(len(source_files()))]

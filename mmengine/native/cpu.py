@@ -1,4 +1,4 @@
-"""Detect which supported instruction sets this CPU has."""
+"""Detects which of the kernels' instruction sets this CPU has."""
 
 import os
 import platform
@@ -20,11 +20,11 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 
 
 def usable_isas() -> list[str]:
-    """Return the supported instruction sets that this CPU has, best first. If MMENGINE_NATIVE_ISA is set, the
-    list starts with that instruction set.
+    """Return the supported instruction sets of this CPU, best first. If MMENGINE_NATIVE_ISA is set, the list
+    starts with that instruction set.
 
-    Raises NativeKernelsError if the CPU has none of them, or if MMENGINE_NATIVE_ISA is unknown or not in
-    this CPU.
+    Raises NativeKernelsError if the CPU has none of them, or if MMENGINE_NATIVE_ISA names an unknown
+    instruction set or one that this CPU lacks.
     """
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]
@@ -45,7 +45,7 @@ def usable_isas() -> list[str]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the first core's flags as Linux reports them; empty if Linux reports none."""
+    """Return the first core's flags as Linux reports them. The set is empty if Linux reports none."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Run a text decoder's layers with the CPU kernels (src/decoder/decoder.h)."""
+"""Runs the layers of a text decoder with the CPU kernels (src/decoder/decoder.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from mmengine.native.lora import DECODER_LINEARS, LoraStep
 
 
 class Decoder:
-    """A text decoder that runs one step at a time. The decoder owns its scratch memory, which grows with the
-    largest step.
+    """A text decoder that computes one step per call. The decoder owns scratch memory, which grows to the
+    size of the largest step.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Decoder:
     ) -> Tensor:
         """Return the normed hidden states [t, hidden] for `embeds` [t, hidden].
 
-        `deepstack`: [n, t, hidden], added after the first n layers, or None. `cos`, `sin`: float32
+        `deepstack`: None, or [n, t, hidden] to add after the first n layers. `cos`, `sin`: float32
         [t, rotary_dim / 2]. `attention`: an AttentionPort; if the port has a `step_address`, the kernels
-        read and write its KV cache themselves. `aux_rows`: n layer indices, and a tensor [t, n * hidden]
-        with contiguous rows, to which the inputs of these layers are written; the index num_layers selects
-        the final norm's input. `states`: required by a decoder with delta nets, refused by all others.
-        `lora`: adapter additions to the linear layers, in the order of DECODER_LINEARS for each layer.
+        read and write the KV cache themselves. `aux_rows`: n layer indices, and a tensor [t, n * hidden] with
+        contiguous rows that receives the inputs of these layers; index num_layers stands for the final norm's
+        input. `states`: required by a decoder with delta nets, refused by all others. `lora`: adapter
+        additions to the linear layers, in the order of DECODER_LINEARS within each layer.
         """
         if (states is None) != (self._sizes.delta is None):
             raise ValueError(
@@ -89,7 +89,7 @@ class Decoder:
         return hidden
 
     def _check_aux_rows(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
-        """Raise ValueError for a wrong layer, shape or dtype, since the kernels write to a raw address."""
+        """Raise ValueError for a wrong layer, shape or dtype, because the kernels write to a raw address."""
         if not all(0 <= layer <= self._weights.num_layers for layer in layers):
             raise ValueError(f"auxiliary layers {list(layers)} must be in 0 to {self._weights.num_layers}")
         wanted = (len(embeds), len(layers) * self._sizes.hidden_size)
@@ -107,7 +107,7 @@ class Decoder:
         s, num_tokens = self._sizes, self._step.num_tokens
         heads = self._scratch.qkv[:num_tokens]
         q, k, v, _ = heads.tensor_split(tuple(accumulate((s.num_heads, s.num_kv_heads, s.num_kv_heads))), 1)
-        place = 0  # the layer's index among the layers with attention
+        place = 0  # the layer's index among the attention layers
         for layer in range(self._weights.num_layers):
             if self._weights.has_delta(layer):
                 check(self._library.mm_decoder_delta_layer(self._c, self._c_step, layer, layer - place))

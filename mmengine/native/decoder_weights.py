@@ -1,5 +1,5 @@
-"""Describe a decoder to the CPU kernels: the structures in src/decoder/decoder.h and the arrays they point
-to.
+"""Describes a decoder to the CPU kernels: fills the C structures of src/decoder/decoder.h and keeps the
+arrays that they point to alive.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from mmengine.native.experts import Experts
 from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import Linear, PackedLinear
 
-MAX_HEAD_DIM = 256  # limit of the kernels; torch computes larger heads
+MAX_HEAD_DIM = 256  # the kernels' limit; torch computes larger heads
 L = TypeVar("L")
 F = TypeVar("F")
 
@@ -31,10 +31,10 @@ def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
 class Sizes:
     """A decoder's dimensions.
 
-    `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: how many values of a head are rotated;
-    0: all. `gated`: qkv's output ends with a gate for each head of q, whose sigmoid multiplies attention's
-    output. `norm_once`: a bfloat16 norm rounds only after multiplying by its weight, not before as well.
-    `delta`: the gated delta nets' dimensions; None for a decoder without delta nets.
+    `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: how many values of a head are rotated; 0:
+    all. `gated`: qkv's output ends with one gate per head of q; the gate's sigmoid multiplies the attention
+    output. `norm_once`: a bfloat16 norm is rounded only once, after multiplying by its weight. `delta`:
+    dimensions of the gated delta nets; None for a decoder without delta nets.
     """
 
     hidden_size: int
@@ -50,30 +50,30 @@ class Sizes:
 
     @property
     def num_rows(self) -> int:
-        """Number of heads in qkv's output: q, k, v and the gates."""
+        """How many heads qkv's output has: those of q, k, v and the gates."""
         return self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads
 
 
 class DeltaWeights(NamedTuple, Generic[L]):
-    """A gated delta net's weights, apart from its input and output projections."""
+    """The weights of a gated delta net, without its input and output projections."""
 
     ba: L  # hidden to 2 * heads: the inputs of beta and the decay
     conv: Tensor  # [taps, width]
-    decay: Tensor  # float32 [heads], negative: log(decay) = this * softplus(input + dt_bias)
+    decay: Tensor  # float32 [heads], negative; log(decay) = field * softplus(input + dt_bias)
     dt_bias: Tensor  # float32 [heads]
     norm: Tensor  # [value_dim]
 
 
 class LayerWeights(NamedTuple, Generic[L, F]):
-    """Weights for a layer with a feed-forward F, which is Dense or Mixture.
+    """The weights of a layer whose feed-forward network F is a Dense or a Mixture.
 
-    Norms may have any float dtype. With `delta`, a gated delta net replaces attention: `qkv` then gives the
-    convolution's channels and the output gate, and `out` takes the net's values.
+    Norms may have any float dtype. With `delta`, a gated delta net replaces attention: `qkv` then computes
+    the inputs of the convolution and the output gate, and `out` reads the net's output.
     """
 
     input_norm: Tensor  # [hidden]
     qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: norm weights of q's heads, then k's; None: no norm
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: norm weights of q's heads, then of k's
     out: L  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
     feed_forward: F
@@ -206,13 +206,13 @@ class DecoderWeights:
 
 
 class Scratch:
-    """Scratch rows for a step's layers, sized for the largest step so far."""
+    """Scratch memory for the layers of a step, sized for the largest step so far."""
 
     def __init__(self, weights: DecoderWeights) -> None:
         self._sizes, self._dtype, self._room = weights.sizes, weights.dtype, 0
 
     def point(self, step: StepStruct, num_tokens: int) -> None:
-        """Set the scratch fields in `step`, and grow the memory if `num_tokens` needs more."""
+        """Set the scratch fields in `step`. Grow the memory first if `num_tokens` needs more."""
         if num_tokens > self._room:
             self._grow(max(num_tokens, 2 * self._room))
         step.qkv, step.mixed = self.qkv.data_ptr(), self._mixed.data_ptr()

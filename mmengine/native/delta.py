@@ -1,5 +1,5 @@
-"""Describe gated delta nets to the CPU kernels: the structures in src/layers/delta.h and the arrays they
-point to.
+"""Describes gated delta nets to the CPU kernels: fills the C structures of src/layers/delta.h and keeps the
+arrays that they point to alive.
 """
 
 import ctypes
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from mmengine.native.linear import Linear
 
-MAX_KEY_DIM = 256  # limit of the kernels; torch computes larger keys
-MAX_TAPS = 16  # the same limit for a convolution's taps
+MAX_KEY_DIM = 256  # the kernels' limit; torch computes larger keys
+MAX_TAPS = 16  # the kernels' limit on a convolution's taps
 _NUMBER, _ADDRESS, _STRIDE = ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64
 _ARRAYS = (
     *("query_starts", "work_starts", "slots", "rows", "certain"),
     *("kept_starts", "kept_after", "kept_slots"),
 )
-_TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # tensor, name of its first axis
-STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # arrays that StepStates provides
+_TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # (tensor, its first axis)
+STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # the arrays of a StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StateStepStruct(ctypes.Structure):
 
 
 class StateStep:
-    """A step's states as the C structure `c`, which is valid until the next `point`."""
+    """The states of one step as the C structure `c`, which is valid until the next call of `point`."""
 
     def __init__(self, sizes: DeltaSizes, dtype: torch.dtype) -> None:
         self._sizes, self._dtype = sizes, dtype
@@ -86,7 +86,7 @@ class StateStep:
     ) -> "StateStep":
         """Fill `c` for a step and return self.
 
-        `tensors`: conv, recurrent and pending states. `arrays`: int32, the STATE_ARRAYS in a StepStates.
+        `tensors`: the states conv, recurrent and pending. `arrays`: the STATE_ARRAYS of a StepStates, int32.
         `stayed`: int32 [rows], how many accepted tokens of an earlier step each row computes again.
         """
         c, sizes = self.c, self._sizes

@@ -1,4 +1,4 @@
-"""Run an EAGLE-3 draft head with the CPU kernels (src/decoder/draft_head.h)."""
+"""Runs an EAGLE-3 draft head with the CPU kernels (src/decoder/draft_head.h)."""
 
 import ctypes
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int32
 class HeadParts:
     """Weights and sizes around the head's decoder layers.
 
-    `scores` and `embedding` are None if the head uses the target model's; then the kernels cannot draft a
-    whole chain in a single call.
+    `scores` and `embedding` are None if the head uses the target model's. The kernels then cannot draft a
+    whole chain (several tokens in a row) in a single call.
     """
 
     embed_size: int
@@ -29,23 +29,23 @@ class HeadParts:
     norm_before_residual: bool
     norm_output: bool
     fc: PackedLinear
-    fc_norms: tuple[Tensor, ...]  # empty, one norm over all auxiliary states, or one norm per state
+    fc_norms: tuple[Tensor, ...]  # empty; or one norm for all auxiliary states; or one per state
     embed_norm: Tensor  # [embed_size]
     hidden_norm: Tensor  # [hidden]
     scores: PackedLinear | None
     embedding: Tensor | None  # [vocab_size, embed_size]
-    target_ids: Tensor | None  # int64 [draft_vocab_size]: the target's token ids; None: the ids are the same
+    target_ids: Tensor | None  # int64 [draft_vocab_size], draft id to target id; None: ids are equal
 
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """Cache positions for n rows, sorted by descending `most`. `most`, `kv_lens` and `positions` are
-    contiguous int32 [n].
+    """Cache positions for drafting chains for n rows, sorted by descending `most`. `most`, `kv_lens` and
+    `positions` are contiguous int32 [n].
     """
 
-    most: np.ndarray  # drafts to make for the row, at least 1
+    most: np.ndarray  # maximum number of drafts for the row, at least 1
     kv_lens: np.ndarray  # tokens in the KV cache
-    positions: np.ndarray  # position of the first token after the cached ones
+    positions: np.ndarray  # position of the first token that is not cached
     table: np.ndarray  # block table, int32 [n, b] with contiguous rows; covers kv_lens + most - 1 tokens
     block_size: int
 
@@ -84,7 +84,7 @@ class _Chain(ctypes.Structure):
 
 
 class _ChainRoom:
-    """Buffers for chains with up to `num_rows` rows."""
+    """Buffers for chains of up to `num_rows` rows."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class _ChainRoom:
 
 
 class NativeHead:
-    """An EAGLE-3 head that runs single passes and whole chains of drafts. Calls must not overlap, because
-    they share scratch memory.
+    """An EAGLE-3 head that runs single passes and whole chains of drafts. Calls must not overlap, because all
+    calls share scratch memory.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, parts: HeadParts) -> None:
@@ -191,9 +191,9 @@ class NativeHead:
     ) -> tuple[Tensor, Tensor]:
         """Return the final norm's output (z) and input (the residual stream), [t, hidden] each.
 
-        `hidden`: [t, hidden]. `embeds`: [t, embed_size], the embeddings of the next tokens. `cos`, `sin`:
-        float32 [t, head_dim / 2]. `attention`: as in Decoder.forward. `first_layer`: the head's first layer
-        in the attention port's KV cache.
+        `hidden`: [t, hidden]. `embeds`: [t, embed_size], embeddings of the next tokens. `cos`, `sin`: float32
+        [t, head_dim / 2]. `attention`: as in Decoder.forward. `first_layer`: index of the head's first layer
+        in the KV cache of the attention port.
         """
         hidden, embeds = hidden.contiguous(), embeds.contiguous()
         z, stream = self._point(len(hidden))
@@ -234,13 +234,13 @@ class NativeHead:
         tables: tuple[Tensor, Tensor],
         layers_address: int,
     ) -> Tensor:
-        """Draft greedily for n rows, fill in `drafts` and return it.
+        """Draft greedily for n rows, fill in `drafts` and return `drafts`.
 
-        `drafts`: contiguous int64 [max(most), n]. Negative entries are replaced by drafts, at most `most` in
-        each row; other entries are given draft tokens. `z`: [n, hidden], the final norm's output for each
-        row's last token. `carry`: [n, hidden], the hidden state that the next pass reads. `tables`: cos and
-        sin for all positions up to the largest in use. `layers_address`: address of an array with the KV
-        pool's address for each layer of the head.
+        `drafts`: contiguous int64 [max(most), n]. Each column is a row's chain. Negative entries are replaced
+        by drafts, at most `most` per row; other entries are draft tokens that the caller has set. `z`: [n,
+        hidden], the final norm's output for each row's last token. `carry`: [n, hidden], the hidden state
+        that the next pass reads. `tables`: cos and sin for all positions up to the largest in use.
+        `layers_address`: address of an array with the address of the KV pool for each layer of the head.
         """
         num_rows = len(z)
         room = self._chain_room(num_rows)
@@ -274,7 +274,7 @@ class NativeHead:
         return self._chains
 
     def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Point the pass over `num_tokens` tokens at its buffers. Return two of the buffers: z and stream."""
+        """Point the pass over `num_tokens` tokens at its buffers. Return the buffers z and stream."""
         step, parts = self._pass, self._parts
         if num_tokens > len(self._inputs):
             room = max(num_tokens, 2 * len(self._inputs))

@@ -1,4 +1,4 @@
-"""Numbers that the kernels use for dtypes."""
+"""The numbers that stand for dtypes in calls of the CPU kernels."""
 
 import torch
 

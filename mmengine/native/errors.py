@@ -1,5 +1,5 @@
-"""The error for kernels that cannot be used on this machine."""
+"""The error that is raised if the CPU kernels cannot be used on this machine."""
 
 
 class NativeKernelsError(Exception):
-    """Kernels cannot be compiled or loaded. The text ends the log line "CPU kernels are off: …"."""
+    """The kernels cannot be compiled or loaded. The log line "CPU kernels are off: …" ends with the text."""

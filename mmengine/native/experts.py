@@ -1,4 +1,4 @@
-"""Run a mixture-of-experts layer with the CPU kernels (src/layers/experts.h)."""
+"""Runs a mixture-of-experts layer with the CPU kernels (src/layers/experts.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class PackedExperts:
-    """The same matrix from every expert, packed consecutively. `gate_up` means the same as in PackedLinear.
+    """One matrix of each expert, packed consecutively. `gate_up`: as in PackedLinear.
 
     Raises ValueError if the matrices differ in shape, dtype or code format.
     """
@@ -58,7 +58,9 @@ class PackedExperts:
 
 
 class Experts:
-    """A `Mixture` that the kernels compute. `hits`: int64 [count], tokens routed to each expert so far."""
+    """A mixture-of-experts layer on the kernels. `hits`: int64 [count], tokens routed to each expert so
+    far.
+    """
 
     def __init__(self, library: ctypes.CDLL, weights: Mixture[PackedLinear, PackedExperts]) -> None:
         self._library, self._weights = _declare_functions(library), weights
@@ -80,10 +82,10 @@ class Experts:
         return ctypes.addressof(self.c)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the experts' output [m, hidden] for x [m, hidden], which has contiguous rows and the
-        weights' dtype.
+        """Return the experts' output [m, hidden] for x [m, hidden].
 
-        `residual`, a contiguous tensor with the same shape and dtype, is added.
+        x has contiguous rows and the weights' dtype. `residual`, a contiguous tensor with x's shape and
+        dtype, is added to the output.
         """
         if x.shape[1:] != (self._hidden,) or x.dtype != self._dtype or x.stride(-1) != 1:
             raise ValueError(f"x is {list(x.shape)} {x.dtype}, wanted {self._dtype} [m, {self._hidden}]")

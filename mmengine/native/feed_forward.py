@@ -1,5 +1,6 @@
-"""Weights for a layer's feed-forward network. The matrix type is a parameter, so torch layers and packed
-kernel layers share these classes.
+"""Containers for the weights of a layer's feed-forward network.
+
+The matrix type is a parameter, so that torch layers and packed kernel layers share these classes.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -16,7 +17,7 @@ class Dense(NamedTuple, Generic[L]):
 
 
 class Mixture(NamedTuple, Generic[L, E]):
-    """A mixture-of-experts layer. The type E holds the same matrix from all experts."""
+    """A mixture-of-experts layer. A value of type E holds one matrix of every expert."""
 
     router: L  # hidden to the number of experts
     gate_up: E

@@ -1,4 +1,4 @@
-"""Load the CPU kernels for this process, or record why they are off."""
+"""Loads the library with the CPU kernels into this process, or records why the kernels are off."""
 
 import ctypes
 import logging
@@ -18,7 +18,7 @@ _log = logging.getLogger("mmengine.native")
 
 @dataclass(frozen=True, slots=True)
 class LibraryStatus:
-    """The loaded library, or None and the reason."""
+    """The loaded library; or None, and the reason in `text`."""
 
     library: ctypes.CDLL | None
     text: str  # one line for the user
@@ -27,19 +27,19 @@ class LibraryStatus:
 def load() -> ctypes.CDLL | None:
     """Return the library, or None if no library can be loaded.
 
-    Without a library torch computes instead, and the logger `mmengine.native` has logged the reason in one
-    line. Each module that calls functions in the library declares their argument types.
+    Without a library, torch computes instead, and a warning of the logger `mmengine.native` states the
+    reason. Each module that calls functions of the library declares their argument types.
     """
     return _status().library
 
 
 def describe() -> str:
-    """Return a line that says which library is used, or why none is."""
+    """Return a line for the user: which library is used, or why none is used."""
     return _status().text
 
 
 def forget() -> None:
-    """Make the next call search for the library again, for example after environment variables changed."""
+    """Make the next call search for the library again, for example after changing environment variables."""
     _status.cache_clear()
 
 
@@ -64,10 +64,10 @@ def _open_best_isa() -> LibraryStatus:
 
 
 def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
-    """Load the library from the wheel, which is as trusted as the wheel's Python code.
+    """Load the library from the wheel, which is as trustworthy as the wheel's Python code.
 
-    Returns None if the wheel has no library for `isa`, or if its library does not load, for example with an
-    older libstdc++. The caller then compiles the library on this machine.
+    Returns None if the wheel has no library for `isa`, or if the library does not load, for example because
+    libstdc++ is too old. The caller then compiles the library on this machine.
     """
     path = BUILT / wheel_library_name(isa)
     if openmp is None or not path.exists():
@@ -81,9 +81,9 @@ def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
 
 
 def open_isa(isa: str) -> ctypes.CDLL:
-    """Load the library for an instruction set, which this CPU must support. Raises NativeKernelsError.
+    """Load the library for an instruction set that this CPU supports. Raises NativeKernelsError.
 
-    For "amx" the caller must first get 1 from `mm_allow_amx()`. A process may load several libraries.
+    For "amx", the caller must first call `mm_allow_amx()` and get 1. A process may load several libraries.
     """
     openmp = openmp_library()
     if (built := _open_wheel_library(isa, openmp)) is not None:

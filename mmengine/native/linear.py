@@ -16,7 +16,7 @@ from mmengine.native.blocks import BlockRun, ChunkedBlocks
 from mmengine.native.dtypes import DTYPES
 
 _HUGE = 2**21
-GROUPS = (32, 64, 128, 256)  # allowed numbers of codes that share a scale, at most MM_MAX_GROUP
+GROUPS = (32, 64, 128, 256)  # allowed numbers of codes per scale, at most MM_MAX_GROUP
 
 
 class Linear(ctypes.Structure):
@@ -38,10 +38,10 @@ class Linear(ctypes.Structure):
 
 
 def packed_buffer(num_bytes: int) -> np.ndarray:
-    """Return zeros, uint8 [num_bytes], aligned to 64 bytes.
+    """Return zeroed memory, uint8 [num_bytes], aligned to 64 bytes.
 
-    A buffer of 2 MiB or more is backed by huge pages if the system has them. Its end, which does not fill a
-    huge page, is backed by small pages.
+    A buffer of 2 MiB or more uses huge pages if the system has them. The end of the buffer, which does not
+    fill a huge page, uses small pages.
     """
     if num_bytes < _HUGE:
         buffer = np.zeros(num_bytes + 64, dtype=np.uint8)
@@ -58,10 +58,10 @@ def packed_buffer(num_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedWeight:
-    """A weight [n, k] delivered in chunks, so that the whole unpacked weight never needs to be in memory.
+    """A weight [n, k] that is delivered in chunks, so that the unpacked weight is never in memory as a whole.
 
-    Each chunk is a pair: the index of its first row, and rows [m, k] with `dtype` on the CPU. The chunks can
-    be consumed once.
+    A chunk is a pair: the index of its first row, and rows [m, k] of type `dtype` on the CPU. The chunks can
+    be read only once.
     """
 
     n: int
@@ -90,12 +90,12 @@ class Form(enum.IntEnum):
 
 
 class Codes(NamedTuple):
-    """A weight's rows as codes, one byte per code.
+    """Rows of a weight as codes, one byte per code.
 
     `values` [m, k]: uint8 for FP8 (e4m3 without NaN), int8 from -127 to 127 for INT8, int8 from -8 to 7 for
-    INT4. `scales`: float32 [m, ceil(k / group)]; for INT8 and INT4 each scale must be representable in
-    float16. `mins`: None, or for integer codes float32 minimums with the shape of `scales`; a weight is
-    code * scale + minimum.
+    INT4. `scales`: float32 [m, ceil(k / group)]; float16 must be able to represent the scales of INT8 and
+    INT4. `mins`: None, or for integer codes float32 minimums with the shape of `scales`. The weight is code *
+    scale + minimum.
     """
 
     values: Tensor
@@ -105,11 +105,12 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedCodes:
-    """A weight [n, k] of a layer with `dtype`, stored as codes and delivered in chunks.
+    """A weight [n, k] that is stored as codes and delivered in chunks. `dtype`: the layer's dtype.
 
-    `group` codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the allowed sizes.
-    `int8_rows` (INT8 and INT4 only): each row of x is quantised to int8 with one scale per 32 values, so
-    that the kernels multiply integers. float32 requires `multiplies_float32`, integers and no `int8_rows`.
+    `group` consecutive codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the
+    allowed sizes. `int8_rows` (INT8 and INT4 only): the kernels quantise each row of x to int8 with one scale
+    per 32 values, and multiply integers. A float32 layer requires `multiplies_float32`, INT8 or INT4, and no
+    `int8_rows`.
     """
 
     n: int
@@ -131,7 +132,7 @@ def multiplies_float32(library: ctypes.CDLL) -> bool:
 
 
 def structure(weight: AnyWeight, bias: int | None = None) -> Linear:
-    """Return the C structure for a layer whose weight is not packed yet. `bias` is an address."""
+    """Return the C structure for a layer whose weight is not packed yet. `bias`: address of the bias."""
     if isinstance(weight, ChunkedBlocks):
         runs = weight.run_array()
         numbers = (DTYPES[weight.dtype], int(Form.BLOCKS), 0, False)
@@ -144,13 +145,13 @@ def structure(weight: AnyWeight, bias: int | None = None) -> Linear:
 
 
 def packed_bytes(library: ctypes.CDLL, weight: AnyWeight) -> int:
-    """Return the bytes that a weight takes after packing."""
+    """Return the size of a weight after packing, in bytes."""
     c = structure(weight)
     return int(declare_functions(library).mm_linear_bytes(ctypes.addressof(c)))
 
 
 def pack_rows(library: ctypes.CDLL, c: Linear, weight: AnyWeight, half: int) -> None:
-    """Pack all the weight's chunks into the zeroed memory at `c.packed`."""
+    """Pack all chunks of a weight into the zeroed memory at `c.packed`."""
     for first, rows in weight.chunks:
         of = rows if isinstance(rows, Codes) else (rows,)
         values, *shared = [None if each is None else each.contiguous() for each in of]
@@ -162,20 +163,20 @@ def pack_rows(library: ctypes.CDLL, c: Linear, weight: AnyWeight, half: int) -> 
 
 
 class PackedLinear:
-    """A linear layer y = x w^T + bias, float32 or bfloat16, whose w [n, k] is packed once. Keeps no reference
-    to `weight`.
+    """A linear layer y = x w^T + bias in float32 or bfloat16, whose weight w [n, k] is packed once.
 
-    A layer with ChunkedBlocks gives the same bits as a float32 layer with the decoded weights. With `gate_up`
-    its blocks must have a single type.
+    `gate_up`: w holds the rows of gate and then of up, and y = silu(x gate^T) * (x up^T), [m, n / 2]. The
+    layer keeps no reference to `weight`.
 
-    An FP8 layer gives the same bits as a bfloat16 layer with the weight bfloat16(code * scale). An INT8 or
-    INT4 layer scales each group's sum in float32; on a CPU with AMX it instead rounds the decoded weights to
-    bfloat16, as an FP8 layer does. With `int8_rows` y has the same bits on every CPU.
+    Rounding: A bfloat16 layer sums in float32, rounds the sum (with `gate_up` also silu's result), and rounds
+    again after adding a residual. An FP8 layer gives the same bits as a bfloat16 layer with the weight
+    bfloat16(code * scale). An INT8 or INT4 layer scales the sum of each group in float32; on a CPU with AMX
+    it instead rounds the decoded weights to bfloat16, as an FP8 layer does. With `int8_rows`, y has the same
+    bits on every CPU. A layer with ChunkedBlocks gives the same bits as a float32 layer with the decoded
+    weights; with `gate_up` all its blocks must have the same type.
 
-    `gate_up`: w holds gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2]. A bfloat16
-    layer sums in float32, rounds the sum (with `gate_up` also silu's result), and rounds again after adding a
-    residual. Raises ValueError for shapes and dtypes that do not fit, and MemoryError when scratch memory for
-    bfloat16 rows cannot be allocated.
+    Raises ValueError for shapes and dtypes that do not fit, and MemoryError when scratch memory for bfloat16
+    rows cannot be allocated.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class PackedLinear:
     ) -> Tensor:
         """Return y [m, n] for x [m, k], which has the weight's dtype.
 
-        `float32`: y is float32. `out`: tensor to write y to. `residual`: added to y; must have y's shape,
+        `float32`: y is float32. `out`: tensor that receives y. `residual`: added to y; must have y's shape,
         dtype and stride, and may be `out`. The values of a row must be contiguous; rows may be strided.
         """
         m, k = len(x), self.c.k
@@ -246,7 +247,7 @@ class PackedLinear:
             raise ValueError(f"{name} is {_text(y)}, wanted {dtype} [{m}, {self._width}] with y's stride")
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return w's rows at `indices`, int64 [m], as [m, k]. An index out of range gives zeros."""
+        """Return rows of w, [m, k], for `indices`, int64 [m]. An index out of range gives zeros."""
         indices = indices.contiguous()
         if indices.dtype != torch.int64 or indices.dim() != 1:
             raise ValueError(f"indices are {_text(indices)}, wanted int64 [m]")

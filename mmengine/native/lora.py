@@ -1,4 +1,4 @@
-"""Add low-rank adapters to linear layers: the Python side of src/layers/lora.h."""
+"""Adds low-rank adapters to linear layers: the Python side of src/layers/lora.h."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
 
 LANES = 16  # rows of a (ranks) or of b (output columns) that are packed side by side
-DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # the order of MM_LORA_LINEARS within a layer
+DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # a layer's parts in the order of MM_LORA_LINEARS
 
 
 class LoraPart(NamedTuple):
-    """A low-rank addition to columns [offset, offset + n) of a linear layer's y: scale * (x a^T) b^T."""
+    """A low-rank term, scale * (x a^T) b^T, that is added to columns [offset, offset + n) of a layer's y."""
 
     a: Tensor  # [rank, k]
     b: Tensor  # [n, rank]
@@ -56,9 +56,9 @@ class PackedAdapter:
     """An adapter's additions to a list of linear layers, with packed matrices in float32 or bfloat16 on the
     CPU.
 
-    A layer without parts gets no addition. All matrices have the same dtype and lie in one memory block in
-    the order in which the layers read them, so that prefetching works across matrices. A matrix that several
-    parts of a layer share is stored once. Keeps no reference to the given matrices.
+    A linear layer without parts gets no addition. All matrices have the same dtype and lie in one memory
+    block, in the order in which the layers read them, so that prefetching works across matrices. A matrix
+    that several parts of a layer share is stored once. The adapter keeps no reference to the given matrices.
     """
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
@@ -86,8 +86,8 @@ class PackedAdapter:
     def _put(self, matrix: Tensor) -> int:
         """Pack a matrix [m, k] and return its address.
 
-        The layout is [m / LANES][k / 2] blocks of LANES rows by two neighbouring columns, padded with zeros.
-        A bfloat16 block is stored as [LANES][2], a float32 block as [2][LANES].
+        The layout is [m / LANES][k / 2] blocks, each of LANES rows and two neighbouring columns, padded with
+        zeros. A bfloat16 block is stored as [LANES][2], a float32 block as [2][LANES].
         """
         (m, k), size = matrix.shape, _packed_bytes(matrix)
         memory = self._memory[self._used : self._used + size]
@@ -101,7 +101,7 @@ class PackedAdapter:
 
 
 def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
-    """Return each distinct matrix of a linear layer's parts once: first every a, then every b."""
+    """Return the distinct matrices of a linear layer's parts: first every a, then every b."""
     every = [*(part.a for part in parts), *(part.b for part in parts)]
     return list({id(matrix): matrix for matrix in every}.values())
 
@@ -113,10 +113,10 @@ def _packed_bytes(matrix: Tensor) -> int:
 
 
 class LoraStep:
-    """A step's adapters as a C structure, valid while this object lives.
+    """The adapters of one step as a C structure, which is valid while this object lives.
 
-    `groups`: adapters for the same linear layers, each with the indices (int32) of the step's rows that use
-    it.
+    `groups`: adapters for the same linear layers, each with the indices (int32) of the rows that use the
+    adapter.
     """
 
     def __init__(self, groups: Sequence[tuple[PackedAdapter, np.ndarray]]) -> None:
@@ -132,8 +132,8 @@ class LoraStep:
 
 
 def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
-    """Add the adapter's first linear layer to y [m, n] for all rows in x [m, k]. Rows are contiguous. Raises
-    MemoryError.
+    """Add the adapter's first linear layer to y [m, n] for all rows of x [m, k]. Rows must be contiguous.
+    Raises MemoryError.
     """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])
     failed = declare_functions(library).mm_lora_add(

@@ -1,4 +1,4 @@
-"""RMS norms of rows with the CPU kernels (src/layers/norms.h)."""
+"""Computes RMS norms with the CPU kernels (src/layers/norms.h)."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from mmengine.native.dtypes import DTYPES
 
 
 class RmsNorm:
-    """x / rms(x) * weight for rows x [..., size] in float32 or bfloat16.
+    """An RMS norm: x / rms(x) * weight for rows x [..., size] in float32 or bfloat16.
 
-    `weight`: [size], in any float dtype. `rounds_once`: bfloat16 is rounded only after multiplying by the
-    weight, not before as well.
+    `weight`: [size], in any float dtype. `rounds_once`: a bfloat16 result is rounded only once, after
+    multiplying by the weight; otherwise x / rms(x) is rounded too.
     """
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, eps: float, *, rounds_once: bool) -> None:

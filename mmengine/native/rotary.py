@@ -1,4 +1,4 @@
-"""Look up cosines and sines for rotary positions in a table that grows with the largest position seen."""
+"""A table of cosines and sines for rotary positions, which grows with the largest position seen."""
 
 import ctypes
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class RotaryTable:
     ) -> None:
         """Build a table for `axis` and `compute`.
 
-        `axis` [head_dim / 2]: for each frequency, the row of the positions (such as time, height or width)
-        that it uses. `compute`: maps int64 positions [rows, n] to cos and sin, [n, head_dim / 2] each.
-        `dtype`: the dtype that cos and sin are rounded to.
+        `axis` [head_dim / 2]: for each frequency, the row of the positions (time, height or width) that the
+        frequency uses. `compute`: maps int64 positions [rows, n] to cos and sin, [n, head_dim / 2] each.
+        `dtype`: the dtype to which cos and sin are rounded.
         """
         self._rows, self._compute, self._dtype = _declare_functions(library), compute, dtype
         self._axis = axis.to(torch.int32).contiguous()
@@ -32,8 +32,8 @@ class RotaryTable:
         self._grow(_FIRST_LENGTH)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, float32 [t, head_dim / 2], for int64 positions [3, t]. Raises ValueError for a
-        negative position.
+        """Return cos and sin, float32 [t, head_dim / 2], for int64 positions [3, t]. Raises ValueError if a
+        position is negative.
         """
         num_tokens, half = positions.shape[1], len(self._axis)
         if positions.stride(1) != 1:
@@ -57,9 +57,9 @@ class RotaryTable:
             self._grow(1 << (length - 1).bit_length())
 
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, float32 [positions, head_dim / 2], for positions 0 to at least `length` - 1.
+        """Return cos and sin, float32 [n, head_dim / 2], for the positions 0 to n - 1, n >= `length`.
 
-        The entry for a position is the one for tokens with this position on all axes.
+        An entry is for a token that has the same position on all axes.
         """
         if length > len(self._cos):
             self._grow(1 << (length - 1).bit_length())

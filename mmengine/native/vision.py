@@ -9,7 +9,7 @@ from torch import Tensor
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.library import load
 
-MAX_HEAD_DIM = 256  # limit of the kernels; torch computes larger heads
+MAX_HEAD_DIM = 256  # the kernels' limit; torch computes larger heads
 
 
 class _Segments(ctypes.Structure):
@@ -27,7 +27,7 @@ class _Segments(ctypes.Structure):
 
 
 class VisionKernels:
-    """Kernels for a tower's `num_heads` and `head_dim`. Tensors are on the CPU and have contiguous rows."""
+    """The kernels for a tower with these heads. Tensors are on the CPU and have contiguous rows."""
 
     def __init__(self, library: ctypes.CDLL, num_heads: int, head_dim: int, dtype_code: int) -> None:
         self._num_heads, self._head_dim, self._code = num_heads, head_dim, dtype_code
@@ -45,12 +45,12 @@ class VisionKernels:
     def attend(
         self, qkv: Tensor, starts: np.ndarray, cos: Tensor, sin: Tensor, out: Tensor, first: int = 0
     ) -> None:
-        """Attend within segments, and write the results of the n patches from `first` on to `out`
-        [n, num_heads * head_dim].
+        """Compute attention within segments for n patches, starting with patch `first`. Write the results to
+        `out` [n, num_heads * head_dim].
 
-        `qkv`: [p, 3 * num_heads * head_dim], q, k and v before rotation. `starts`: int32, each segment's
-        first patch, then p. `cos`, `sin`: float32 [p, head_dim], the first half of sin negated. A patch's
-        result has the same bits whatever the other segments and the requested patches are. Raises
+        `qkv`: [p, 3 * num_heads * head_dim]: q, k and v before rotation. `starts`: int32, the first patch of
+        each segment, then p. `cos`, `sin`: float32 [p, head_dim]; the first half of sin is negated. The bits
+        of a patch's result depend neither on the other segments nor on which patches are requested. Raises
         MemoryError.
         """
         segments = _Segments(
@@ -75,19 +75,19 @@ class VisionKernels:
             raise MemoryError(f"no memory to attend over {len(qkv)} patches")
 
     def gelu(self, x: Tensor) -> None:
-        """Apply gelu with the tanh approximation to x in place."""
+        """Apply gelu with the tanh approximation in place."""
         self._gelu(x.data_ptr(), x.numel(), self._code)
 
     def normalise(self, pixels: Tensor, out: Tensor) -> None:
-        """Write (pixels / 255 - 0.5) / 0.5 to `out`, which has the same shape. Pixels are uint8; each
+        """Write (pixels / 255 - 0.5) / 0.5 to `out`, which has the same shape. Pixels are uint8. Each
         operation rounds to float32.
         """
         self._pixels(pixels.data_ptr(), pixels.numel(), self._code, out.data_ptr())
 
 
 def vision_kernels(num_heads: int, head_dim: int, dtype: torch.dtype) -> VisionKernels | None:
-    """Return the kernels for a tower, or None if the library is off or does not support these heads or this
-    dtype.
+    """Return the kernels for a tower. Returns None if the library is off, or does not support these heads or
+    this dtype.
     """
     code = DTYPES.get(dtype)
     if code is None or head_dim % 8 or head_dim > MAX_HEAD_DIM:
