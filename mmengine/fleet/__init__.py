@@ -1,6 +1,7 @@
-"""Many engines that act as a single engine: an ingress routes requests to replicas and moves requests away
-from failed replicas.
+"""Makes many engines act as a single engine: an ingress (the process that clients call) routes requests to
+replicas (processes with an engine each) and moves requests away from failed replicas.
 
-Nothing here knows Ray or HTTP. An ingress holds a FleetEngine, which a server uses like an engine; each
-replica holds an AsyncEngine inside a Replica. A Carrier exchanges bytes between them.
+This package knows neither Ray nor HTTP. An ingress contains a FleetEngine, which a server uses like an
+engine. Each replica contains an AsyncEngine inside a Replica. A Carrier transports bytes between ingress and
+replicas.
 """

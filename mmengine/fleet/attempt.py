@@ -1,4 +1,4 @@
-"""A single attempt to have a replica answer a request, and the replica's selection."""
+"""One attempt at having a replica compute a request, and the choice of the replica."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,34 +18,34 @@ from mmengine.fleet.wire import (
     encode,
 )
 
-MAX_AVOIDED = 8  # the replicas that failed the request last get no further attempt
-FAILED_CHOICES = 8  # after so many choices of avoided replicas, no replica is avoided any more
+MAX_AVOIDED = 8  # number of replicas, those that failed last, that get no further attempt
+FAILED_CHOICES = 8  # after so many failed choices, no replica is avoided any more
 
 
 class ReplicaLost(Exception):
-    """The replica that answered has ended."""
+    """The replica that was answering a request has ended."""
 
 
 class Carrier(Protocol):
-    """Carries bytes from an ingress to replicas and back."""
+    """Transports bytes from an ingress to replicas and back."""
 
     def call(self, key: str, data: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield a replica's messages for a ReplicaRequest.
+        """Send a ReplicaRequest to a replica, and yield the replica's messages.
 
-        `key` selects the replica, or its successor on the ring if the replica takes no requests. Closing the
-        generator cancels the request there. Raises ReplicaLost.
+        `key` selects a replica. If this replica takes no requests, its successor on the ring gets the
+        request. Closing the generator cancels the request on the replica. Raises ReplicaLost.
         """
 
     def is_leaving(self, replica: str) -> bool:
-        """Whether this replica is known to take no more requests, so that its requests move."""
+        """Return whether `replica` is known to take no more requests, so that its requests must move."""
 
 
 class RoutingLimits(NamedTuple):
-    """Limits for routing, in seconds.
+    """Time limits of routing, in seconds, and the limit on deaths.
 
-    A replica that is silent for `silence_s` is given up. A request waits `patience_s` for a replica that
-    accepts it. If `deaths` replicas in a row end without a token for the request, the request counts as the
-    cause.
+    A replica that is silent for `silence_s` is given up. A request waits at most `patience_s` for a replica
+    that accepts it. If `deaths` replicas in a row end without having produced a token of the request, the
+    request counts as the cause.
     """
 
     silence_s: float = 10.0
@@ -54,10 +54,10 @@ class RoutingLimits(NamedTuple):
 
 
 class Reroute(Exception):
-    """The request has to continue on another replica.
+    """Raised when a request must continue on another replica.
 
-    `replica` may still be computing the request ("" if no replica is). `is_death` says whether that replica
-    ended or seems to have ended.
+    `replica`: a replica that may still compute the request, or "". `is_death`: whether that replica has ended
+    or seems to have ended.
     """
 
     def __init__(self, reason: str, replica: str = "", *, is_death: bool = False):
@@ -66,29 +66,29 @@ class Reroute(Exception):
 
 
 class ReplicaChoice:
-    """Selects replicas for a request by its routing key, and avoids replicas that failed before."""
+    """Selects replicas for a request by its routing key. Avoids replicas that failed the request."""
 
     def __init__(self, key: str):
         self._key = key
         self.avoided: tuple[str, ...] = ()
-        self._num_failed = 0  # choices that led to a silent or an avoided replica
+        self._num_failed = 0  # how many choices led to a silent or avoided replica
 
     @property
     def key(self) -> str:
-        """The routing key for the next attempt: a different position on the ring after each failed choice."""
+        """The routing key for the next attempt. Each failed choice leads to another position on the ring."""
         return f"{self._key}/{self._num_failed}" if self._num_failed else self._key
 
     def avoid(self, replica: str) -> None:
-        """Send no further attempt to this replica."""
+        """Make no further attempt at this replica."""
         if replica and replica not in self.avoided:
             self.avoided = (*self.avoided, replica)[-MAX_AVOIDED:]
 
     def note_silent(self) -> None:
-        """Record that the replica to which the key leads was silent."""
+        """Record that the replica to which the key leads sent nothing."""
         self._num_failed += 1
 
     def note_reached(self, replica: str) -> None:
-        """Record that the key led to `replica`. After FAILED_CHOICES failures none is avoided any more."""
+        """Record that the key led to `replica`. After FAILED_CHOICES failures, avoid no replica any more."""
         if replica in self.avoided:
             self._num_failed += 1
             if self._num_failed % FAILED_CHOICES == 0:
@@ -96,17 +96,17 @@ class ReplicaChoice:
 
 
 class Receiver(Protocol):
-    """The request that an attempt is made for."""
+    """The request for which an attempt is made."""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether any replica's log has had the request."""
+        """Whether the log of any replica has recorded the request."""
 
     def note_alive(self) -> None:
         """Called when a replica has sent a message."""
 
     async def accept(self, message: Accepted) -> None:
-        """Called when a replica's log has the request."""
+        """Called when a replica's log has recorded the request."""
 
     def receive(self, message: Outputs) -> None:
         """Called when a replica has sent outputs."""
@@ -128,9 +128,9 @@ class Attempt:
         self._replica = ""  # its name, when it has answered
 
     async def run(self) -> None:
-        """Pass on the replica's messages until the answer ends.
+        """Forward the replica's messages until the answer ends.
 
-        Raises Reroute, and the replica's rejection.
+        Raises Reroute, or the error with which the replica rejected the request.
         """
         async with aclosing(self._carrier.call(self._choice.key, encode(self._request))) as messages:
             while True:
@@ -164,7 +164,7 @@ class Attempt:
             raise self._failed("its messages ended before the answer did") from None
         except ReplicaLost as lost:
             raise self._failed(f"it is lost ({lost})") from None
-        except QueueFull as full:  # raised by the carrier before any replica has the request
+        except QueueFull as full:  # the carrier raises this before any replica has the request
             self._reject(full)
             raise AssertionError("unreachable") from None
         except TimeoutError:
@@ -185,8 +185,8 @@ class Attempt:
         return Reroute(text, self._replica)
 
     def _reject(self, error: MMEngineError) -> None:
-        """Raise `error`, or Reroute if a replica accepted the request before and only this replica refuses
-        it.
+        """Raise `error`. If another replica accepted the request earlier and only this replica refuses it,
+        raise Reroute instead.
         """
         if not self._receiver.is_accepted or not isinstance(error, (QueueFull, InvalidRequest)):
             raise error

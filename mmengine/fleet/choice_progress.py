@@ -1,4 +1,6 @@
-"""Each choice's outputs that were forwarded to the caller, or that the replicas' logs hold."""
+"""Collects the outputs of a request's choices (answers to one prompt): outputs that an ingress has forwarded
+to the caller, and outputs in the logs of replicas.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, 
 
 @dataclass(slots=True)
 class ChoiceProgress:
-    """A choice's outputs that were forwarded to the caller."""
+    """One choice's outputs that were forwarded to the caller."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)
@@ -49,9 +51,10 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """Return the outputs that `logs` hold for a request's choices, each from its first token on.
+    """Return the outputs of a request's choices that are in `logs`, each choice from its first token on.
 
-    Each log maps core ids to answers. A choice that several replicas computed is in several logs.
+    Each log maps core ids (one id per choice) to answers. Several logs contain a choice that moved from
+    replica to replica.
     """
     names = core_ids(request_id, sampling.n)
     found = [[log[name] for log in logs if name in log] for name in names]
@@ -61,7 +64,7 @@ def logged_outputs(
     news: list[RequestOutput] = []
     for index, answers in enumerate(found):
         if not answers or (index == 0 and sampling.prompt_logprobs is not None and scores is None):
-            continue  # compute the choice again, since no log has its prompt's logprobs
+            continue  # compute the choice again, because no log has the logprobs of the prompt
         news.append(_news(request_id, index, answers, sampling, after, scores if index == 0 else None))
     return [each for each in news if each.token_ids or each.finish_reason]
 
@@ -81,7 +84,7 @@ def _news(
         logprobs = _joined(answers)[: len(token_ids)]
         if len(logprobs) < len(token_ids):
             whole, token_ids = None, token_ids[: len(logprobs)]
-    if whole is None:  # no log says whether the last token ends the choice: compute it again
+    if whole is None:  # no log says whether the last token ends the choice, so compute this token again
         token_ids = token_ids[:-1]
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
     reason, detail = (None, "") if whole is None else (whole.reason, whole.detail)
@@ -100,8 +103,8 @@ def _news(
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Return the logprobs from the first token up to the first gap. Each log has them from the token where
-    its replica continued.
+    """Return the logprobs from the first token up to the first gap. Each log has only the logprobs from the
+    token where its replica continued.
     """
     joined: Logprobs = []
     for each in sorted(answers, key=_num_given):
@@ -111,5 +114,5 @@ def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
 
 
 def _num_given(answer: ResumedAnswer) -> int:
-    """Return how many output tokens (int32) came with the request."""
+    """Return how many output tokens the replica received with the request."""
     return len(answer.queued.outputs) // 4

@@ -1,9 +1,9 @@
-"""Requests that survive the ingress that accepted them.
+"""Requests that survive the end of the ingress that accepted them.
 
-    FOLDER/ingress/requests   requests without a stored answer, locked by their ingress
+    FOLDER/ingress/requests   requests without a stored answer, locked by the ingress
     FOLDER/REPLICA            the log of one replica process, locked by that process
 
-Nothing else is written: the replicas' logs say which replica computed which tokens.
+The replicas' logs tell which replica computed which tokens, so an ingress writes nothing else.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from mmengine.fleet.wire import Accepted, ReplicaRequest
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.text.request_output import RequestOutput
 
-INGRESS = "ingress"  # below the folder of all logs
+INGRESS = "ingress"  # name of the ingress's folder, below the folder of all logs
 REQUESTS = "requests"
 OWNER_WAIT_S, OWNER_AGAIN_S = 15.0, 0.05  # time limit and interval of waiting for another ingress to end
 NOT_ADOPTED = "requests do not survive the ingress, and store, background, files and batches are off"
 
 
 class DurableRequests:
-    """The durable requests and the replicas' logs below the folder `root`.
+    """The durable requests, and the replicas' logs, in the folder `root`.
 
-    `open_durable_requests` creates instances. Belongs to an event loop.
+    `open_durable_requests` creates instances. An instance belongs to one event loop.
     """
 
     def __init__(self, root: Path, ledger: Ledger, patience_s: float):
@@ -46,26 +46,28 @@ class DurableRequests:
         return request_id in self._ledger
 
     def recovered_requests(self) -> list[LedgerEntry]:
-        """Return the previous ingress's requests that are not claimed yet."""
+        """Return the previous ingress's requests that no caller has claimed yet."""
         return list(self._ledger.found.values())
 
     def claim(self, request_id: str) -> LedgerEntry:
-        """Return a recovered request, which now belongs to the caller. Raises KeyError."""
+        """Return a recovered request and remove it from `recovered_requests`. Raises KeyError."""
         return self._ledger.found.pop(request_id)
 
     async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
-        """Return the outputs in the replicas' logs, by choice, once no replica computes the request."""
+        """Wait until no replica computes the request. Return its outputs from the replicas' logs, by
+        choice.
+        """
         sampling, names = entry.request.sampling, core_ids(entry.request_id, entry.request.sampling.n)
         logs = await self._logs.answers(names)
         grammar = entry.accepted.grammar
         return await asyncio.to_thread(logged_outputs, entry.request_id, sampling, grammar, logs)
 
     async def released(self, replica: str, names: Collection[str]) -> None:
-        """Wait as RequestKeeper describes."""
+        """Wait until `replica` no longer computes these core ids; see RequestKeeper."""
         await self._logs.released(replica, names)
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request as RequestKeeper describes. Raises QueueFull, KeepFailed."""
+        """Store an accepted request; see RequestKeeper. Raises QueueFull and KeepFailed."""
         entry = LedgerEntry(request, accepted)
         writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.put, entry))
         try:
@@ -75,7 +77,7 @@ class DurableRequests:
             raise
 
     def _drop_written(self, request_id: str, writing: "asyncio.Future[None]") -> None:
-        """Remove a request that was cancelled during its writing."""
+        """Remove a request that was cancelled while it was being written."""
         if writing.exception() is None:
             self.drop(request_id)
 
@@ -84,7 +86,7 @@ class DurableRequests:
         self._ledger.drop(request_id)
 
     async def settled(self) -> None:
-        """Wait until all removals are on the disk. Raises RequestFailed."""
+        """Wait until all removals have reached the disk. Raises RequestFailed."""
         try:
             await asyncio.to_thread(self._ledger.sync)
         except OSError as error:
@@ -98,9 +100,10 @@ class DurableRequests:
 def open_durable_requests(
     root: Path, patience_s: float, warn: Callable[[str], None]
 ) -> DurableRequests | None:
-    """Open the requests below `root`. Calls `warn` and returns None if file locks do not work there.
+    """Open the requests below `root`. If file locks do not work there, call `warn` and return None.
 
-    Waits for an ingress that is ending. Raises LogError if another ingress has the folder, OSError.
+    Waits for an ingress that is ending. Raises LogError if another ingress keeps the folder locked, and
+    OSError.
     """
     folder = root / INGRESS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""An engine for a server that has AsyncEngine's methods and no model: many replicas compute its requests."""
+"""FleetEngine: has AsyncEngine's methods but no model, and lets many replicas compute its requests."""
 
 import asyncio
 import secrets
@@ -49,19 +49,19 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed
 
-COUNT_TRIES = 3  # attempts to have a replica count a prompt's tokens
-STRANDED_S = 5.0  # the fleet is not ready if no replica has answered a request for so long
+COUNT_TRIES = 3  # maximum number of attempts to count a prompt's tokens on a replica
+STRANDED_S = 5.0  # seconds that a request may wait for a message before the fleet counts as not ready
 LEFT = "the ingress ends; the request is kept and continues when another ingress serves with the same --log"
-FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # ReplicaRequest has its own fields
+FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # ReplicaRequest has fields for these
 
 
 class FleetEngine(AsyncAnswers):
-    """An engine whose requests are computed by replicas.
+    """An engine for servers whose requests are computed by replicas.
 
     `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
-    further request raises QueueFull. When this process ends, all callers' streams break. With `durable`,
-    which this engine closes, requests with `hold` survive: the next ingress continues them. Must be created
-    on the event loop that it belongs to.
+    further request raises QueueFull. When this process ends, the streams of all callers break. `durable`:
+    lets requests with `hold` survive, so that the next ingress continues them; this engine closes it. Must be
+    created on the event loop that it belongs to.
     """
 
     metrics: FleetMetrics
@@ -80,7 +80,7 @@ class FleetEngine(AsyncAnswers):
         self._max_open, self._limits = max_open, limits
         self._loop = asyncio.get_running_loop()
         self._open: dict[Channel, asyncio.Task[None]] = {}
-        self._routed: dict[Channel, RoutedRequest] = {}  # requests whose media are fetched
+        self._routed: dict[Channel, RoutedRequest] = {}  # requests whose media have been fetched
         self._names: set[str] = set()  # ids of open requests
         self._new_id = request_ids()
         markers = config.reasoning_start, config.reasoning_end
@@ -95,26 +95,26 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def has_log(self) -> bool:
-        """False: a request without `hold` ends with this process."""
+        """False, because a request without `hold` ends with this process."""
         return False
 
     @property
     def keeps_held(self) -> bool:
-        """Whether requests with `hold` survive this process's end."""
+        """Whether requests with `hold` survive the end of this process."""
         return self._durable is not None
 
     @property
     def pooled(self) -> PooledModel:
-        """A chat model: replicas send no vectors."""
+        """A chat model, because replicas send no vectors."""
         return PooledModel()
 
     @property
     def width(self) -> int:
-        """The length of the vectors, of which there are none."""
+        """The length of pooled vectors: 0, because replicas send no vectors."""
         return 0
 
     async def pool(self, jobs: Jobs) -> list[Completion]:
-        """Raise InvalidRequest."""
+        """Raise InvalidRequest, because replicas send no vectors."""
         raise InvalidRequest(
             "vectors belong to one engine, and this server has several; send the call to one engine's server",
             code=ErrorCode.UNSUPPORTED_FIELD,
@@ -126,15 +126,15 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def adapters(self) -> tuple[LocalAdapter, ...]:
-        """Always empty: replicas do not support adapters."""
+        """Empty, because replicas do not support adapters."""
         return ()
 
     async def load_adapter(self, name: str, source: str) -> LocalAdapter:
-        """Raise ConfigError."""
+        """Raise ConfigError, because replicas do not support adapters."""
         raise ConfigError("replicas do not support adapters")
 
     async def unload_adapter(self, name: str) -> None:
-        """Raise InvalidRequest."""
+        """Raise InvalidRequest, because replicas do not support adapters."""
         raise InvalidRequest(f"no adapter {name!r:.80} is loaded")
 
     @property
@@ -143,9 +143,9 @@ class FleetEngine(AsyncAnswers):
         return self._can_end_reasoning
 
     async def count(self, prompt: PromptInput) -> int:
-        """Return a prompt's token count, including media, as a replica prepares the prompt.
+        """Return the number of tokens in a prompt, including media, as counted by a replica.
 
-        Raises the same errors as a stream.
+        Raises the same errors as a stream does.
         """
         async with with_fetched_media(Prompt.of(prompt)) as fetched:
             return await self._count(fetched)
@@ -171,8 +171,8 @@ class FleetEngine(AsyncAnswers):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Submit a prompt as `AsyncEngine.stream` does. A missing seed is drawn here, the same for all
-        replicas.
+        """Submit a prompt as `AsyncEngine.stream` does. A missing seed is drawn here, so that all replicas
+        use the same seed.
 
         `hold` has no effect without `durable`.
         """
@@ -216,7 +216,7 @@ class FleetEngine(AsyncAnswers):
             self._names.discard(channel.request_id)
             self._open.pop(channel, None)
             if self._durable is not None and not (channel.is_held or self._leaves):
-                self._durable.drop(channel.request_id)  # an answer without `hold` is delivered by now
+                self._durable.drop(channel.request_id)  # an answer without `hold` has been delivered by now
 
     async def _run_new(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
         async with with_fetched_media(prompt, lambda: channel.closed) as fetched:
@@ -238,7 +238,7 @@ class FleetEngine(AsyncAnswers):
     async def _route(
         self, channel: Channel, request: ReplicaRequest, prompt: Prompt, outputs: Iterable[RequestOutput]
     ) -> None:
-        """Run a request to its end. `outputs` come from a previous ingress."""
+        """Run a request to its end. `outputs`: outputs that a previous ingress received."""
         salt = channel.options.cache_salt
         if prompt.has_media:  # hashing it may take long
             key = await asyncio.to_thread(affinity, prompt, salt)
@@ -271,14 +271,14 @@ class FleetEngine(AsyncAnswers):
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(task.cancel)
 
-    # Requests of the previous ingress
+    # Requests that the previous ingress accepted
 
     def recovered_requests(self) -> list[LedgerEntry]:
-        """Return the previous ingress's requests to which no caller is attached yet."""
+        """Return the previous ingress's requests that no caller has attached to yet."""
         return [] if self._durable is None else self._durable.recovered_requests()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        """Return a recovered request's stream; the outputs in the replicas' logs come first."""
+        """Return the stream of a recovered request. Outputs from the replicas' logs come first."""
         entry = self._claim(request_id)
         sampling, options = entry.request.sampling, submit_options(entry.request)
         given = Options(
@@ -304,29 +304,31 @@ class FleetEngine(AsyncAnswers):
         raise InvalidRequest(f"no request {request_id!r} of the previous process waits to be attached")
 
     def release_answers(self, answers: list[HeldAnswer]) -> None:
-        """Forget these answers, which their streams held and their callers have stored."""
+        """Forget answers that their streams held and their callers have stored."""
         if self._durable is None or self._leaves:
             return
         for answer in answers:
             self._durable.drop(answer.request_id)
 
     async def settled(self) -> None:
-        """Wait until all earlier `release_answers` are on the disk. Raises RequestFailed."""
+        """Wait until all earlier `release_answers` calls have reached the disk. Raises RequestFailed."""
         if self._durable is not None:
             await self._durable.settled()
 
     def tell_times(self, report: Callable[[str, Times], None]) -> None:
-        """Do nothing: only the replicas know the times, so tracing spans have no children here."""
+        """Do nothing. Only the replicas know the times, so an ingress's tracing spans have no children."""
 
     # State
 
     def stats(self) -> Stats:
-        """Return the forwarded token count and the open request count."""
+        """Return the numbers of forwarded tokens and of open requests."""
         live = sum(routed.num_tokens for routed in self._routed.values())
         return Stats(num_output_tokens=self.metrics.num_tokens + live, num_running=len(self._open))
 
     def readiness(self) -> Readiness:
-        """Return not ready if a request has waited longer than STRANDED_S for any replica's message."""
+        """Return "not ready" if a request has waited longer than STRANDED_S for a message from any
+        replica.
+        """
         if self._is_closing:
             return Readiness(("the engine is closed",), is_over=True)
         now = time.monotonic()
@@ -338,13 +340,13 @@ class FleetEngine(AsyncAnswers):
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests and end the running ones.
 
-        With `drain` they finish; otherwise they are cancelled. With `leave`, durable requests stay for the
-        next ingress, and all others are cancelled. Closing twice is no error.
+        With `drain`, running requests finish; otherwise they are cancelled. With `leave`, durable requests
+        stay for the next ingress, and all others are cancelled. Closing twice is no error.
         """
         self._is_closing, self._leaves = True, leave
         for channel, task in [] if drain and not leave else list(self._open.items()):
             if leave and self._durable is not None and channel.request_id in self._durable:
-                # later, since a task cancelled before its first step does not end its channel
+                # later, because a task that is cancelled before its first step does not end its channel
                 self._loop.call_soon(task.cancel)
             else:
                 self._close_channel(channel)

@@ -1,9 +1,9 @@
-"""Store on disk the requests that an ingress has accepted and not yet answered: a file for each request,
-until its answer is stored.
+"""Stores on disk the requests that an ingress has accepted and not yet answered, one file per request. A file
+is deleted once the answer is stored elsewhere.
 
 A request is written after a replica's log has recorded it, and before the caller learns that it was accepted.
-The ingress that has locked the folder owns all requests in the folder. When an ingress ends, the next ingress
-takes over its requests.
+The ingress that holds the folder's lock owns all requests in the folder. After this ingress ends, the next
+ingress takes over the requests.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from mmengine.events.lock import lock
 from mmengine.fleet.wire import Accepted, ReplicaRequest, as_plain
 from mmengine.serve.requests.operator_log import operator_log
 
-MAX_LEDGER_BYTES = 4 * 2**30  # maximum size of all requests together, with their media
+MAX_LEDGER_BYTES = 4 * 2**30  # maximum size of all requests with their media, in bytes
 _SUFFIX = ".request"
 _NAME_BYTES = 16
 
@@ -46,7 +46,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
     @property
     def tenant(self) -> str:
-        """The tenant that the request belongs to, "" without tenants."""
+        """The tenant to which the request belongs; "" without tenants."""
         return str(self.request.options.get("tenant") or "")
 
 
@@ -55,7 +55,7 @@ _decode = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
 class Ledger:
-    """A locked folder with requests, at most `max_bytes` bytes in all. Thread-safe.
+    """A locked folder with requests, which together have at most `max_bytes` bytes. Thread-safe.
 
     Raises LogError if another process has locked the folder, and OSError if the folder cannot be read or
     written.
@@ -67,8 +67,8 @@ class Ledger:
         self._held: int | None = lock(folder)
         self._guard = threading.Lock()
         self._sizes: dict[str, int] = {}  # file sizes in bytes, by request id
-        self.since = 0.0  # Unix time at which the oldest file found was written; 0.0 if none was found
-        # entries found at the start, by request id, until they are claimed or dropped
+        self.since = 0.0  # Unix time of the oldest file that was found; 0.0 if none was found
+        # entries that were found at the start, by request id; claiming or dropping an entry removes it
         self.found: dict[str, LedgerEntry] = {}
         try:
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
@@ -112,9 +112,9 @@ class Ledger:
             self._sizes[entry.request_id] = len(data)
 
     def drop(self, request_id: str) -> None:
-        """Remove a request, because its answer has been stored or is not needed.
+        """Remove a request whose answer has been stored or is no longer needed.
 
-        An unknown id is no error. After `close` nothing is removed.
+        An unknown id is no error. After `close` this method does nothing.
         """
         with self._guard:
             if self._held is None or self._sizes.pop(request_id, None) is None:
@@ -128,7 +128,7 @@ class Ledger:
         sync_folder(self.folder)
 
     def close(self) -> None:
-        """Unlock the folder, and keep its files. A second call does nothing."""
+        """Unlock the folder and leave its files. A second call does nothing."""
         with self._guard:
             if self._held is not None:
                 os.close(self._held)

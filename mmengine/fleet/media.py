@@ -1,4 +1,4 @@
-"""Fetches, in the ingress, the media that prompts name by URL, so that all replicas get the same bytes."""
+"""Fetches media that prompts name by URL. The ingress does this, so that all replicas get the same bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,11 +12,11 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 async def with_fetched_media(
     prompt: Prompt, is_over: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Prompt]:
-    """Yield the prompt with its media as bytes instead of URLs.
+    """Yield the prompt with media as bytes instead of URLs.
 
-    The bytes count against the limit for fetched media until the block ends. No thread from the event loop's
-    pool waits for hosts, since a few silent hosts would occupy them all. `is_over` says whether the caller
-    has cancelled the request. Raises the same errors as PromptMedia.
+    The bytes count against the limit for fetched media until the block ends. No thread of the event loop's
+    pool waits for hosts, because a few silent hosts would occupy the whole pool. `is_over`: returns whether
+    the caller has cancelled the request. Raises the same errors as PromptMedia does.
     """
     if not names_urls(prompt):
         yield prompt

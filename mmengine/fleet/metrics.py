@@ -1,4 +1,4 @@
-"""An ingress's metrics."""
+"""The Prometheus metrics of an ingress."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 
 class FleetMetrics:
-    """Counts an ingress's moves, tokens and open requests; its replicas have separate metrics."""
+    """Counts an ingress's moves, tokens and open requests. Replicas have their own metrics."""
 
     def __init__(self, num_open: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
@@ -18,7 +18,7 @@ class FleetMetrics:
         Gauge("mmengine_fleet_open", "Requests that are open.", registry=registry).set_function(num_open)
 
     def ended(self, num_tokens: int) -> None:
-        """Count an ended answer and its forwarded token count."""
+        """Count an answer that ended, and the number of tokens that were forwarded for it."""
         self.num_tokens += num_tokens
         self._tokens.inc(num_tokens)
 

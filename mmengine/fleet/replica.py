@@ -1,4 +1,6 @@
-"""A replica: runs an ingress's requests on an AsyncEngine and sends their outputs until they end or move."""
+"""A replica: runs the requests of ingresses on an AsyncEngine, and sends outputs until a request ends or
+moves.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,13 +30,13 @@ from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.reasoning import NO_REASONING
 
-BEAT_S = 1.0  # seconds without output after which a heartbeat is sent
+BEAT_S = 1.0  # seconds without output after which the replica sends a heartbeat
 HANG_S = 60.0  # seconds after which a step counts as hung and its requests move
-VACATE_S = 10.0  # seconds to wait for an earlier request with the same id that its ingress has cancelled
+VACATE_S = 10.0  # seconds to wait for the end of a cancelled request with the same id
 
 
 class Load(NamedTuple):
-    """A replica's load now. `waiting_tokens` counts prompt tokens in requests without output."""
+    """A replica's current load. `waiting_tokens`: prompt tokens of requests without output."""
 
     num_open: int
     waiting_tokens: int
@@ -42,22 +44,22 @@ class Load(NamedTuple):
 
 
 class Replica:
-    """A replica's process.
+    """Serves requests from ingresses in the process of one replica.
 
-    A replica that is started again has a new `name` and a new log. A heartbeat is sent after `beat_s` seconds
-    without output. A step that takes longer than `hang_s` seconds counts as hung: its requests move, and
-    `check` raises. Belongs to an event loop.
+    A restarted replica has a new `name` and a new log. A heartbeat is sent after `beat_s` seconds without
+    output. A step that takes longer than `hang_s` seconds counts as hung: its requests move to other
+    replicas, and `check` raises. An instance belongs to one event loop.
     """
 
     def __init__(self, name: str, engine: AsyncEngine, *, beat_s: float = BEAT_S, hang_s: float = HANG_S):
         self.name, self.engine = name, engine
         self._beat_s, self._hang_s = beat_s, hang_s
-        self._leaving = ""  # the reason why all requests have to move
+        self._leaving = ""  # why all requests must move; "" if they may stay
         self._runs: dict[str, _Run] = {}
 
     async def run(self, data: bytes) -> AsyncIterator[bytes]:
-        """Answer an encoded ReplicaRequest. Leaving the iteration cancels the request. Raises InvalidRequest
-        if `data` cannot be decoded.
+        """Run an encoded ReplicaRequest and yield the messages of its answer. Leaving the iteration cancels
+        the request. Raises InvalidRequest if `data` cannot be decoded.
         """
         request = decode_request(data)
         yield encode(ReplicaName(self.name))
@@ -85,7 +87,7 @@ class Replica:
             run.is_left = True
             if run.stream.is_over:
                 self._forget(request.request_id, run)
-            else:  # the engine keeps the request and its id until a step ends the request
+            else:  # the engine keeps a cancelled request and its id until a step ends it
                 run.stream.listen(partial(self._take_rest, request.request_id, run))
                 self._take_rest(request.request_id, run)
 
@@ -96,7 +98,7 @@ class Replica:
             return _refusal(error)
 
     def _take_rest(self, request_id: str, run: "_Run") -> None:
-        """Discard a request's last outputs after its ingress has left."""
+        """Discard the last outputs of a request that its ingress has left."""
         with suppress(MMEngineError):
             while run.stream.backlog:
                 run.stream.take()
@@ -110,8 +112,8 @@ class Replica:
             del self._runs[request_id]
 
     async def _vacate(self, request: ReplicaRequest) -> None:
-        """Wait for an earlier attempt at the same request. Its ingress has cancelled that attempt, but the
-        engine may still run it.
+        """Wait for the end of an earlier attempt at the same request. The ingress has cancelled the earlier
+        attempt, but the engine may still run it.
         """
         before = self._runs.get(request.request_id)
         if before is None or before.route != request.route:
@@ -134,7 +136,7 @@ class Replica:
                 done, _ = await asyncio.wait((accepted,), timeout=self._beat_s)
                 if not done:
                     yield Heartbeat()
-            accepted.result()  # raises the reason of a refusal
+            accepted.result()  # raises the error if the request was refused
             yield accepted_message(stream.accepted_request)
             while not stream.is_over:
                 if (moved := self._moved(run)) is not None:
@@ -152,7 +154,7 @@ class Replica:
             accepted.cancel()
 
     def _moved(self, run: "_Run") -> Redirect | None:
-        """Return a Redirect if the request has to continue elsewhere."""
+        """Return a Redirect if the request must continue on another replica, else None."""
         reason = self._leaving or run.reason or self._hang()
         return Redirect(reason) if reason else None
 
@@ -161,14 +163,15 @@ class Replica:
         return f"a step has not returned for {step_s:.0f} seconds" if step_s > self._hang_s else ""
 
     def leave(self, reason: str) -> None:
-        """Refuse new requests and redirect the running ones at once."""
+        """Refuse new requests, and redirect the running requests at once."""
         self._leaving = reason
         for run in self._runs.values():
             run.leave(reason)
 
     def check(self) -> None:
         """Raise ExecutorFailed if only a new process would help: a step hangs, or the engine has stopped.
-        Other reasons to be not ready, such as a full disk, do not count.
+
+        Other causes of "not ready", such as a full disk, raise nothing.
         """
         if (reason := self._hang()) or (reason := self._stopped()):
             raise ExecutorFailed(reason)
@@ -185,11 +188,11 @@ class Replica:
 
 
 class _Run:
-    """A request whose outputs an ingress reads. `num_outputs` is its answer's token count."""
+    """A request that an ingress reads. `num_outputs`: number of tokens in its answer so far."""
 
     def __init__(self, stream: Stream, route: str, num_outputs: int):
         self.stream, self.route, self.num_outputs = stream, route, num_outputs
-        self.reason = ""  # the reason why the request has to move
+        self.reason = ""  # why the request must move
         self.is_left = False  # whether the ingress has left
         self.gone = asyncio.Event()  # set when the engine no longer has the request
         self._come = asyncio.Event()
@@ -202,7 +205,7 @@ class _Run:
         self._come.set()
 
     async def wait(self, limit_s: float) -> bool:
-        """Return whether outputs came within `limit_s` seconds or the request has to move."""
+        """Return True when outputs came or the request must move, and False after `limit_s` seconds."""
         self._come.clear()
         if self.stream.backlog or self.reason:
             return True
@@ -217,7 +220,7 @@ class _Run:
 
 
 def _refusal(error: MMEngineError) -> Rejection | Redirect:
-    """Return a redirect if the engine has stopped, which is not the request's fault, else a rejection."""
+    """Return a Redirect if the engine has stopped, which is not the request's fault, else a Rejection."""
     if isinstance(error, ExecutorFailed):
         return Redirect(str(error))
     return Rejection.by(error)

@@ -1,8 +1,8 @@
-"""Replicas' logs, one for each process: which requests a replica had, and which tokens it computed.
+"""Reads the logs of replicas, one per process: which requests a replica had, and which tokens it computed.
 
-A log whose lock is free belongs to a process that has ended, and shows everything that the process did. If
-the lock is held, the process may still compute the log's open requests. No other replica computes them until
-they have ended there.
+If no process holds the lock of a log, the log's process has ended, and the log shows everything that the
+process did. If the lock is held, the process may still compute the open requests in its log. No other replica
+computes these requests until they have ended there.
 """
 
 import asyncio
@@ -19,13 +19,15 @@ from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths
 from mmengine.serve.requests.operator_log import operator_log
 
-FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # seconds between two reads of a log that a process writes
-SLACK_S = 600.0  # tolerance in seconds for different clocks, and for times in a log and in the ledger
+FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # shortest and longest time, in seconds, between two reads of a log
+SLACK_S = 600.0  # tolerance for clocks that differ, in seconds
 
 
 class _LogState(NamedTuple):
-    """A log as it was read. `looked_at` is monotonic time, `is_known` says whether the log was readable.
-    `answers` maps core ids to the open and the wanted answers.
+    """What a log contained when it was read.
+
+    `looked_at`: monotonic time. `is_known`: whether the log was readable. `answers`: core id -> answer, for
+    open requests and for wanted requests.
     """
 
     looked_at: float
@@ -34,7 +36,7 @@ class _LogState(NamedTuple):
     answers: dict[str, ResumedAnswer]
 
     def num_tokens(self, core_ids: Collection[str]) -> int:
-        """Return these requests' token count in this log."""
+        """Return the number of tokens that this log has for these requests."""
         return sum(len(self.answers[name].token_ids) for name in core_ids if name in self.answers)
 
     def has_open(self, core_ids: Collection[str]) -> bool:
@@ -46,11 +48,11 @@ class _LogState(NamedTuple):
 
 
 class ReplicaLogs:
-    """The logs below the folder `root`, each under its replica's name.
+    """The logs below the folder `root`. Each log is in a folder with its replica's name.
 
-    `wanted` are core ids of requests that earlier processes began. The oldest began at `since` (Unix time).
-    If a replica makes no progress, a warning is logged every `patience_s` seconds and the wait goes on.
-    Belongs to an event loop.
+    `wanted`: core ids of requests that earlier processes began, the oldest at `since` (Unix time). If a
+    replica makes no progress, a warning is logged every `patience_s` seconds, and the wait continues. An
+    instance belongs to one event loop.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class ReplicaLogs:
         self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _logs_before(self) -> Iterator[Path]:
-        """Yield logs that may have wanted requests, and logs whose files cannot be examined."""
+        """Yield logs that may contain wanted requests, and logs whose files cannot be examined."""
         for log in sorted(self._root.iterdir()):
             try:
                 written = [path.stat().st_mtime for path in segment_paths(log)] if log.is_dir() else []
@@ -74,13 +76,13 @@ class ReplicaLogs:
                 yield log
 
     async def released(self, replica: str, core_ids: Collection[str]) -> None:
-        """Wait until the replica's log shows that no live process can be computing one of these requests."""
+        """Wait until the replica's log shows that no live process can still compute one of these requests."""
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
-        """Return, for each earlier log, a dict from core id to answer.
+        """Return one dict per earlier log, from core id to answer.
 
-        Waits until no live process can be computing one of the requests.
+        Waits until no live process can still compute one of the requests.
         """
         found = [await self._settled(log, core_ids) for log in self._before]
         return [{name: life.answers[name] for name in core_ids if name in life.answers} for life in found]
@@ -98,7 +100,7 @@ class ReplicaLogs:
         return life
 
     async def _look(self, log: Path, since: float) -> _LogState:
-        """Return the log's state at `since` or later. Concurrent callers share a single read."""
+        """Return the state of a log, read at `since` or later. Concurrent callers share a single read."""
         async with self._turns[log]:
             life = self._seen.get(log)
             if life is None or (life.is_locked and life.looked_at < since):
@@ -106,7 +108,7 @@ class ReplicaLogs:
             return life
 
     def _read(self, log: Path) -> _LogState:
-        # read the lock first: a process without it has written everything
+        # read the lock first: a process that has released its lock writes nothing more
         begun, locked = time.monotonic(), is_locked(log)
         if not locked and log not in self._before:
             return _LogState(begun, False, True, {})

@@ -1,9 +1,10 @@
-"""An ingress's request, which may move from replica to replica.
+"""A request in an ingress, which moves to another replica when its replica fails or drains.
 
 At first a single replica computes the whole request. When this replica dies, hangs or drains, each unfinished
-choice continues as a separate request on another replica, with the forwarded tokens as `outputs` and its
-`sample_index`. Any engine with the same weights continues with the same tokens: sampling noise depends on
-seed, sample index and position, and grammars, penalties and stop strings depend on tokens only.
+choice (answer) continues as a separate request on another replica. The new request contains the forwarded
+tokens as `outputs` and the choice's `sample_index`. Any engine with the same weights continues with the same
+tokens, because sampling noise depends only on seed, sample index and position, and because grammars,
+penalties and stop strings depend only on tokens.
 """
 
 import asyncio
@@ -29,25 +30,26 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # between two attempts
 
 
 class RequestKeeper(Protocol):
-    """Keeps a request that has to survive its ingress."""
+    """Stores a request that must survive the end of its ingress."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request. Called after a replica's log has recorded it, and before the caller is told.
+        """Store the request. Called after a replica's log has recorded it, and before the caller learns so.
 
         Raises an error if the request is refused.
         """
 
     async def released(self, replica: str, names: Collection[str]) -> None:
-        """Wait until this replica, which had the request, no longer computes these core ids."""
+        """Wait until `replica` no longer computes these core ids (one id per choice)."""
 
 
 class RoutedRequest:
-    """A request and its choices' state.
+    """A request and the state of its choices.
 
-    `request` must have a seed. `key` selects replicas. `moved` is called with the reason for each move. With
-    a `keeper` the request survives this process. Only a single replica computes it at any time: the next
-    replica begins when the previous replica's log shows that it has ended. Once accepted, such a request
-    waits without a time limit for a replica, and a failure becomes its answer.
+    `request` must have a seed. `key`: the routing key that selects replicas. `moved`: called with the reason
+    for each move. With a `keeper` the request survives this process, and at most one replica computes it at
+    any time: the next replica begins when the log of the previous replica shows that the request has ended
+    there. Once accepted, such a request waits for a replica without a time limit, and a failure becomes its
+    answer.
     """
 
     def __init__(
@@ -69,23 +71,23 @@ class RoutedRequest:
         self._ends: list[AnswerEnd] = []
         self._last: RequestOutput | None = None
         self._num_prompt_tokens = 0
-        self._deaths = 0  # consecutive replicas that ended while they had the whole request
-        self.news_at = time.monotonic()  # when a replica accepted it or sent outputs last
-        self.is_unheard = True  # whether no live replica is known to have it
+        self._deaths = 0  # replicas in a row that ended while they computed the whole request
+        self.news_at = time.monotonic()  # time at which a replica last accepted the request or sent outputs
+        self.is_unheard = True  # whether no live replica is known to compute the request
 
     @property
     def num_tokens(self) -> int:
-        """The forwarded token count."""
+        """The number of forwarded tokens."""
         return _num_tokens(self._choices)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether any replica's log has had the request."""
+        """Whether the log of any replica has recorded the request."""
         return self._channel.accepted.is_set
 
     @property
     def _is_owed(self) -> bool:
-        """Whether the caller gets an answer even if this process ends."""
+        """Whether the caller must get an answer even if this process ends."""
         return self._keeper is not None and self.is_accepted
 
     @property
@@ -94,7 +96,7 @@ class RoutedRequest:
         return all(choice.last is not None for choice in self._choices)
 
     def restore(self, outputs: Iterable[RequestOutput]) -> None:
-        """Before `run`: take the outputs for a request that a previous ingress accepted."""
+        """Take over the outputs of a request that a previous ingress accepted. Call before `run`."""
         self._num_prompt_tokens = self._channel.num_prompt_tokens
         for output in outputs:
             self._scores = output.prompt_scores or self._scores
@@ -121,8 +123,8 @@ class RoutedRequest:
         self._complete()
 
     async def _run_whole(self) -> None:
-        """Send the request as a whole until a replica has accepted it, and as long as that replica computes
-        it.
+        """Send the request as a whole until a replica accepts it. Return when the request has ended, or when
+        its choices must continue separately.
         """
         await self._retry(self._whole_request, lambda: self.is_accepted, self._choices)
 
@@ -135,8 +137,8 @@ class RoutedRequest:
         is_done: Callable[[], bool],
         choices: Sequence[ChoiceProgress],
     ) -> None:
-        """Make attempts for these choices until an attempt succeeds, or `is_done` is true after a failed
-        attempt.
+        """Repeat attempts for these choices until an attempt succeeds, or until `is_done` is true after a
+        failed attempt.
         """
         names = [self._core_ids[choice.index] for choice in choices]
         pause, deaths = FIRST_PAUSE_S, 0 if _num_tokens(choices) else self._deaths
@@ -152,7 +154,7 @@ class RoutedRequest:
                 if self._keeper is not None and move.replica:
                     self.is_unheard = False  # this replica may still have the request
                     await self._keeper.released(move.replica, names)
-                # A request that kills replicas is accepted by each of them and gets no token.
+                # A request that crashes replicas gets no token before each crash.
                 deaths = move.is_death + (deaths if _num_tokens(choices) == tokens_before else 0)
                 if is_done():
                     self._deaths = deaths
@@ -164,7 +166,7 @@ class RoutedRequest:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _check_limits(self, deaths: int, move: Reroute) -> None:
-        """Raise RequestFailed if no further attempt should be made."""
+        """Raise RequestFailed if the limits forbid another attempt."""
         if deaths >= self._limits.deaths:
             raise RequestFailed(
                 f"{deaths} replicas in a row ended without a token of this request, which may be the cause: "
@@ -175,7 +177,9 @@ class RoutedRequest:
             raise RequestFailed(f"no replica answered for {patience_s:g} seconds: {move}") from None
 
     def _end_if_late(self) -> bool:
-        """End the request if its deadline has passed between two attempts. Returns whether it has."""
+        """End the request if its deadline has passed between two attempts. Return whether the deadline
+        passed.
+        """
         deadline_s = self._channel.options.deadline_s
         if not deadline_s or self._channel.age_s < deadline_s:
             return False
@@ -183,7 +187,9 @@ class RoutedRequest:
         return True
 
     def _whole_request(self) -> ReplicaRequest:
-        """Return the request with its remaining deadline, which counts from its submission to the ingress."""
+        """Return the request with the remaining time to its deadline, counted from submission to the
+        ingress.
+        """
         options = self._request.options
         rest_s = self._channel.options.after(self._channel.age_s).deadline_s
         if rest_s:
@@ -191,7 +197,7 @@ class RoutedRequest:
         return msgspec.structs.replace(self._request, options=options, avoid=self._replicas.avoided)
 
     def _choice_request(self, choice: ChoiceProgress) -> ReplicaRequest:
-        """Return a request for a single choice, continuing after the tokens that were forwarded."""
+        """Return a request that continues a single choice after its forwarded tokens."""
         request = self._whole_request()
         scored = request.sampling.prompt_logprobs
         if choice.index or choice.token_ids or self._scores is not None:
@@ -204,7 +210,7 @@ class RoutedRequest:
             sample_index=choice.index,
         )
 
-    # The replicas' messages, see Receiver
+    # Messages from replicas, see Receiver
 
     def note_alive(self) -> None:
         self.is_unheard = False
@@ -267,12 +273,12 @@ class RoutedRequest:
 
 
 def _num_tokens(choices: Iterable[ChoiceProgress]) -> int:
-    """Return these choices' token count."""
+    """Return the number of forwarded tokens in all choices."""
     return sum(len(choice.token_ids) for choice in choices)
 
 
 async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
-    """Wait for all calls; the first error cancels the others and is raised."""
+    """Wait for all calls. The first error cancels the other calls and is raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         await asyncio.gather(*tasks)

@@ -1,9 +1,10 @@
-"""Chooses a replica by the prefix that a request shares with others.
+"""Chooses a replica for a request by its prefix, so that requests with equal prefixes share KV blocks.
 
-The routing key is a hash of cache salt and adapter, which must be equal for requests to share blocks, and of
-the first image, whose features and blocks cost most. Consistent hashing does not consider load. A popular
-image stays on a single replica. When this replica is full, requests go to the next replicas on the ring, so
-that each of them computes the prefix at most once.
+The routing key is a hash of the cache salt, the adapter and the beginning of the prompt. Requests share
+blocks only if salt and adapter are equal. For a prompt with media, the first image is hashed, because its
+features and blocks cost most. Consistent hashing ignores load: all requests for a popular image go to the
+same replica until the replica is full. Further requests then go to the next replicas on the ring, each of
+which computes the prefix at most once.
 """
 
 import bisect
@@ -15,15 +16,15 @@ import msgspec
 
 from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
 
-TEXT_CHARS = 1024  # characters that are hashed of a prompt without media
+TEXT_CHARS = 1024  # number of characters that are hashed in a prompt without media
 VIRTUAL_NODES = 100  # points of one replica on the ring
 _KEY_BYTES = 16
 
 
 def affinity(prompt: Prompt, salt: str = "", adapter: str = "") -> str:
-    """Return the routing key, 32 hex characters, equal for requests that should share a replica.
+    """Return the routing key, 32 hex characters. Requests that should share a replica have equal keys.
 
-    For an image given by URL, the URL is hashed.
+    For an image that is given by URL, the URL is hashed.
     """
     digest = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in (salt.encode(), adapter.encode(), _beginning(prompt)):
@@ -67,8 +68,8 @@ def _texts(prompt: Prompt) -> Iterator[str]:
 
 
 class Ring:
-    """Replica names on a consistent-hash ring. When a replica comes or goes, only keys next to its points
-    change their replica.
+    """Replica names on a consistent-hash ring. When a replica is added or removed, only keys next to its
+    points on the ring move to another replica.
     """
 
     def __init__(self, names: Iterable[str]):
@@ -77,7 +78,7 @@ class Ring:
         )
 
     def order(self, key: str) -> list[str]:
-        """Return all replica names: the key's replica, then its successors on the ring."""
+        """Return all replica names: first the replica for `key`, then its successors on the ring."""
         at = bisect.bisect(self._points, (_place(key), ""))
         return list(dict.fromkeys(name for _, name in (*self._points[at:], *self._points[:at])))
 

@@ -1,8 +1,8 @@
-"""The messages between an ingress and its replicas: msgpack, checked against their types when decoded.
+"""The messages between an ingress and its replicas: msgpack, with types that are checked when decoding.
 
-An ingress sends a ReplicaRequest. A replica answers with a ReplicaName, with Accepted when its log has the
-request, and with Outputs up to the answer's end. A Heartbeat comes if the replica has sent nothing else for a
-while. Redirect and Rejection end the answer early.
+An ingress sends a ReplicaRequest. The replica sends a ReplicaName, then Accepted when its log has recorded
+the request, then Outputs until the answer ends. The replica sends a Heartbeat if it has sent nothing else for
+a while. Redirect and Rejection end the exchange early.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ _ERRORS: dict[str, type[MMEngineError]] = {
 
 
 class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A Prompt with its media as bytes or data: URLs."""
+    """A Prompt whose media are bytes or data: URLs."""
 
     messages: list[dict[str, object]] | None = None
     text: str | None = None
@@ -64,13 +64,13 @@ class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request to a replica.
+    """A request that an ingress sends to a replica.
 
-    `options` are the `AsyncEngine.stream` options that have no field here; the replica's engine checks their
-    types. `outputs` (int32 [m]) are the answer's tokens that the ingress has. Replicas in `avoid` redirect
-    the request. `route` identifies an ingress's attempts at this request. With `is_count` the replica only
-    counts the prompt's tokens and answers with Accepted. In a rolling update either side may be older: later
-    versions may only add fields with a default.
+    `options`: options of `AsyncEngine.stream` that have no field here; the replica's engine checks their
+    types. `outputs` (int32 [m]): tokens of the answer that the ingress has already received. `avoid`:
+    replicas that must redirect the request. `route`: identifies this ingress's attempts at the request.
+    `is_count`: the replica only counts the prompt's tokens and sends Accepted. During a rolling update,
+    ingress or replica may be older, so later versions may only add fields with a default.
     """
 
     request_id: str
@@ -90,13 +90,13 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The answering replica's name, which its log also has."""
+    """The name of the replica that responds, which is also the name of its log."""
 
     replica: str
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The replica's log has the request; Stream has the same properties from then on."""
+    """The replica's log has recorded the request. The fields equal the properties of the replica's Stream."""
 
     reasoning: ReasoningTokens
     grammar: GrammarRequest | None
@@ -104,7 +104,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_prompt_tokens: int
 
     def tell(self, channel: Channel) -> None:
-        """Mark the channel as accepted and set its fields. Called on the channel's event loop."""
+        """Mark the channel as accepted, and set its fields. Call on the channel's event loop."""
         channel.reasoning, channel.num_embeds = self.reasoning, self.num_embeds
         channel.num_prompt_tokens = self.num_prompt_tokens
         channel.options = replace(channel.options, grammar=self.grammar)
@@ -113,7 +113,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class WireScores(NamedTuple):
-    """PromptLogprobs as bytes in row-major order: int32 and float32 [n, 1 + k], for n prompt tokens."""
+    """PromptLogprobs as bytes, row by row: int32 and float32 [n, 1 + k] for n prompt tokens."""
 
     num_columns: int
     token_ids: bytes
@@ -148,7 +148,7 @@ class WireOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Facts about the whole answer, from the replica that ended the answer. `prompt` is int32 [n]."""
+    """Facts about the whole answer, sent by the replica that ended it. `prompt`: int32 [n], token ids."""
 
     prompt: bytes
     num_cached_tokens: int = 0
@@ -158,7 +158,7 @@ class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Outputs that came together. A request's last message has the answer's end."""
+    """Outputs that became ready together. The last Outputs of a request contains the AnswerEnd."""
 
     outputs: list[WireOutput]
     end: AnswerEnd | None = None
@@ -169,13 +169,13 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Redirect(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Another replica has to continue the request, for this reason."""
+    """Another replica must continue the request, for the given reason."""
 
     reason: str
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request has ended with an error instead of an answer. `kind` is the error's class name."""
+    """The request ended with an error and has no answer. `kind`: the error's class name."""
 
     kind: str
     text: str
@@ -195,8 +195,8 @@ ReplicaMessage = ReplicaName | Accepted | Outputs | Heartbeat | Redirect | Rejec
 
 
 def wire_prompt(prompt: Prompt) -> WirePrompt:
-    """Return the prompt as a message. Raises InvalidRequest for media that cannot leave this process (objects
-    and paths).
+    """Return the prompt as a message. Raises InvalidRequest for media that cannot be sent to another process:
+    objects and paths.
     """
     given = (*prompt.images, *prompt.videos)
     if prompt.base_folder is not None or not all(isinstance(each, (bytes, str)) for each in given):
@@ -236,7 +236,7 @@ def accepted_message(request: AcceptedRequest) -> Accepted:
 
 
 def answer_end(stream: Stream) -> AnswerEnd | None:
-    """Return the AnswerEnd of a stream's answer; None if the stream is running or has failed."""
+    """Return the AnswerEnd of a stream's answer, or None if the stream is running or has failed."""
     answer = stream.completion
     if answer is None or not stream.is_over:
         return None
@@ -266,7 +266,7 @@ def _prompt_logprobs(scores: WireScores) -> PromptLogprobs:
 
 
 def submit_options(request: ReplicaRequest) -> SubmitOptions:
-    """Return the options for `AsyncEngine.stream`, which checks them like any caller's options."""
+    """Return the options for `AsyncEngine.stream`, which checks them like the options of any caller."""
     options: SubmitOptions = msgspec.to_builtins(request.options, builtin_types=(bytes,))
     options["request_id"], options["sample_index"] = request.request_id, request.sample_index
     if request.outputs:
@@ -277,7 +277,9 @@ def submit_options(request: ReplicaRequest) -> SubmitOptions:
 
 
 def as_plain(value: object) -> object:
-    """Convert mappings for the encoder, which supports dicts only. Raises TypeError for other types."""
+    """Convert mappings to dicts, because the encoder supports only dicts. Raises TypeError for other
+    types.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(type(value).__name__)
@@ -299,7 +301,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
 
 
 def decode_request(data: bytes) -> ReplicaRequest:
-    """Decode an ingress's request. Raises InvalidRequest."""
+    """Decode the request of an ingress. Raises InvalidRequest."""
     try:
         return _decode_request(data)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -307,7 +309,7 @@ def decode_request(data: bytes) -> ReplicaRequest:
 
 
 def decode_message(data: bytes) -> ReplicaMessage:
-    """Decode a replica's message. Raises RequestFailed."""
+    """Decode the message of a replica. Raises RequestFailed."""
     try:
         return _decode_message(data)
     except (msgspec.MsgspecError, RecursionError) as error:
