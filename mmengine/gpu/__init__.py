@@ -1,7 +1,7 @@
-"""GPU kernels that each replace many torch kernels. Not yet run on a GPU.
+"""GPU kernels in Triton that each replace several torch kernels. Not yet run on a GPU.
 
-The modules *_kernels contain Triton kernels. With TRITON_INTERPRET=1 the kernels run on a CPU too, which the
-tests use to check their numbers.
+The modules *_kernels contain the kernels. With TRITON_INTERPRET=1 the kernels also run on a CPU, which the
+tests use to check the numbers that the kernels compute.
 """
 
 # Device types that the kernels are compiled for; on other devices torch computes.

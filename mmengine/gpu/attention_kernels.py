@@ -1,10 +1,10 @@
 """Paged attention for head sizes and machines that FlashInfer does not support. Not yet run on a GPU.
 
-A query tile has some consecutive queries from one row (request), each with all heads that share a KV head
-(attention_tiles.py). A program computes one tile after another and reads a tile's keys KEYS at a time. Every
-SPAN keys, counted from the row's position 0, have their own softmax, which is then joined with the earlier
-spans' softmax. So a tile's spans may also be computed by several programs: their stored softmaxes are joined
-in the same order, and the result has the same bits.
+A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head
+(attention_tiles.py). A program computes one tile after another, and reads KEYS keys at a time. Each span of
+SPAN keys, counted from the row's position 0, gets its own softmax, which is joined with the softmax of the
+earlier spans. Several programs may therefore compute the spans of one tile: their stored softmaxes are joined
+in the same order, so the result has the same bits.
 """
 
 import torch
@@ -14,16 +14,16 @@ import triton.language as tl
 from mmengine.gpu.attention_tiles import SPAN, Work
 
 _LOG2_E = 1.4426950408889634
-_KEY_BYTES = 256  # if a key has more bytes than this, half as many keys are read at once
-_WIDE_BYTES = 2**15  # a query tile with at least this many bytes gets 8 warps instead of 4
+_KEY_BYTES = 256  # half as many keys are read at once if a key has more bytes
+_WIDE_BYTES = 2**15  # a tile of at least this many bytes gets 8 warps instead of 4
 
 
 @triton.jit
 def _join(top, mass, total, other_top, other_mass, other_total):
-    """Join the softmaxes over two key sets.
+    """Join the softmaxes over two sets of keys.
 
-    Each key set has, for every query, the highest score (`top`), the weights' sum (`mass`) and the weighted
-    sum over V (`total`). fma is written out, so that every compilation rounds in the same way.
+    A softmax is, for each query, the highest score (`top`), the sum of the weights (`mass`) and the weighted
+    sum of V (`total`). fma is written out, so that every compilation rounds in the same way.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
@@ -34,10 +34,10 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 
 @triton.jit
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
-    """Return `x` in `dtype`; with IS_FP8 `x` are float8_e4m3fn bytes.
+    """Return `x` in `dtype`. With IS_FP8, `x` contains float8_e4m3fn bytes.
 
-    A byte's sign, exponent and mantissa, moved to their places in a float16, give the byte's value divided by
-    256.
+    Sign, exponent and mantissa of the byte are moved to their positions in a float16. The result is the
+    byte's value divided by 256.
     """
     if IS_FP8:
         bits = x.to(tl.uint16)
@@ -75,8 +75,8 @@ def _attend_kernel(
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. Program (i, h) computes KV head h for the tiles i, i + n, ... with n programs per KV
-    head.
+    """See `attend`. Program (i, h) computes KV head h of the tiles i, i + n, ..., where n is the number of
+    programs per KV head.
     """
     kv_head = tl.program_id(1)
     dtype: tl.constexpr = q.dtype.element_ty
@@ -159,8 +159,8 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts for tiles that several programs computed, in the order in which a single program
-    would.
+    """Join the parts of tiles that several programs computed, in the order in which one program would
+    compute.
     """
     kv_head = tl.program_id(1)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
@@ -188,7 +188,7 @@ def _join_kernel(
 
 
 def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return both kernels' compile-time constants and number of warps, for q in `dtype`."""
+    """Return the compile-time constants and the number of warps for both kernels. `dtype`: q's dtype."""
     lanes = max(16, triton.next_power_of_2(head_dim))
     return {
         "NUM_KV_HEADS": num_kv_heads,
@@ -201,9 +201,9 @@ def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: t
 
 
 def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return KEYS, the keys that are read at once, and num_stages, how many such reads are in flight.
+    """Return KEYS, the number of keys per read, and num_stages, the number of reads in flight.
 
-    Both are limited by registers and shared memory.
+    Registers and shared memory limit both numbers.
     """
     is_narrow = lanes * dtype.itemsize <= _KEY_BYTES
     keys = (64 if is_narrow else 32) // (1 if dtype.itemsize == 2 else 2)
@@ -211,10 +211,10 @@ def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
-    """Return causal attention from q [t, heads, d] over the rows in `work`: contiguous, with q's shape and
+    """Return causal attention of q [t, heads, d] over the rows of `work`: contiguous, with q's shape and
     dtype.
 
-    In q each token's heads are contiguous. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or
+    The heads of each token in q are contiguous. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or
     are float8_e4m3fn bytes (uint8). A query that sees no key gets zeros.
     """
     num_heads, head_dim = q.shape[1:]

@@ -1,9 +1,9 @@
-"""Plan which program in attention_kernels attends which keys, on the host, from a step's lengths.
+"""Plans, on the host, which program of attention_kernels attends which keys in a step.
 
-A tile has some consecutive queries from one row (request), each with all heads that share a KV head. Normally
-a single program reads all keys that a tile sees. If there are fewer tiles than programs, each span (SPAN
-keys) in a long tile is a part that its own program computes, and the parts are joined. The result has the
-same bits either way.
+A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head.
+Normally a single program reads all keys that a tile sees. If there are fewer tiles than programs, long tiles
+are divided into parts: each span of SPAN keys is a part that one program computes, and the parts are joined
+afterwards. The result has the same bits in both cases.
 """
 
 from typing import NamedTuple
@@ -14,19 +14,19 @@ from torch import Tensor
 from mmengine.ragged import counting
 
 SPAN = 256  # keys; a multiple of the keys that a program reads at once
-WHOLE = -1  # instead of a part's index: one program computes all spans of the tile
-TILE_ROWS = (16, 32, 64)  # rows of a tile: queries times heads; a tensor core needs at least 16
-ONE_TILE_ROWS = 32  # rows of a tile if the size must not depend on the queries
+WHOLE = -1  # used as a part's index if one program computes all spans of the tile
+TILE_ROWS = (16, 32, 64)  # rows per tile: queries times heads; a tensor core needs at least 16
+ONE_TILE_ROWS = 32  # rows per tile if the size must not depend on the queries
 
 
 class Work(NamedTuple):
-    """The plan for a step with n requests, for `programs` programs per KV head.
+    """The plan for a step with n requests. `programs`: the number of programs per KV head.
 
-    Tensors are on the device, in int32; `totals` and `sums` are workspaces in float32.
+    Tensors are on the device, in int32. `totals` and `sums` are workspaces, in float32.
     """
 
-    rows: int  # rows of a tile: queries times heads that share a KV head
-    width: int  # how many of a tile's rows have room in a part
+    rows: int  # rows per tile: queries times heads per KV head
+    width: int  # rows per tile for which a part has space
     programs: int
     totals: Tensor  # [parts, kv_heads, width, d]
     sums: Tensor  # [2, parts, kv_heads, width]
@@ -34,16 +34,18 @@ class Work(NamedTuple):
     tiles: Tensor  # [i, 4]: row, first query, part or WHOLE, span
     joins: Tensor | None  # [j, 4]: row, first query, first part, end of the parts; None: no parts
     query_starts: Tensor  # [n + 1]
-    befores: Tensor  # [n], tokens before the row's first query
-    lengths: Tensor  # [n], tokens that the row's queries may see
+    befores: Tensor  # [n], number of tokens before the row's first query
+    lengths: Tensor  # [n], number of tokens that the row's queries may see
     page_starts: Tensor  # [n], where each row's blocks begin in `pages`
     pages: Tensor  # [p], the block ids of all rows
 
 
 def tile_rows(group: int, longest: int | None) -> int:
-    """Return a tile's row count, for `group` heads per KV head and at most `longest` queries per request.
+    """Return the number of rows per tile.
 
-    With `longest` None, the size depends only on `group`.
+    `group`: heads per KV head. `longest`: maximum number of queries per request.
+
+    With `longest` None, the result depends only on `group`.
     """
     wanted = ONE_TILE_ROWS if longest is None else min(group * longest, TILE_ROWS[-1])
     return max(TILE_ROWS[0], _power_of_2(max(wanted, group)))
@@ -66,15 +68,15 @@ def cut(
     programs: int,
     max_parts: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `tiles` [i, 4] and `joins` [j, 4] for a Work, the tiles with the most spans first.
+    """Return the `tiles` [i, 4] and `joins` [j, 4] of a Work. Tiles with the most spans come first.
 
-    A tile is divided into parts only if there are fewer tiles than `programs`, and while at most `max_parts`
-    parts are used.
+    A tile is divided into parts only if there are fewer tiles than `programs`, and only as long as no more
+    than `max_parts` parts are used.
     """
     tiles = num_tiles(query_lens, queries)
     num_all = int(tiles.sum())
     rows = np.arange(len(tiles))
-    if num_all == len(rows):  # as in decode
+    if num_all == len(rows):  # as in a decode step
         first, ends = np.zeros(num_all, np.int64), np.minimum(befores + query_lens, lengths)
     else:
         rows, first = np.repeat(rows, tiles), counting(tiles) * queries

@@ -1,7 +1,7 @@
-"""Kernels for a decoder layer's norms and its gate. Not yet run on a GPU.
+"""Triton kernels for a decoder layer's RMS norms and its SiLU gate. Not yet run on a GPU.
 
-A program computes a row (for a norm) or part of a row (for the gate), in an order that depends only on the
-row's width. So a row has the same bits in any batch.
+A program computes one row of a norm, or part of a row of a gate. The order of its operations depends only on
+the row's width, so a row has the same bits in any batch.
 """
 
 import torch
@@ -14,7 +14,7 @@ GATE_CHUNK = 1024  # values per program
 
 @triton.jit
 def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.constexpr, ADDS: tl.constexpr):
-    """Each program norms one row in contiguous tensors [t, WIDTH]; with ADDS it first adds x to the
+    """Each program norms one row of contiguous tensors [t, WIDTH]. With ADDS, it first adds x to the
     residual.
     """
     row, lanes = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, LANES)
@@ -24,7 +24,7 @@ def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.c
         values += tl.load(residual + row + lanes, mask=inside, other=0.0).to(tl.float32)
         stored = values.to(residual.dtype.element_ty)
         tl.store(residual + row + lanes, stored, mask=inside)
-        values = stored.to(tl.float32)  # as later readers of the residual see it
+        values = stored.to(tl.float32)  # rounded, as later layers read the residual
     scale = tl.rsqrt(tl.sum(values * values) / WIDTH + eps)
     weights = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + lanes, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
@@ -42,14 +42,15 @@ def _gate_kernel(gate_up, out, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x's RMS norm; see text_ops.TextOps."""
+    """Return the RMS norm of x; see text_ops.TextOps."""
     x = x.contiguous()
     return _normed(x, x, weight, eps, adds=False)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add x to `residual` (contiguous) in place and return the sum's norm. The sum is rounded to its dtype
-    first; see text_ops.TextOps.
+    """Add x to `residual` (contiguous) in place, and return the norm of the sum.
+
+    The sum is first rounded to its dtype; see text_ops.TextOps.
     """
     return _normed(x.contiguous(), residual, weight, eps, adds=True)
 

@@ -1,4 +1,4 @@
-"""Choose the sampling kernels for a device: Triton's if they work there, else none. Not yet run on a GPU."""
+"""Loads the Triton sampling kernels for a device if they work there. Not yet run on a GPU."""
 
 from functools import cache
 from types import ModuleType
@@ -8,20 +8,20 @@ import torch
 from mmengine.errors import in_one_line
 from mmengine.gpu import DEVICE_TYPES
 
-_EXAMPLE = 70  # vocabulary size for trying the kernels
+_EXAMPLE = 70  # vocabulary size in the test of the kernels
 
 
 def sampling_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module sampling_kernels if its kernels run on `device` and give the right tokens, else
-    None.
+    """Return the module sampling_kernels, or None if its kernels do not run on `device` or give wrong
+    tokens.
     """
     return _checked_kernels(device)[0] if device.type in DEVICE_TYPES else None
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
-    """Run each kernel once with this vocabulary size, so that Triton compiles them all now.
+    """Run each kernel once with this vocabulary size, so that Triton compiles all kernels now.
 
-    A compilation takes seconds. The first step that samples would otherwise wait for it.
+    A compilation takes seconds. Otherwise the first step that samples would wait for the compilation.
     """
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
@@ -34,7 +34,7 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Return which library samples on `device`. If torch samples on a GPU, the reason is added."""
+    """Return which library samples on `device`, and for torch on a GPU why the kernels are not used."""
     if device.type == "cpu":
         return "the CPU's kernels"
     return _checked_kernels(device)[1] if device.type in DEVICE_TYPES else "torch"
@@ -57,15 +57,17 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     """Run each kernel once on a small example and return whether all results are right.
 
-    With equal logits `draw` returns the noise's argmax. For seed 1, output 2 and sample 3
-    (runtime/sampling/gumbel.py) that is token 15 among 70.
+    With equal logits, `draw` returns the argmax of the noise. For seed 1, output 2 and sample 3
+    (runtime/sampling/gumbel.py) this is token 15 of 70.
     """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)
     ramp = torch.arange(_EXAMPLE, device=device).float()[None]
-    # The best token has the probability 0.632, the best two 0.865 (sums over e**-n): top_p 0.7 keeps two.
+    # The best token has probability 0.632, the best two together 0.865 (sums of e**-n), so top_p 0.7 keeps
+    # two.
     least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)
-    # Among the best three tokens, the best has 0.665 and the best two 0.910: top_p 0.9 keeps two.
+    # Among the best three tokens, the best has probability 0.665, and the best two 0.910, so top_p 0.9 keeps
+    # two.
     among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)
     drawn = kernels.draw(logits, zero, zero + 1, zero - 1, keys)
     likely = kernels.log_softmax(ramp)[0]

@@ -1,8 +1,8 @@
-"""Triton kernels that filter, mask and sample logits, with the same results as runtime/sampling/filters.py
+"""Triton kernels that filter, mask and sample logits. The results equal those of runtime/sampling/filters.py
 and gumbel.py.
 
-`draw` and `keep_allowed` divide each row into chunks. A program for each chunk stores the chunk's best token,
-and torch then takes the best among these. The other kernels have one program per row.
+`draw` and `keep_allowed` divide each row into chunks. One program per chunk stores the best token of the
+chunk, and torch then takes the best of these tokens. The other kernels have one program per row.
 """
 
 import torch
@@ -15,9 +15,9 @@ CHUNK = 4096
 
 @triton.jit
 def _noise(bits):
-    """Return standard Gumbel noise from 32 random bits, as runtime/sampling/gumbel.py defines it."""
+    """Return standard Gumbel noise for 32 random bits, as runtime/sampling/gumbel.py defines it."""
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
-    # log1p(-u) computed with log only (Kahan's formula), which cancels the rounding error of 1 - u.
+    # log1p(-u), computed only with log by Kahan's formula, which cancels the rounding error of 1 - u.
     rest = 1.0 - uniform
     lost = rest - 1.0
     logs = tl.where(lost == 0.0, -uniform, tl.log(rest) * (-uniform / tl.where(lost == 0.0, 1.0, lost)))
@@ -29,8 +29,8 @@ def _scaled(logits, largest, temperature):
     return tl.div_rn(logits - largest, temperature)
 
 
-# `least` may point into a tensor with any alignment. Triton would compile for each alignment, in the middle
-# of a step.
+# `least` may point into a tensor with any alignment. Without this option, Triton would compile a kernel for
+# each alignment in the middle of a step.
 @triton.jit(do_not_specialize_on_alignment=["least"])
 def _draw_kernel(
     logits,
@@ -74,12 +74,12 @@ def _draw_kernel(
 def _top_p_kernel(
     logits, stride, largest, temperature, top_p, least, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Each program finds one row's bound. See `top_p_bound`.
+    """Each program finds the bound of one row. See `top_p_bound`.
 
-    A token is kept if the tokens with higher logits have less mass than `top_p` together. Tokens are ordered
-    by the scaled distance between their logit and the row's largest. A distance is a float that is at least
-    0, and such floats' bits, read as integers, have the same order. So the largest kept distance is found by
-    a search over its bits, two per turn.
+    A token is kept if all tokens with higher logits together have less mass than `top_p`. Tokens are ordered
+    by distance: the scaled difference between the row's largest logit and the token's logit. A distance is a
+    non-negative float, and the bits of such floats, read as integers, have the same order. The largest kept
+    distance is therefore found by a search over its bits, two bits per iteration.
     """
     row = tl.program_id(0).to(tl.int64)
     top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
@@ -109,7 +109,7 @@ def _top_p_kernel(
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["top_k"])
 def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
-    """Each program finds the bound for one row in `best`, which is sorted. See `top_k_bound`."""
+    """Each program finds the bound of one row of `best`, which is sorted. See `top_k_bound`."""
     row = tl.program_id(0).to(tl.int64)
     count, share = tl.load(top_k + row), tl.load(top_p + row)
     source = best + row * width
@@ -119,7 +119,7 @@ def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
         place = start + tl.arange(0, CHUNK)
         values = tl.load(source + place, mask=place < count, other=float("-inf"))
         total += tl.sum(tl.exp(values - top))
-    # With top_p 1 all k tokens stay; rounding of the sums must not exclude the last ones.
+    # With top_p 1 all k tokens are kept, because rounding of the sums must not exclude the last tokens.
     wanted = tl.where(share >= 1.0, float("inf"), share * total)
     bound, before = top, 0.0
     for start in range(0, count, CHUNK):
@@ -173,11 +173,12 @@ def draw(
     least: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a sampled token for each row in float32 logits [r, vocab], int64 [r].
+    """Return a sampled token for each row of float32 logits [r, vocab], int64 [r].
 
-    The tokens are the same as with filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate
-    if its logit, minus `largest` and divided by `temperature` (above 0), is at least `least` (all float32
-    [r]). `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row in logits is contiguous.
+    The tokens equal those of filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if
+    (logit - `largest`) / `temperature` is at least `least`. `largest`, `temperature` (above 0) and `least`
+    are float32 [r]. `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is
+    contiguous.
     """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
@@ -193,7 +194,7 @@ def top_p_bound(
     """Return `least` for `draw`, float32 [r]: a bound that keeps the likeliest tokens until their mass
     reaches `top_p`.
 
-    Tokens that tie with the last one are kept too. `top_p` [r] is between 0 and 1, exclusive.
+    Tokens that tie with the last kept token are kept too. `top_p` [r] is between 0 and 1, exclusive.
     """
     least = torch.empty_like(largest)
     _top_p_kernel[(len(logits),)](
@@ -211,10 +212,12 @@ def top_p_bound(
 
 
 def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return filters.top_bound, float32 [r], from each row's largest logits `best` [r, k], sorted descending.
+    """Return the bound that filters.top_bound returns, float32 [r].
 
-    top_k is int64 [r], from 1 to k; top_p is float32 [r]. A row's result does not depend on other rows'
-    top_k.
+    `best`: each row's k largest logits [r, k], sorted in descending order.
+
+    `top_k`: int64 [r], from 1 to k. `top_p`: float32 [r]. A row's result does not depend on the top_k of
+    other rows.
     """
     best, least = best.contiguous(), torch.empty_like(top_p)
     _top_k_kernel[(len(best),)](best, best.shape[1], top_k, top_p, least, CHUNK=min(CHUNK, 1024))
@@ -222,9 +225,9 @@ def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log softmax over float32 logits [r, vocab].
+    """Return the log softmax of float32 logits [r, vocab].
 
-    Unlike torch's, its sums do not depend on a row's address, so equal rows have equal bits.
+    Unlike in torch, the sums do not depend on a row's address, so equal rows have equal bits.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(logits.shape, device=logits.device)
@@ -243,11 +246,11 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
 def keep_allowed(
     logits: torch.Tensor, places: torch.Tensor, bits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Set disallowed tokens' logits to -inf, in place.
+    """Set the logits of disallowed tokens to -inf, in place.
 
-    Row `places[i]` in the float32 logits [s, vocab] gets the mask `bits[i]`: `places` int64 [m], `bits` int32
-    [m, words], one bit per token, 1 if allowed. Returns each masked row's largest remaining logit and its
-    token (float32 [m], int64 [m]). Ties go to the lowest id.
+    Row `places[i]` of the float32 logits [s, vocab] gets the mask `bits[i]`. `places`: int64 [m]. `bits`:
+    int32 [m, words], one bit per token, 1 if allowed. Returns the largest remaining logit of each masked row
+    and the logit's token (float32 [m], int64 [m]). Ties go to the lowest id.
     """
     scores, tokens = _partial(len(places), logits.shape[1], logits.device)
     _mask_kernel[scores.shape](
@@ -257,13 +260,13 @@ def keep_allowed(
 
 
 def _partial(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the best score and token for each row and chunk."""
+    """Allocate the best score and best token of each row and chunk."""
     shape = rows, -(-vocab // CHUNK)
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)
 
 
 def _best(scores: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best among all chunks; ties go to the first chunk."""
+    """Return the best token of all chunks. Ties go to the first chunk."""
     highest = scores.amax(-1, keepdim=True)
     behind = tokens.amax() + 1
     return highest[:, 0], torch.where(scores == highest, tokens, behind).amin(-1)

@@ -1,5 +1,5 @@
-"""One kernel for the steps between the qkv matmul and attention: the q and k norms, the rotation (RoPE), and
-the store into KV blocks. The vision tower uses its rotation alone.
+"""A Triton kernel for the steps between the qkv matmul and attention: the norms of q and k, the rotation
+(RoPE), and the store into KV blocks. The vision tower uses only the rotation.
 """
 
 import torch
@@ -26,7 +26,7 @@ def _rotate_kernel(
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
-    """Each program computes one head for one token, as two halves."""
+    """Each program computes one head of one token, as two halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, LANES)
@@ -45,7 +45,7 @@ def _rotate_kernel(
         low, high = low * c - high * s, high * c + low * s
         tl.store(source, low.to(qkv.dtype.element_ty), mask=inside)
         tl.store(source + HALF, high.to(qkv.dtype.element_ty), mask=inside)
-    if APPENDS:  # noqa: SIM102, this condition is evaluated at compile time, the next at run time
+    if APPENDS:  # noqa: SIM102, this condition is evaluated at compile time, and the next one at run time
         if head >= NUM_HEADS:
             slot = tl.load(slots + token)
             is_v = (head >= NUM_HEADS + NUM_KV_HEADS).to(tl.int64)
@@ -67,7 +67,7 @@ def norm_rotate(
 ) -> None:
     """Norm, rotate and store in place; see text_ops.TextOps.
 
-    A value is rounded to its dtype only at the end.
+    Values are rounded to their dtype only at the end.
     """
     num_tokens, num_all, head_dim = qkv.shape
     num_kv_heads = (num_all - num_heads) // 2
@@ -94,7 +94,7 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate every head in qk [p, heads, d] in place. Each patch's heads are contiguous.
+    """Rotate every head of qk [p, heads, d] in place. The heads of each patch are contiguous.
 
     cos and sin are float32 [p, d / 2] with equal row strides.
     """

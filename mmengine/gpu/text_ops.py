@@ -1,9 +1,9 @@
-"""A decoder layer's operations, each from the best available kernel.
+"""Chooses a kernel for each operation of a decoder layer on a GPU.
 
-FlashInfer provides the norms and the gate; Triton kernels replace it if it is missing. The rotation is a
-Triton kernel, because no library combines M-RoPE, the q and k norms and the store into KV blocks. torch
-provides the matmuls. A kernel that does not build on this machine, or differs from torch on a small example,
-is not used: torch replaces it. With batch invariance all operations are Triton kernels. Not yet run on a GPU.
+FlashInfer provides the norms and the gate; Triton kernels replace a missing FlashInfer. The rotation is a
+Triton kernel, because no library combines M-RoPE, the norms of q and k, and the store into KV blocks. torch
+provides the matmuls. If a kernel does not build on this machine, or differs from torch on a small example,
+torch is used instead. With batch invariance, all operations are Triton kernels. Not yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,15 +33,15 @@ class TextOps:
     add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the sum's RMS
     norm; may overwrite x.
 
-    silu_mul(gate_up [t, 2 * i]): returns [t, i], silu(first half) times the second half.
+    silu_mul(gate_up [t, 2 * i]): returns [t, i], silu(first half) * second half.
 
     norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps, heads,
-    cache): norms each head in q and k, if there is a weight, then rotates it, all in place. cos and sin are
-    contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
-    into which k and v are also stored; or None.
+    cache): norms each head of q and k if there is a weight, and rotates each head, in place. cos and sin are
+    contiguous float32 [t, d / 2]. `cache`: None, or KV blocks [n, 2, block_size, kv_heads, d] and slots int64
+    [t], where k and v are also stored.
 
-    `by`: the library that provides each operation, keyed by "matmuls", "norms", "gate" and "rotation".
-    `batch_invariant`: each row's results depend, bit by bit, on that row alone.
+    `by`: the library that provides an operation, for "matmuls", "norms", "gate" and "rotation".
+    `batch_invariant`: whether the bits of a row's result depend on that row alone.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -104,10 +104,9 @@ def torch_ops() -> TextOps:
 
 
 def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False) -> TextOps:
-    """Return the best operations for `device` and `dtype`; `by` says why a better library is not used.
+    """Return the best operations for `device` and `dtype`. `by` says why a better library is not used.
 
-    Raises ConfigError if they must be `batch_invariant` and the Triton kernels do not run, or are not
-    batch invariant.
+    With `batch_invariant`, raises ConfigError if the Triton kernels do not run or are not batch invariant.
     """
     ops = torch_ops()
     if batch_invariant:
@@ -129,7 +128,7 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
         ops = choose(ops, name, (make,), device, dtype)
     failed = [f"{name} by {who}" for name, who in ops.by.items() if who.startswith("torch")]
     if not failed and not _keeps_bits(ops, device, dtype):
-        failed = ["they change a row's bits among more rows"]
+        failed = ["a row's bits change with the other rows of the batch"]
     if failed:
         raise ConfigError(
             f"batch_invariant needs the Triton kernels on {device}: {', '.join(failed)}; turn it off, or "
@@ -141,10 +140,10 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions from the first maker that runs here and agrees with torch.
+    """Return `ops` with the functions of the first maker whose functions run and agree with torch.
 
-    A maker returns its library's name and a dict from TextOps fields to functions. `by[name]` gets the
-    library's name, and the reasons why earlier makers were not used.
+    A maker returns the name of its library, and a dict from TextOps fields to functions. `by[name]` becomes
+    the library's name, followed by the reasons why earlier makers were not used.
     """
     reasons: list[str] = []
     for make in makers:
@@ -166,9 +165,9 @@ def _because(who: str, reasons: list[str]) -> str:
 
 
 def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest difference between results from `ops` and from torch on a small example.
+    """Return the largest difference between the results of `ops` and of torch on a small example.
 
-    A difference is relative to the largest value in torch's result.
+    Differences are relative to the largest value in torch's result.
     """
     mine, wanted = _example(ops, device, dtype), _example(torch_ops(), device, dtype)
     gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(mine, wanted, strict=True)]
@@ -176,9 +175,9 @@ def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> floa
 
 
 def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return the results from `ops` on fixed inputs, converted to float32.
+    """Return the results of `ops` on fixed inputs, converted to float32.
 
-    There are five tokens with four heads, 64 values each: two for q, one for k and one for v.
+    The inputs are five tokens with four heads of 64 values: two heads for q, one for k and one for v.
     """
     ramp = torch.arange(5 * 256, device=device, dtype=torch.float32).view(5, 256)
     x, residual = ramp.sin().to(dtype), (ramp * 0.7).cos().to(dtype)
@@ -196,9 +195,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether some rows in a batch with 67 rows have the same bits when computed without the
-    others.
-    """
+    """Return whether some rows of a 67-row batch keep their bits when they are computed alone."""
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

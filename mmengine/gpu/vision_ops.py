@@ -1,8 +1,8 @@
-"""A vision tower's attention on a GPU, with all the step's frames in a single call, whatever their lengths.
+"""Attention of a vision tower on a GPU: all frames of a step in a single call, whatever their lengths.
 
 Uses torch's varlen attention (flash attention, only for 16-bit dtypes) and a Triton kernel for the rotation.
-Both are tried on a small example and used only if they agree with torch's attention frame by frame. Not yet
-run on a GPU.
+Both are tried on a small example, and are used only if they agree with attention that torch computes frame by
+frame. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,12 @@ from mmengine.gpu import DEVICE_TYPES
 class VisionOps:
     """A vision tower's operations.
 
-    rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2] with equal row strides.
+    rotate(qk [p, heads, d], cos, sin): rotates qk in place. cos and sin are float32 [p, d / 2] with equal row
+    strides.
 
-    attend(q, k, v, starts, longest): q, k, v and the result are [p, heads, d]. A patch attends to all patches
-    in its own frame. Frame i has the patches starts[i] to starts[i + 1] (`starts` int32 [frames + 1], on the
-    device); it may be empty, and has at most `longest` patches.
+    attend(q, k, v, starts, longest): returns attention over q, k and v, all [p, heads, d]. A patch attends to
+    all patches of its own frame. Frame i consists of patches starts[i] to starts[i + 1] (`starts`: int32
+    [frames + 1], on the device). A frame may be empty and has at most `longest` patches.
     """
 
     rotate: Callable[[Tensor, Tensor, Tensor], None]
@@ -38,16 +39,16 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend frame by frame with torch, as a reference. Synchronizes with the device to read the lengths."""
+    """Attend frame by frame with torch, as a reference. Waits for the device to read the frame lengths."""
     sizes = [size for size in starts.diff().tolist() if size]
     frames = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat([F.scaled_dot_product_attention(*frame) for frame in frames], 1).transpose(0, 1)
 
 
 def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend to all frames in one call to torch's varlen (flash) attention.
+    """Attend to all frames in a single call of torch's varlen (flash) attention.
 
-    Raises AttributeError or ImportError if this torch version has none.
+    Raises AttributeError or ImportError if this version of torch has no varlen attention.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -59,7 +60,7 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
     """Return the operations for `device`, or None if the device, dtype or torch does not support them.
 
-    The vision tower then calls attention once for each frame length.
+    Without these operations, the vision tower calls attention once per frame length.
     """
     if device.type not in DEVICE_TYPES or dtype not in (torch.bfloat16, torch.float16):
         return None
@@ -74,9 +75,9 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether `ops` run, and agree with torch's attention frame by frame.
+    """Return whether `ops` run and agree with attention that torch computes frame by frame.
 
-    The example has four frames (one is empty) and two heads.
+    The example has two heads and four frames, one of which is empty.
     """
     ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)
     angles = ramp[:, 0] * 0.01

@@ -219,5 +219,5 @@ def test_where_bits_depend_on_the_number_of_rows_it_is_refused(name, monkeypatch
 
     for other in ("our_matmuls", "our_norms", "our_gate", "our_rotation"):
         monkeypatch.setattr(text_ops, other, ours)
-    with pytest.raises(ConfigError, match="they change a row's bits among more rows"):
+    with pytest.raises(ConfigError, match="a row's bits change with the other rows of the batch"):
         text_ops.text_ops(CPU, torch.float32, batch_invariant=True)
