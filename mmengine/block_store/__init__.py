@@ -1,1 +1,1 @@
-"""Stores KV blocks outside the process that computed them."""
+"""Stores for KV blocks outside the engine's process, so that other processes can reuse the blocks."""

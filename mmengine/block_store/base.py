@@ -1,42 +1,41 @@
-"""The interface for block stores, which map keys to bytes.
+"""The interface of block stores: key-value stores that keep KV blocks outside the engine's process.
 
-A store is not trusted. The engine seals each value (`sealed.py`), allocates the buffer before reading, and
-uses only values with a valid seal. If a store loses or damages values, hangs or is full, this costs only
-time, which the engine limits with a deadline. A store from another package is an entry point in the group
+The engine does not trust a store. It seals each value (`sealed.py`), allocates the buffer before reading, and
+uses only values with a valid seal. A store that loses or damages values, hangs, or is full costs only time,
+which the engine limits with a deadline. Another package declares its store as an entry point in the group
 `mmengine.block_stores`: a callable that takes the settings `block_store_path` and `block_store_bytes`.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-MAX_KEY_BYTES = 64  # longest key
+MAX_KEY_BYTES = 64  # maximum length of a key
 
 
 class BlockStore(Protocol):
-    """Maps keys to values. Several threads and processes call it concurrently.
+    """Maps keys to values. Several threads and processes use a store concurrently.
 
-    No method raises for missing values, or for a store that is full or unreachable.
+    No method raises an error for missing values, or because the store is full or unreachable.
     """
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which keys are present, as far as that is known without reading values."""
+        """Return which keys are present. The answer may be inexact, because values are not read."""
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
-        """Store each value, given as consecutive pieces.
+        """Store the values. Each value is a sequence of consecutive pieces.
 
         The value for a key never changes. If the key is already present with the same size, the store may
-        keep the old value. If space is missing, the store skips the value or evicts another value.
+        keep the old value. If the store is full, the store skips the value or evicts another value.
         """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill each buffer with its key's value. Returns, for each key, whether this succeeded: False if the
-        value is missing or has another size.
+        """Fill each buffer with the value of the key at the same index, and return whether this succeeded.
 
-        If the result is False, the buffer's contents are undefined.
+        False: the value is missing or has another size, and the buffer's contents are undefined.
         """
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove values that turned out to be damaged."""
+        """Remove values that proved to be damaged."""
 
     def close(self) -> None:
-        """Release resources. Stored values stay if the store outlives processes."""
+        """Release resources. A store that outlives processes keeps its values."""

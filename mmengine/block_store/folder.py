@@ -1,12 +1,12 @@
-"""A block store in a local or shared folder, with a file for each key.
+"""A block store in a local or shared folder, with one file per key.
 
-A value is written to a temporary file, which is synced and then renamed. A file named after a key is
+A value is written to a temporary file, which is synced and then renamed. A file that is named after a key is
 therefore always complete. When the folder exceeds its limit, the least recently used values are deleted.
-Several processes may use the folder at once; a process can miss a value that another process has deleted.
+Several processes may use the folder at once; a value may vanish because another process deletes it.
 
-A process scans the folder again only after it has written as many bytes as a cleanup frees. Until then it
-does not count other processes' files. The folder may therefore exceed its limit by that many bytes for each
-process.
+A process rescans the folder only after it has written as many bytes as a cleanup frees. Until then the
+process does not count the files of other processes. Each process can therefore make the folder exceed its
+limit by that many bytes.
 """
 
 import os
@@ -26,14 +26,14 @@ ASIDE = ".part"  # suffix for temporary files
 
 
 class FolderStore:
-    """A folder with values. `path` is created if it is missing; `max_bytes` limits the size of all values
+    """A store in the folder `path`, which is created if it is missing. `max_bytes`: limit for all values
     together. Raises ConfigError if the folder cannot be created.
     """
 
     def __init__(self, path: str, max_bytes: int):
         self._root, self._max_bytes = Path(path), max_bytes
         self._lock = threading.Lock()
-        self._room = 0  # bytes to write before the folder must be scanned again
+        self._room = 0  # bytes that may be written before the next scan of the folder
         try:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -53,7 +53,7 @@ class FolderStore:
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         for key, pieces in zip(keys, values, strict=True):
-            with suppress(OSError):  # the folder is full or was removed: the value is not stored
+            with suppress(OSError):  # the folder is full or was removed
                 self._put(self._path(key), pieces)
 
     def _put(self, path: Path, pieces: Sequence[memoryview]) -> None:
@@ -80,8 +80,8 @@ class FolderStore:
 
     def _get(self, path: Path, buffer: memoryview) -> bool:
         try:
-            # Do not follow links and do not block, because other users may put files of all kinds into the
-            # folder.
+            # Do not follow links and do not block: in a shared folder, other users may put files of all kinds
+            # into the folder.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
@@ -95,7 +95,7 @@ class FolderStore:
                 if not count:
                     return False
                 done += count
-            os.utime(fd)  # the modification time is the time of the last use
+            os.utime(fd)  # the modification time records the last use
         except OSError:
             return False
         finally:
@@ -108,7 +108,7 @@ class FolderStore:
                 self._path(key).unlink()
 
     def _grew(self, size: int) -> None:
-        """Count `size` new bytes; scan the folder when a scan is due, and delete the least recently used
+        """Count `size` new bytes. If a scan is due, scan the folder, and delete the least recently used
         values if the folder exceeds its limit.
         """
         with self._lock:

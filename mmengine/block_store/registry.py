@@ -1,4 +1,4 @@
-"""Look up block stores by name, for the setting `block_store`."""
+"""Looks up the block store that the setting `block_store` names."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -1,8 +1,9 @@
-"""The header before a stored value, which proves that the value is complete and belongs to the key.
+"""The header of a stored value, which proves that the value is complete and belongs to its key.
 
     magic "MMBS" | version u32 | length of the payload u64 | digest, 16 bytes      (little endian, 32 bytes)
 
-The digest is BLAKE2b over the key and the payload, so a value under another key is invalid.
+The digest is BLAKE2b over the key and the payload. A value that was stored under another key is therefore
+invalid.
 """
 
 import hashlib
@@ -26,8 +27,9 @@ def seal(key: bytes, payload: memoryview) -> memoryview:
 
 
 def opened(key: bytes, value: memoryview) -> bytes | None:
-    """Return the digest in a value's header, or None if the value is not valid for `key`. `value`: header and
-    payload, in the expected size.
+    """Return the digest from the header, or None if the value is not valid for `key`.
+
+    `value`: header and payload, in the expected size.
     """
     magic, version, length, digest = _HEADER.unpack(value[:SEAL_BYTES])
     payload = value[SEAL_BYTES:]

@@ -1,8 +1,8 @@
-"""Tracks which encoder outputs are cached, how many requests reference them, and which can be evicted. The
-tensors themselves are in the executor.
+"""Decides which encoder outputs stay cached. The tensors themselves are in the executor.
 
-Sizes are in embeddings. Requests with equal items share an entry. An unreferenced entry stays until its space
-is needed; the least recently used entry is evicted first.
+The cache counts how many requests reference each entry. Requests with equal items share an entry. Sizes are
+in embeddings. An unreferenced entry stays until its space is needed; the least recently used entry is evicted
+first.
 """
 
 import hashlib
@@ -17,8 +17,9 @@ class CacheEntry:
 
 
 def encoder_key(mm_hash: bytes, cache_salt: str, adapter: bytes = b"") -> bytes:
-    """Return an item's key in the cache. Tenants with different salts never share entries. `adapter`: the
-    digest of an adapter that changes the encoder's output, or b"".
+    """Return the cache key of an item. Tenants with different salts never share entries.
+
+    `adapter`: the digest of an adapter that changes the encoder's output, or b"".
     """
     key = hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
     if adapter:
@@ -33,7 +34,7 @@ class EncoderCache:
         self.entries: dict[bytes, CacheEntry] = {}
         self.idle: dict[bytes, None] = {}  # unreferenced keys, least recently used first
         self.idle_size = 0
-        # keys that were removed without an eviction; the next step's plan tells the executor to drop them
+        # keys removed without an eviction; the plan of the next step tells the executor to drop the tensors
         self.dropped: list[bytes] = []
 
     def has(self, key: bytes) -> bool:
@@ -41,14 +42,14 @@ class EncoderCache:
         return entry is not None and entry.valid
 
     def size_of(self, key: bytes) -> int:
-        """Return how many embeddings an entry has."""
+        """Return the size of an entry in embeddings."""
         return self.entries[key].size
 
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
         """Return the keys to evict so that `size` more embeddings fit, or None if this is impossible.
 
-        `extra`: embeddings that the caller will add before. `keep`: entries that may not be evicted, because
-        they are about to be referenced or are already planned for eviction.
+        `extra`: embeddings that the caller will add first. `keep`: entries that must not be evicted, because
+        they will soon be referenced or are already planned for eviction.
         """
         room = self.capacity - self.used - extra
         evicted = []
@@ -61,8 +62,8 @@ class EncoderCache:
         return evicted if room >= size else None
 
     def room(self, keep: set[bytes], extra: int) -> int:
-        """Return how many embeddings would fit besides `extra` if all unreferenced entries that are not in
-        `keep` were evicted.
+        """Return how many embeddings would fit, besides `extra`, after evicting every unreferenced entry that
+        is not in `keep`.
         """
         idle = sum(self.entries[key].size for key in self.idle if key not in keep)
         return self.capacity - self.used - extra + idle
@@ -74,7 +75,7 @@ class EncoderCache:
         self.idle_size += size
 
     def restore(self, key: bytes, size: int, references: int, valid: bool) -> None:
-        """Restore an entry from a snapshot."""
+        """Add an entry as a snapshot describes it."""
         self.add(key, size)
         self.entries[key].references, self.entries[key].valid = references, valid
         if references:
@@ -109,8 +110,8 @@ class EncoderCache:
                 self._drop(key)
 
     def invalidate(self, key: bytes) -> None:
-        """Mark an entry whose computation failed. It gets no new references, and is removed when its last
-        reference is released.
+        """Mark an entry as failed: it gets no new references, and is removed when its last reference is
+        released.
         """
         entry = self.entries[key]
         entry.valid = False

@@ -1,4 +1,4 @@
-"""A test suite for model plugins, which a plugin's own package runs:
+"""A test suite for model plugins. A plugin's package runs the suite by subclassing `PluginContract`:
 
     class TestMine(PluginContract):
         plugin = my_package.plugin
@@ -6,9 +6,9 @@
 
         def make_checkpoint(self, folder): ...
 
-The tests run a tiny random checkpoint through an engine and compare prompts, log-probabilities and tokens
-with transformers' results. Unsupported configs must be refused. Needs pytest and transformers; no other
-module imports this one.
+The tests run a tiny random checkpoint through an engine, and compare prompts, log-probabilities and tokens
+with the results of transformers. They also check that the plugin refuses unsupported configs. Requires pytest
+and transformers. No other module imports this one.
 """
 
 import json
@@ -37,16 +37,16 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.text.request_output import Completion
 
 Chat = list[dict[str, object]]
-# Inputs of transformers' forward for one prompt: input_ids [1, n], attention_mask and others.
+# Arguments of a transformers model's forward for one prompt: input_ids [1, n], attention_mask and others.
 Inputs = dict[str, Tensor]
 NUM_NEW = 16  # Tokens per answer.
-TOLERANCE = 2e-4  # For log-probabilities in float32.
-# Most rounds until a row is preempted: on a busy machine images may be ready too late for two rows to
-# overlap.
+TOLERANCE = 2e-4  # Largest allowed difference of float32 log-probabilities.
+# Maximum number of attempts to make the engine preempt a row: on a busy machine an image may be ready too
+# late for two rows to run at the same time.
 MOST_ROUNDS = 8
-NEAR_STEPS = 8  # Logits that differ by at most so many bfloat16 steps count as tied.
-NEAR_EXPERTS = 2  # The same for a router's logits of the last chosen expert and the next.
-MOST_NEAR_EXPERTS = 0.5  # Maximum share of an answer's tokens at which experts are nearly tied.
+NEAR_STEPS = 8  # Logits at most this many bfloat16 steps apart count as tied.
+NEAR_EXPERTS = 2  # The same for a router's last chosen expert and first rejected expert.
+MOST_NEAR_EXPERTS = 0.5  # Maximum share of tokens whose experts are nearly tied.
 SETTINGS: dict[str, dict[str, object]] = {
     "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
     "beside others": {"enable_prefix_caching": False},
@@ -83,7 +83,7 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint, transformers' inputs for each chat, and its greedy answer tokens."""
+    """A checkpoint, with transformers' inputs and greedy answer tokens for each chat."""
 
     folder: Path
     reference: Reference
@@ -94,25 +94,25 @@ class Checkpoint:
 def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
     """Replace every parameter by random values, so that the model generates varied tokens.
 
-    A model as initialised repeats a single token, and its norms of one and biases of zero hide a wrong tensor
-    name.
+    A freshly initialised model repeats a single token. Its norm weights of one and biases of zero would hide
+    a tensor that is loaded under a wrong name.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                # A unit's number of inputs; the first dimension may be experts.
+                # One output unit's weights; the first dimension may be experts.
                 one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]
                 weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
                 weight.copy_(1 + 0.3 * drawn)
             else:
-                weight.copy_(0.25 * drawn)  # An embedding that is also the head scales the logits.
+                weight.copy_(0.25 * drawn)  # A large embedding that is also the head would scale the logits.
 
 
 def with_field(text: str, field: str, value: object) -> str:
-    """Return the JSON object `text` with another value for the field with this dotted path."""
+    """Return the JSON object `text` with `value` at the dotted path `field`."""
     whole = json.loads(text)
     *parents, last = field.split(".")
     inner = whole
@@ -123,7 +123,7 @@ def with_field(text: str, field: str, value: object) -> str:
 
 
 def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Return the prompt's inputs followed by an answer's tokens."""
+    """Return the inputs of the prompt, extended by the tokens of an answer."""
     count, more = inputs["input_ids"].shape[1], torch.tensor([list(tokens)], dtype=torch.long)
     behind = {"input_ids": more, "attention_mask": torch.ones_like(more)}
     return {
@@ -135,15 +135,15 @@ def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _logits(reference: Reference, inputs: Inputs) -> Tensor:
-    """Return the logits, float32 [n, vocab]."""
+    """Return the model's logits for the inputs, float32 [n, vocab]."""
     with torch.inference_mode():
         return reference(**inputs).logits[0].float()
 
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """While the context lasts, collect transformers' router outputs: (logits [n, number of experts],
-    number of chosen experts per token).
+    """Collect the router outputs of a transformers model while the context lasts: pairs of logits
+    [n, number of experts] and the number of experts per token.
     """
     said: list[tuple[Tensor, int]] = []
 
@@ -161,7 +161,7 @@ def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
 
 
 def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return bool [n]: whether in some layer a token's last chosen expert and the next are nearly tied."""
+    """Return bool [n]: whether a token's last chosen and first rejected expert nearly tie in some layer."""
     near = torch.zeros((), dtype=torch.bool)
     for logits, top_k in said:
         if top_k < logits.shape[1]:
@@ -171,31 +171,33 @@ def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def _step(largest: Tensor) -> Tensor:
-    """Return the distance between neighbouring bfloat16 numbers of this magnitude."""
+    """Return the distance between neighbouring bfloat16 numbers of the magnitude of `largest`."""
     return torch.exp2(torch.floor(torch.log2(largest)) - 7)
 
 
 class PluginContract:
-    """The test suite. A subclass sets `plugin` and `refused` and implements `make_checkpoint`; for a model
-    with media it also overrides `chats`, `inputs` and `patches`. `refused` maps dotted config.json paths
-    to unsupported values.
+    """The test suite.
+
+    A subclass sets `plugin` and `refused` and implements `make_checkpoint`. `refused`: dotted paths in
+    config.json -> unsupported values. For a model with media, the subclass also overrides `chats`, `inputs`
+    and `patches`.
     """
 
     plugin: ClassVar[ModelPlugin]
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
-    near_steps: int = NEAR_STEPS  # A family sets more if a norm follows sums that may cancel out.
-    has_partial_hits: bool = True  # Whether a prompt may begin with blocks of another prompt.
+    near_steps: int = NEAR_STEPS  # Higher for models with a norm after sums that may cancel out.
+    has_partial_hits: bool = True  # Whether prompts with a common prefix share blocks.
     _made: ClassVar[Checkpoint]
 
     def make_checkpoint(self, folder: Path) -> Reference:
-        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`.
-        Returns its transformers model in float32.
+        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`. Return
+        the checkpoint's transformers model in float32.
         """
         raise NotImplementedError
 
     def inputs(self, folder: Path, chat: Chat) -> Inputs:
-        """Return the inputs that transformers' processor makes for a chat, ready for an answer."""
+        """Return the inputs that transformers' processor makes for a chat, with the generation prompt."""
         from transformers import AutoTokenizer  # Slow to import.
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -205,15 +207,15 @@ class PluginContract:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def patches(self, inputs: Inputs) -> list[np.ndarray]:
-        """Return uint8 [patches, patch_width] for each media item, from transformers' inputs."""
+        """Return each media item's pixels, uint8 [patches, patch_width], taken from transformers' inputs."""
         return []
 
     def settings(self, name: str) -> dict[str, object]:
-        """Return the engine settings of a check, which a family may change."""
+        """Return the engine settings of the check `name`, which a subclass may change."""
         return dict(SETTINGS[name])
 
     def reduced(self, made: Checkpoint) -> Reference:
-        """Return transformers' model in bfloat16."""
+        """Return the transformers model in bfloat16."""
         return made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
 
     @pytest.fixture
@@ -273,7 +275,7 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_log_probabilities_are_transformers(self, made: Checkpoint, name: str) -> None:
-        """Compare the likeliest tokens' log-probabilities at each position in each prompt."""
+        """Compare the log-probabilities of the likeliest tokens at each position of each prompt."""
         with self._engine(made, self.settings(name)) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
@@ -288,9 +290,9 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", SETTINGS)
     def test_tokens_are_transformers(self, made: Checkpoint, tmp_path: Path, name: str) -> None:
-        """Compare greedy tokens in float32, and verify the log."""
+        """Compare greedy tokens in float32, and verify the engine's log."""
         settings, chats, tokens = self.settings(name), self.chats, made.tokens
-        if name == "preempted":  # Two rows of the longest prompt fit, and none of their answers.
+        if name == "preempted":  # The pool holds two of the longest prompts, but no answers.
             lengths = [inputs["input_ids"].shape[1] for inputs in made.inputs]
             place = lengths.index(max(lengths))
             chats, tokens = [chats[place]] * 3, [tokens[place]] * 3
@@ -309,10 +311,10 @@ class PluginContract:
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
-        """Check that each token is the likeliest, except for near ties.
+        """Check that each sampled token is the likeliest, except for near ties.
 
-        Two logits may be nearly tied. In a mixture of experts, a token's last chosen expert and the next may
-        be nearly tied, and the other expert's output may differ much.
+        Two logits may be nearly tied. In a mixture of experts, a token's last chosen and first rejected
+        expert may also be nearly tied; choosing the other expert can change the output much.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)
