@@ -1,4 +1,4 @@
-"""`python -m mmengine` is the command `mmengine`."""
+"""Runs the command `mmengine` for `python -m mmengine`."""
 
 from mmengine.cli.main import main
 

@@ -1,7 +1,7 @@
 """Block groups: sets of a model's attention layers that share KV blocks, because they see the same window.
 
-The first group's layers see all keys. A row holds its blocks of the other groups only from the first key on
-that a later query sees.
+The layers of the first group see all earlier tokens. The layers of every other group see only a window, so a
+request holds blocks of such a group only for keys that a later query can still see.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,10 @@ MAX_GROUPS = 64
 
 
 class BlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One group. `window`: a query sees only keys > query - window; 0: all keys. `layers`: the numbers of the
-    attention layers whose KV the group's blocks hold.
+    """A set of attention layers whose KV lies in the same blocks.
+
+    `window`: a query sees only keys > query - window; 0 means all keys. `layers`: indices of the attention
+    layers.
     """
 
     window: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
@@ -22,7 +24,7 @@ class BlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def groups_problem(groups: Sequence[BlockGroup]) -> str | None:
-    """Return what is wrong with the groups, or None."""
+    """Return an error text for groups that contradict each other, or None if the groups are valid."""
     if not groups:
         return None
     if len(groups) < 2:
@@ -39,10 +41,10 @@ def groups_problem(groups: Sequence[BlockGroup]) -> str | None:
 
 
 def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, longest_chunk: int) -> int:
-    """Return how many blocks a row with `num_tokens` tokens holds at most, in all groups together.
+    """Return the maximum number of blocks, over all groups, for a request with `num_tokens` tokens.
 
-    `longest_chunk`: how many tokens a step computes at most for one row. A row needs the blocks of the chunk,
-    and of the window before its first token.
+    `longest_chunk`: maximum number of tokens that a step computes for one request. In a group with a window,
+    the request needs blocks for this chunk and for the window before the chunk.
     """
     count = -(-num_tokens // block_size)
     spans = (group.window - 1 + longest_chunk for group in groups[1:])
@@ -50,7 +52,10 @@ def most_blocks(groups: Sequence[BlockGroup], num_tokens: int, block_size: int, 
 
 
 def longest_row(groups: Sequence[BlockGroup], num_blocks: int, block_size: int, longest_chunk: int) -> int:
-    """Return how many tokens a row may have so that `num_blocks` blocks, without the dummy, hold it."""
+    """Return the maximum length in tokens of a request whose blocks fit into `num_blocks` blocks.
+
+    `num_blocks` does not count the dummy block, which no request uses.
+    """
     low, high = 0, max(0, num_blocks)  # in blocks of the first group
     while low < high:
         middle = (low + high + 1) // 2

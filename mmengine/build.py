@@ -1,4 +1,4 @@
-"""Builds an engine from its parts. Only this module imports both the core and the runtime."""
+"""Builds an engine from its parts. Only this module imports both the core (decisions) and the runtime."""
 
 import gc
 from collections.abc import Callable
@@ -47,7 +47,7 @@ MAX_LORAS = 8  # adapters per step if adapters are enabled and max_loras is not 
 
 @dataclass(slots=True)
 class Built:
-    """An engine and its parts. `config`: the settings with all automatic values resolved."""
+    """An engine and its parts. `config`: the settings after all automatic values have been computed."""
 
     core: EngineCore
     processor: Processor
@@ -59,17 +59,16 @@ class Built:
     device: str
     dtype: str
     grammars: Grammars
-    resumed: ResumeState | None = None  # the state of a continued log; the core waits for `recover`
+    resumed: ResumeState | None = None  # state from the log to continue; the core waits for `recover`
     kv_bytes: int = 0  # size of the KV pool
-    free_bytes: int = 0  # device memory that remains beside the weights and the KV pool
-    num_threads: int = 1  # torch's number of threads in the whole process
-    threads_before: int = 1  # the same number before the engine was built
+    free_bytes: int = 0  # device memory left after weights and KV pool
+    num_threads: int = 1  # torch's thread count in this process
+    threads_before: int = 1  # torch's thread count before the engine was built
     store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
-        """Close the core.
-
-        Restores the process's thread count unless another caller changed that meanwhile.
+        """Close the core, and restore torch's thread count unless another caller has changed the count
+        since.
         """
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
@@ -96,10 +95,10 @@ def build(
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
-    `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log in
-    that folder, if there is one; the caller must then call the core's `recover`. `compile_grammar`: replaces
-    the grammar engine's compiler in tests. `takes_adapters`: for a new log, max_loras is MAX_LORAS if the
-    settings leave it 0. Raises ModelError, ConfigError, LogError.
+    `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: continue the log
+    in that folder, if there is one; the caller must then call the core's `recover`. `compile_grammar`: a
+    replacement for the grammar engine's compiler, for tests. `takes_adapters`: a new log gets `max_loras` =
+    MAX_LORAS if the settings leave `max_loras` at 0. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()
@@ -127,7 +126,7 @@ def build(
 def _weights_ahead(folder: Path) -> AbstractContextManager[None]:
     try:
         return reading_ahead(model_weight_files(folder), available_memory())
-    except ModelError:  # the same error is raised later, when the weights are read
+    except ModelError:  # reading the weights raises the same error later
         return nullcontext()
 
 
@@ -172,7 +171,7 @@ def _build(
 
 
 def _ranks(config: EngineConfig, folder: Path, placement: Placement) -> Ranks | None:
-    """Start the other ranks for a tensor-parallel model. Returns None if there is only one rank."""
+    """Start the other ranks of a tensor-parallel model. Returns None if the model has only one rank."""
     if config.tensor_parallel == 1:
         return None
     return Ranks.begin(
@@ -256,8 +255,8 @@ def _assemble(
 
 
 def _store(config: EngineConfig, executor: TorchExecutor, fingerprints: dict[str, str]) -> StoreClient | None:
-    """Return a client for the block store, or None without a store. Raises ConfigError if the store is
-    unknown or unusable.
+    """Return a client for the block store, or None if the settings name no store. Raises ConfigError for an
+    unknown or unusable store.
     """
     if not config.block_store:
         return None
@@ -279,7 +278,7 @@ def _network(
 
 
 def _check_quantize(config: EngineConfig, placement: Placement) -> None:
-    """Raise ConfigError if the settings ask for quantisation that this device or dtype does not support."""
+    """Raise ConfigError if the device or dtype does not support the quantisation in the settings."""
     name, asked = ("quantize", config.quantize) if config.quantize != "none" else ("activations", "int8")
     if name == "activations" and config.activations == "model":
         return
@@ -312,9 +311,9 @@ def _grammars(
 def _placement(device: str, dtype: str, attention: str, folder: Path, config: EngineConfig) -> Placement:
     """Return the placement for the model in `folder`.
 
-    The dtype "auto" means bfloat16. For the embedded checkpoint it means the device's fastest dtype, and not
-    the dtype in the file. For a GGUF file it means float32 if the device multiplies float32 with the file's
-    codes, unless `activations` int8 rounds the rows anyway.
+    The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint it means the device's
+    fastest dtype, whatever dtype the file has. For a GGUF file it means float32 if the device can multiply
+    float32 by the file's codes and `activations` is not int8.
     """
     opened = open_device(device)
     if dtype == "auto":

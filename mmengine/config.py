@@ -1,4 +1,4 @@
-"""The engine's settings: a frozen struct that is checked once and written into STARTED."""
+"""The engine's settings: a frozen struct, checked once and then written into the log's event STARTED."""
 
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ ENCODER_CACHE = 32_768  # embeddings in the encoder cache if free memory is not 
 
 
 class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine's settings, with their checks."""
+    """An engine's settings, with the methods that check them."""
 
     _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` read this
 
@@ -103,14 +103,16 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def num_rows(self) -> int:
-        """How many rows the state has. With overlapping steps, vLLM starts a request while the step in flight
-        still has the row of a request that ended, so it may need twice as many rows as requests run.
+        """Return how many rows (slots for running requests) the state has.
+
+        vLLM with overlapping steps starts a request while the step in flight still uses the row of a finished
+        request. `compat` may therefore need two rows for each running request.
         """
         return 2 * self.max_num_seqs if self.compat and self.max_in_flight > 1 else self.max_num_seqs
 
     @property
     def most_leased(self) -> int:
-        """How many KV blocks all sessions together may keep under leases."""
+        """Return the maximum number of KV blocks that all idle sessions together keep (under leases)."""
         return self.session_blocks or (self.num_blocks - 1) // 2
 
 

@@ -1,4 +1,7 @@
-"""Settings that exclude each other: each check names both settings and says which one to change."""
+"""Checks for settings that exclude each other.
+
+Each error text names both settings and says which of them to change.
+"""
 
 from collections.abc import Iterator
 
@@ -87,7 +90,7 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
 
 
 def _model_rules(config: ModelSettings) -> Iterator[str]:
-    """Yield errors for settings that a model with atomic runs or whole prompts does not support."""
+    """Yield errors for settings that do not work with a model's rules (atomic_runs, whole_prompt)."""
     rules = [name for name in ("atomic_runs", "whole_prompt") if getattr(config, name)]
     if not rules:
         return
@@ -110,7 +113,9 @@ def _model_rules(config: ModelSettings) -> Iterator[str]:
 
 
 def _block_groups(config: ModelSettings) -> Iterator[str]:
-    """Yield errors for block groups that contradict themselves, and for settings that they exclude."""
+    """Yield errors for block groups that contradict each other, and for settings that exclude block
+    groups.
+    """
     if not config.block_groups:
         return
     problem = groups_problem(config.block_groups)
@@ -122,7 +127,7 @@ def _block_groups(config: ModelSettings) -> Iterator[str]:
 
 
 def _own_scheduler(config: EngineSettings) -> Iterator[str]:
-    """Yield errors for settings that vLLM's scheduler accepts and ours does not."""
+    """Yield errors for settings that vLLM's scheduler accepts and mmengine's own scheduler does not."""
     if config.token_budget < config.block_size:
         yield (
             f"token_budget {config.token_budget} is smaller than block_size {config.block_size}, one block; "

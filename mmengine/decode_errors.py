@@ -1,6 +1,6 @@
 """Converts msgspec's decoding errors to data: the path to the invalid value, and the kind of error.
 
-msgspec describes an invalid value only with a sentence. Only this module parses these sentences.
+msgspec reports an invalid value only as an English sentence. This module alone parses these sentences.
 """
 
 import re
@@ -18,10 +18,10 @@ _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 
 
 class DecodeError(NamedTuple):
-    """Describes a value that a msgspec decoder refused.
+    """A value that a msgspec decoder refused, and why.
 
-    `code`: MISSING_FIELD, INVALID_TYPE, or INVALID_VALUE if msgspec names no path. `text`: the rule, such as
-    "expected int, got str". In `path`, an index or key that msgspec does not name is "".
+    `code`: MISSING_FIELD, INVALID_TYPE, or INVALID_VALUE if msgspec names no path. `text`: the violated rule,
+    such as "expected int, got str". `path` contains "" for an index or key that msgspec does not name.
     """
 
     code: ErrorCode
@@ -30,7 +30,7 @@ class DecodeError(NamedTuple):
 
 
 class OutOfRange(NamedTuple):
-    """Describes a field whose `value` is not in the range [low, high]."""
+    """A field whose `value` is outside the range [low, high]."""
 
     name: str
     low: int | float
@@ -58,10 +58,10 @@ def _path(place: str) -> FieldPath:
 def out_of_range(
     error: msgspec.ValidationError, values: Mapping[str, object], struct: type[msgspec.Struct]
 ) -> OutOfRange | None:
-    """Return the field that is out of range, or None if `error` has another reason.
+    """Return the field that is out of range, or None if `error` has another cause.
 
-    `error` was raised when `values` was converted to `struct`. The range's bounds are `ge` and `le` in the
-    Meta annotation on the field's type.
+    `error` must come from converting `values` to `struct`. The range is given by `ge` and `le` in the Meta
+    annotation of the field's type.
     """
     found = _PLACE.fullmatch(str(error))
     path = () if found is None or not _RANGE.fullmatch(found[1]) else _path(found[2])

@@ -1,5 +1,5 @@
-"""The engine's settings as fields, each with a type, a default, a range, and a text for `--help` and
-the reference.
+"""The fields of the engine's settings: each has a type, a default, a range, and a text for `--help` and the
+settings reference.
 """
 
 from typing import Annotated, Literal
@@ -8,14 +8,14 @@ import msgspec
 
 from mmengine.setting_fields import between, described
 
-MAX_DRAFT_TOKENS = 64  # most drafts per row
+MAX_DRAFT_TOKENS = 64  # maximum number of draft tokens per request
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of EngineConfig.
 
-    Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings. If 0 means "from free
-    memory" or "measured", the value is set when the model is known.
+    Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings. A 0 that stands for
+    "from free memory" or "measured" is replaced when the model is known.
     """
 
     max_num_seqs: Annotated[
@@ -395,6 +395,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def largest_item(self) -> int:
-        """How many embeddings the largest image or video that the engine accepts has."""
+        """Return the size, in embeddings, of the largest image or video that the engine accepts."""
         limits = (self.encoder_cache_size, self.max_item_embeds, self.max_model_len - 1)
         return min([self.encoder_budget, *(each for each in limits if each > 0)])

@@ -12,11 +12,11 @@
     │   └── ExecutorLost     … and no step can run in this process any more
     ├── KeepFailed           answers, files or batches that a server stores cannot be written or read
     └── LogError
-        ├── CorruptLog       bytes that are no log, or a log damaged before its tail
-        └── Diverged         a decision derived again differs from the logged one
+        ├── CorruptLog       bytes that are not a log, or a log damaged before its tail
+        └── Diverged         a replayed decision differs from the logged decision
 
-An error has a code for programs, the path to the invalid field, and a text for people. HTTP statuses, each
-API's errors and exit codes are looked up by code. No program reads the text.
+An error has a code for programs, the path to the invalid field, and a text for people. HTTP statuses, the
+error formats of the APIs, and exit codes are looked up by code. No program reads the text.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ _E = TypeVar("_E", bound="MMEngineError")
 
 
 class ErrorCode(StrEnum):
-    """The kind of error, for programs. Logs and wire messages contain these values, so they may not
+    """The kind of an error, for programs. Logs and wire messages contain these values, so a value must never
     change.
     """
 
@@ -50,7 +50,7 @@ class ErrorCode(StrEnum):
     MEDIA_NOT_STORED = "media_not_stored"
     URL_NOT_FETCHED = "url_not_fetched"
     URL_NOT_ALLOWED = "url_not_allowed"
-    # Calls with an invalid transport, and calls that the caller may not make.
+    # Invalid HTTP calls, and calls that the caller may not make.
     INVALID_API_KEY = "invalid_api_key"
     NO_LORA_ROOT = "no_lora_root"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -61,7 +61,7 @@ class ErrorCode(StrEnum):
     FILE_TOO_LARGE = "file_too_large"
     LOG_TOO_LARGE = "log_too_large"
     CLIENT_LEFT = "client_left"
-    # Requests for something that does not exist, is in use, or is busy.
+    # Requests for objects that do not exist, are in use, or are busy.
     NOT_FOUND = "not_found"
     UNKNOWN_URL = "unknown_url"
     MODEL_NOT_FOUND = "model_not_found"
@@ -79,13 +79,13 @@ class ErrorCode(StrEnum):
     SESSION_BUSY = "session_busy"
     SESSION_INDEX = "session_index"
     BATCH_NOT_CANCELLABLE = "batch_not_cancellable"
-    # Temporary lack of room.
+    # Temporary overload.
     QUEUE_FULL = "queue_full"
     KEY_SHARE_FULL = "key_share_full"
     BODIES_FULL = "bodies_full"
     UPLOADS_FULL = "uploads_full"
     LIVE_PAGES_FULL = "live_pages_full"
-    # Accepted requests without an answer.
+    # Accepted requests that failed.
     REQUEST_FAILED = "request_failed"
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -107,8 +107,8 @@ class ErrorCode(StrEnum):
 class FieldPath(tuple[str | int, ...]):
     """The path to a value in a request: keys and indices, outermost first. `path / key` appends a key.
 
-    As text it has the notation of API errors, such as `messages[0].content[1]`. An unknown index is "" and is
-    written `[]`.
+    As text, a path has the notation of API errors, such as `messages[0].content[1]`. An unknown index is ""
+    in the path and `[]` in the text.
     """
 
     __slots__ = ()
@@ -137,8 +137,9 @@ FIELD = "\N{SUBSTITUTE}"
 class MMEngineError(Exception):
     """Base class for all errors that mmengine raises on purpose.
 
-    `code` is for programs; each class has a default. `path` names the invalid field, or is empty. `text` is
-    for people: what was wrong, the rule, what to do. FIELD in the text is replaced by the field's name.
+    `code`: the kind of error, for programs; each class has a default. `path`: the invalid field, or empty.
+    `text`: for people, says what was wrong, the rule, and what to do. FIELD in the text is replaced by the
+    field's name.
     """
 
     code = ErrorCode.ENGINE_FAILED
@@ -150,8 +151,8 @@ class MMEngineError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """Return the text with the field's name in words. In a batch, the prompt's or line's number
-        comes first.
+        """Return the text with the field's name in words. For a batch, the text starts with the number of the
+        prompt or line.
         """
         unit, path = "", self.path
         if path and path[0] in _UNITS:
@@ -169,7 +170,7 @@ class MMEngineError(Exception):
         return self
 
 
-# The first key in the path for a batch. The prompt's index, or the line's number from 1, follows.
+# The first key in the path for a batch. The next key is the prompt's index, or the line's number from 1.
 PROMPTS, LINES = "prompts", "lines"
 _UNITS: dict[str | int, str] = {PROMPTS: "prompt", LINES: "line"}
 
@@ -247,16 +248,17 @@ class KeepFailed(MMEngineError):
 
 
 class LogError(MMEngineError):
-    """A log that cannot be written, or read for this purpose."""
+    """A log that cannot be written, or that cannot be read for the given purpose."""
 
     code = ErrorCode.INVALID_LOG
 
 
 class CorruptLog(LogError):
-    """Bytes that are no log, or a log damaged before its tail.
+    """Bytes that are not a log, or a log damaged before its tail.
 
-    `kind`: checksum, length, oversize, truncated, version, gap, link, end or unclosed; `log fsck` has an exit
-    code for each."""
+    `kind`: checksum, length, oversize, truncated, version, gap, link, end or unclosed. `log fsck` has an
+    exit code for each kind.
+    """
 
     code = ErrorCode.CORRUPT_LOG
 
@@ -266,13 +268,13 @@ class CorruptLog(LogError):
 
 
 class Diverged(LogError):
-    """A decision derived again differs from the logged one."""
+    """A replayed decision differs from the logged decision."""
 
     code = ErrorCode.DIVERGED
 
 
 BUG = 70  # Exit code of a command that an unexpected exception ended (sysexits.h: EX_SOFTWARE).
-# Exit codes for an incomplete log, in every command that reads logs.
+# Exit codes, in every command that reads logs, for a log that is incomplete.
 NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
 # Error code -> exit code of a command; all other errors have 1 (docs/reference/cli.md).
 EXIT_CODES = {
@@ -287,14 +289,14 @@ EXIT_CODES = {
 
 
 def id_in_use(name: str) -> InvalidRequest:
-    """Return the error for a request id that an unfinished request already has."""
+    """Return the error for a request whose id belongs to another unfinished request."""
     text = f"the request id {name!r} is in use; choose another"
     return InvalidRequest(text, code=ErrorCode.REQUEST_ID_IN_USE, path=FieldPath("request_id"))
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """Return the error's class and its first line, at most `most` characters, because libraries' messages can
-    be pages long.
+    """Return the error's class and first line, cut to `most` characters, because library messages can be
+    pages long.
     """
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
 

@@ -1,6 +1,6 @@
-"""Optional dependencies: which modules belong to the extras in pyproject.toml, and how to install them."""
+"""Optional dependencies: which modules belong to which extra of pyproject.toml, and how to install them."""
 
-# Import names of the packages in the extra `engine`. Log commands, replay and simulation need none of them.
+# Import names of the packages in the extra `engine`. Log commands, replay and simulation run without these.
 ENGINE_MODULES = frozenset(
     [
         "av",
@@ -23,7 +23,7 @@ def install_hint(*extras: str) -> str:
 
 
 def engine_hint(error: ImportError) -> str | None:
-    """Return the advice for a missing module of the extra `engine`, or None for any other module."""
+    """Return how to install a missing module of the extra `engine`, or None for any other module."""
     module = (error.name or "").partition(".")[0]
     if module not in ENGINE_MODULES:
         return None

@@ -1,5 +1,7 @@
-"""The engine's settings that state a rule of the model. The engine fills them in when the model is known, and
-STARTED records them, so decisions and replays need no model.
+"""Engine settings that describe the model, such as which layers share KV blocks.
+
+The engine fills in these settings when it loads the model. The log's event STARTED records them, so replays
+make the same decisions without the model.
 """
 
 from typing import Annotated
@@ -12,7 +14,7 @@ from mmengine.setting_fields import described
 
 
 class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """EngineSettings and the model's rules."""
+    """The settings of EngineSettings, and those that describe the model."""
 
     atomic_runs: Annotated[
         bool,
@@ -39,13 +41,13 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def num_groups(self) -> int:
-        """How many blocks a row holds for the same tokens, before windows free any."""
+        """Return how many blocks a request holds for the same tokens, before windows free blocks."""
         return len(self.block_groups) or 1
 
     def most_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks a row with `num_tokens` tokens holds at most, in all groups together."""
+        """Return the maximum number of blocks, over all groups, for a request with `num_tokens` tokens."""
         return most_blocks(self.block_groups, num_tokens, self.block_size, self.token_budget)
 
     def longest_row(self, num_blocks: int) -> int:
-        """Return how many tokens a row may have so that `num_blocks` blocks and the dummy hold it."""
+        """Return the maximum length in tokens of a request whose blocks, with the dummy, fit `num_blocks`."""
         return longest_row(self.block_groups, num_blocks - 1, self.block_size, self.token_budget)

@@ -1,9 +1,9 @@
 """Registries for objects that settings choose by name: models, drafters, policies, grammar backends,
 attention backends, block stores and devices.
 
-A registry's entries are entry points. Other packages declare theirs in the registry's group. mmengine's own
-entries are listed in code, in the same notation, and other packages cannot replace them. An entry is imported
-only when it is chosen.
+The entries of a registry are Python entry points. Other packages declare entries in the registry's group.
+mmengine's own entries are listed in code in the same notation, and no package can replace them. An entry is
+imported only when a setting chooses it.
 """
 
 import os
@@ -24,8 +24,9 @@ Thing = TypeVar("Thing")
 
 
 def entry_points(*, group: str) -> EntryPoints:
-    """Return the same as `importlib.metadata.entry_points`. Building an engine calls this six times, so the
-    result is cached until a folder in sys.path changes.
+    """Return `importlib.metadata.entry_points(group=group)`, cached until a folder in sys.path changes.
+
+    Building an engine calls this function six times.
     """
     folders = []
     for folder in sys.path:
@@ -40,17 +41,15 @@ def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
 
 
 class Registry(Generic[Thing]):
-    """The entry points in `group`, keyed by name. `noun`: the name for an entry in messages, such as
-    "policy".
+    """The entry points of `group`, by name. `noun`: what messages call an entry, such as "policy".
 
-    `own`: name -> "module:attribute" for mmengine's own entries. As in an entry point, "[extra]" at the end
-    names an extra that must be installed. `beside`: further names that the setting accepts and that are no
-    entry points. `kind`: the name for a valid object in messages; `is_one`: returns whether an object is
-    valid.
+    `own`: name -> "module:attribute", mmengine's own entries. As in an entry point, a final "[extra]" names
+    an extra that must be installed. `beside`: further names that the setting accepts but that are no entry
+    points. `is_one`: returns whether an imported object is valid. `kind`: what messages call a valid object.
 
-    `error`: the class of the errors below. `unknown`: the message for an unknown name, with {name}, {noun}
+    `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun}
     and {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value},
-    {error} (with its type) or {reason}, {advice} and {others}.
+    {error} (includes the error's type) or {reason}, {advice} and {others}.
     """
 
     def __init__(
@@ -73,13 +72,13 @@ class Registry(Generic[Thing]):
         self._error, self._unknown, self._broken = error, unknown, broken
 
     def names(self) -> list[str]:
-        """Return all names, mmengine's own names first."""
+        """Return all names, starting with mmengine's own names."""
         strangers = {point.name for point in self.points()} | self._registered.keys()
         return [*self._own, *sorted(strangers - self._own.keys())]
 
     def points(self) -> list[EntryPoint]:
-        """Return all entry points, mmengine's own first. An entry point that two folders in sys.path declare
-        is returned once.
+        """Return all entry points, starting with mmengine's own. An entry point that two folders in sys.path
+        declare is returned once.
         """
         found = {(point.name, point.value): point for point in entry_points(group=self.group)}
         return [*self._own.values(), *(found[key] for key in sorted(found) if key[0] not in self._own)]
@@ -92,7 +91,7 @@ class Registry(Generic[Thing]):
         self._registered[name] = thing
 
     def load(self, name: str) -> Thing:
-        """Import and return the object with a name. Raises `error` if no entry or several entries have the
+        """Import and return the object called `name`. Raises `error` if no entry or several entries have this
         name, or if the entry cannot be imported or is not valid.
         """
         if name in self._registered:
@@ -109,7 +108,7 @@ class Registry(Generic[Thing]):
         return self.open(found[0])
 
     def open(self, point: EntryPoint) -> Thing:
-        """Import and return an entry point's object. Raises `error` if it cannot be imported or is not
+        """Import and return the object of an entry point. Raises `error` if it cannot be imported or is not
         valid.
         """
         try:

@@ -1,4 +1,4 @@
-"""The option that ends an answer which repeats itself."""
+"""The request option `repetition_detection`, which ends an answer that repeats itself."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ MAX_REPEATS = 1024  # Largest min_count.
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ends an answer whose last tokens repeat a pattern, with vLLM's names.
+    """Ends an answer whose last tokens repeat a pattern. The fields have vLLM's names.
 
-    The answer ends when its last p * `min_count` tokens are `min_count` times the same p tokens, for any p
-    from `min_pattern_size` to `max_pattern_size`. With `max_pattern_size` 0 no answer ends so.
+    The answer ends when its last tokens are the same p tokens `min_count` times in a row, for any p from
+    `min_pattern_size` to `max_pattern_size`. `max_pattern_size` 0 turns the option off.
     """
 
     max_pattern_size: int = 0
@@ -40,8 +40,8 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                 )
 
     def needed_matches(self, size: int) -> np.ndarray:
-        """Return for each period from 1 to `size` how many tokens must equal the token one period before,
-        int32 [size]; 0: the period is not watched.
+        """Return, for each period from 1 to `size`, the number of tokens that must equal the token one period
+        earlier: int32 [size]. 0 means that the period is not watched.
         """
         period = np.arange(1, size + 1)
         is_watched = (period >= self.min_pattern_size) & (period <= self.max_pattern_size)

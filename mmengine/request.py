@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: prompt tokens, media, sampling and grammar."""
+"""A request as the scheduler sees it: prompt tokens, media, sampling options and grammar."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -15,23 +15,23 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Most bytes of a token after the stop string that it contains; a few odd tokens have more.
+# Maximum number of bytes in a token after a stop string; rare tokens have more.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_BIAS = 100  # Largest absolute value in logit_bias and sequence_bias.
-MAX_CHOICES = 64  # Largest n: answers to one prompt.
+MAX_CHOICES = 64  # Largest n (answers to one prompt).
 MAX_SUPPRESSED = 1024  # Largest number of tokens in suppress_tokens.
 MAX_SEQUENCES = 256  # Largest number of sequences in bad_words_ids and sequence_bias together.
 MAX_SEQUENCE_TOKENS = 16  # Largest number of tokens in such a sequence.
 MAX_NGRAM = 64  # Largest no_repeat_ngram_size.
 MAX_SEED = 2**63 - 1
-CallFormat = Literal["json", "xml"]  # Format in which a model's chat template writes tool calls.
-MAX_AFTER = 256  # Largest number of tokens after which a grammar begins.
+CallFormat = Literal["json", "xml"]  # How a model's chat template writes tool calls.
+MAX_AFTER = 256  # Largest number of tokens in GrammarRequest.after.
 
 
 def check_unicode(path: Iterable[str | int], text: str) -> None:
-    """Raise InvalidRequest, with `path`, for a text with half a surrogate pair, which is no character."""
+    """Raise InvalidRequest, with `path`, if the text contains half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -41,17 +41,17 @@ def check_unicode(path: Iterable[str | int], text: str) -> None:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling options. `temperature` 0 is greedy; a `seed` of None is drawn at submit.
+    """Sampling options. `temperature` 0 is greedy. A `seed` of None is drawn at submit.
 
-    `logprobs` is the number of alternatives reported with the chosen token (None: off). `prompt_logprobs` is
-    the same number for each prompt token except the first. `n` asks for several answers to the prompt, each
-    with its own sample index.
+    `logprobs`: how many alternatives are reported with each sampled token (None: off). `prompt_logprobs`: the
+    same for each prompt token except the first. `n`: number of answers to the prompt; each answer has its own
+    sample index.
 
-    The sampler never takes a token from `suppress_tokens`, the last token of a sequence in `bad_words_ids`,
-    or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens from prompt and answer.
-    `sequence_bias` holds pairs (tokens, bias): the bias is added to the last token's logit if the other
-    tokens come right before it. With `stop_in_min_tokens`, stop strings also end an answer with fewer than
-    `min_tokens` tokens. `repetition_detection` ends an answer that repeats itself.
+    The sampler never samples a token of `suppress_tokens`, the last token of a sequence in `bad_words_ids`,
+    or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens in prompt and answer.
+    `sequence_bias` holds pairs (tokens, bias). The bias is added to the logit of the last token if the other
+    tokens come right before it. With `stop_in_min_tokens`, a stop string also ends an answer that has fewer
+    than `min_tokens` tokens. `repetition_detection` ends an answer that repeats itself.
     """
 
     max_tokens: int = 256
@@ -95,7 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self.check_ranges()
 
     def check_ranges(self) -> None:
-        """Run `check` for fields whose types are known to be right."""
+        """Do what `check` does, for fields whose types are known to be right."""
         for name, least, most in _INT_RANGES:
             value = getattr(self, name)
             if not least <= value <= most:
@@ -204,8 +204,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
 
-# The engine computes the prompt for a later request and samples nothing. Callers cannot ask for this: it is
-# outside the ranges below.
+# Options of a prefill-only request: the engine computes the prompt for a later request and samples nothing.
+# Callers cannot send these options, because max_tokens 0 is outside the range below.
 PREFILL = SamplingParams(max_tokens=0)
 
 _INT_RANGES = (
@@ -234,9 +234,9 @@ _FLOAT_RANGES = (
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     """An image or a video in a prompt, as the scheduler sees it.
 
-    `mm_hash`: SHA-256 of the encoder's input. `runs`: (start, length) for the prompt positions with its
-    embeddings, ascending. An image has one run, a video one run per temporal patch, with the timestamps as
-    text between them. `grid`: patches (t, h, w).
+    `mm_hash`: SHA-256 of the encoder's input. `runs`: (start, length) of the prompt positions that hold its
+    embeddings, ascending. An image has one run. A video has one run per temporal patch, and timestamps as
+    text between the runs. `grid`: number of patches (t, h, w).
     """
 
     mm_hash: bytes
@@ -258,7 +258,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return start + length
 
     def moved(self, by: int) -> "MediaItem":
-        """Return the same item, `by` positions further on."""
+        """Return the same item, moved `by` positions towards the end of the prompt."""
         runs = tuple((start + by, length) for start, length in self.runs)
         return MediaItem(self.mm_hash, self.modality, runs, self.grid)
 
@@ -267,13 +267,13 @@ _END = attrgetter("end")
 
 
 def num_before(media: Sequence[MediaItem], position: int) -> int:
-    """Return how many items in a prompt end at `position` or before. The items are in prompt order."""
+    """Return how many items end at or before `position`. The items are in prompt order."""
     return bisect_right(media, position, key=_END)
 
 
 def run_start(media: Sequence[MediaItem], position: int) -> int:
-    """Return where the run begins that has tokens before and after `position`, or `position` if there is no
-    such run.
+    """Return the start of the run that contains tokens both before and after `position`, or `position` if no
+    run does.
     """
     index = num_before(media, position)
     if index < len(media):
@@ -284,11 +284,11 @@ def run_start(media: Sequence[MediaItem], position: int) -> int:
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter, as the scheduler sees it: identified by its content and not by its name.
+    """A LoRA adapter as the scheduler sees it: identified by its contents, not by its name.
 
-    `digest`: SHA-256 over its files. `num_bytes`: size of its matrices in the form used for multiplication.
-    `visual`: whether the adapter changes the encoder's output. `name`: the name in the request; no decision
-    reads it.
+    `digest`: SHA-256 of the adapter's files. `num_bytes`: size of its matrices after packing. `visual`:
+    whether the adapter changes the encoder's output. `name`: the name in the request, which no decision
+    reads.
     """
 
     digest: bytes
@@ -302,13 +302,12 @@ TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The grammar of an answer. It is self-contained: another process compiles the same grammar from it.
+    """The grammar of an answer. Self-contained: another process compiles the same grammar from it.
 
-    `kind` and `source` are written and read by structured_output/request/spec.py. `after`: consecutive tokens
-    after which the grammar begins, such as the end marker of reasoning; (): at the first token.
-    `on_truncation`: when the budget ends, "close" completes the answer and "length" cuts it. `max_digits`:
-    maximum number of digits of a JSON number's parts if the schema sets no limit; 0 for none, None for the
-    engine's setting.
+    structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
+    these consecutive tokens, such as the end marker of reasoning; (): at the first token. `on_truncation`: at
+    the token limit, "close" completes the answer and "length" cuts it off. `max_digits`: maximum digits per
+    part of a JSON number that the schema leaves unlimited; 0: no limit, None: the engine's setting.
     """
 
     kind: str
@@ -323,7 +322,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
-    """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer goes on.
+    """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer continues.
 
     Reasoning begins with the first token (`is_open`), or if the answer begins with `start`.
     """
@@ -335,9 +334,10 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
-    """What a prefill-only request returns about its last token.
+    """Selects what a prefill-only request returns about the prompt's last token.
 
-    "embed": the hidden state after the final norm, float32 [hidden_size]. "logits": of `token_ids`, float32.
+    "embed": the hidden state after the final norm, float32 [hidden_size]. "logits": the logits of
+    `token_ids`, float32.
     """
 
     kind: Literal["embed", "logits"]
@@ -346,15 +346,15 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request: token ids (int32 [n]), media, and sampling with its seed drawn.
+    """A validated request: token ids (int32 [n]), media, and sampling options with a seed.
 
-    `priority`: smaller is more important. `cache_salt` separates tenants in both caches. `deadline_ns`: time
-    from arrival to cancellation, 0 for never. `group`: id of an earlier request with the same prompt; this
-    request waits for its prefill and shares its blocks. `envelope`: bytes that a server keeps in the log with
-    the request. `outputs`: int32 [m], the first tokens of the answer, which another engine sampled; they
-    count as output tokens, and sampling continues after them. `adapter`: the LoRA adapter, None for the base
-    model. `tenant`: whom the request belongs to; waiting requests of different tenants take turns. `pooling`:
-    what a prefill-only request returns, None for an answer.
+    `priority`: smaller is more important. `cache_salt`: separates tenants in the prefix cache and the encoder
+    cache. `deadline_ns`: time from arrival to cancellation; 0: never. `group`: id of an earlier request with
+    the same prompt; this request waits for the earlier request's prefill and shares its blocks. `envelope`:
+    bytes that a server stores in the log with the request. `outputs`: int32 [m], first tokens of the answer,
+    sampled by another engine; they count as output tokens, and sampling continues after them. `adapter`: the
+    LoRA adapter; None: the base model. `tenant`: the request's owner; waiting requests of different tenants
+    take turns. `pooling`: what a prefill-only request returns; None for a request that generates tokens.
     """
 
     request_id: str
@@ -381,7 +381,7 @@ class Request:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the engine computes the prompt and samples no token."""
+        """Whether the engine only computes the prompt and samples no token."""
         return not self.sampling.max_tokens
 
     @property
@@ -391,7 +391,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the number of tokens that can repeat, byte by byte, the text that a stop string cuts off."""
+        """Return how many tokens can spell, byte by byte, the text that a stop string cuts off."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

@@ -1,4 +1,7 @@
-"""Names of engine settings: advice for names that another library uses, and for misspelt names."""
+"""Advice for unknown setting names: other libraries' names, and misspelt names.
+
+`with_settings` uses this advice when it adds keyword arguments to the settings.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -14,8 +17,9 @@ _DEVICE = "use {option}device, and {set}tensor_parallel=N for N devices"
 _QUANTIZE = "use {set}quantize=int8 or fp8, or a checkpoint that is quantised"
 _MEDIA = "use {set}max_media_per_request=N"
 _PROCESSOR = "the model's own processor is used; leave it out"
-# Names from vLLM, transformers and llama.cpp that no setting here has. {set} and {option} become the notation
-# of the command line or of Python.
+# Names in vLLM, transformers and llama.cpp that mmengine does not have, each with its advice. {set} and
+# {option}
+# are replaced by the notation of the command line or of Python.
 FOREIGN = {
     "attn_implementation": "attention is chosen for the device; leave it out",
     "cache_dir": "set the variable HF_HOME",
@@ -81,8 +85,11 @@ FOREIGN = {
 
 
 def advice_for(name: str, known: Iterable[str] = (), *, is_command_line: bool = False) -> str:
-    """Return what to use in place of the setting `name`: for another library's name its counterpart, for a
-    misspelt name the nearest in EngineConfig and `known`; "" if there is neither.
+    """Return advice for the unknown setting `name`, or "" if there is none.
+
+    For another library's name, the advice is what to use instead. For a misspelt name, the advice is the
+    nearest
+    name in EngineConfig and `known`.
     """
     if name in FOREIGN:
         marks = {"set": "--set ", "option": "--"} if is_command_line else {"set": "", "option": ""}
@@ -94,9 +101,10 @@ def advice_for(name: str, known: Iterable[str] = (), *, is_command_line: bool = 
 def with_settings(
     config: EngineConfig | None, settings: Mapping[str, object], arguments: Collection[str]
 ) -> EngineConfig:
-    """Return `config` (None: the defaults) with `settings`, which a caller gave as keyword arguments.
+    """Return `config` (None: the defaults) with `settings`, which a caller passed as keyword arguments.
 
-    `arguments`: the call's other arguments, for a misspelt one. Raises ConfigError for an unknown name.
+    `arguments`: names of the call's other arguments, for advice on a misspelt one. Raises ConfigError for an
+    unknown name.
     """
     unknown = [name for name in settings if name not in EngineConfig.__struct_fields__]
     if unknown:

@@ -1,8 +1,8 @@
-"""Opens folders whose files are used as code or weights, so that no other user can have put the files there.
+"""Opens folders that contain code or weights, and refuses folders that another user could have changed.
 
 The rule is OpenSSH's "strict modes", applied to every folder from the root down: a folder belongs to root or
-to this user, and no other user can write to it. Sticky folders such as /tmp are allowed on the way, because
-only its owner can move an entry in them.
+to this user, and no other user can write to it. Sticky folders such as /tmp are allowed above the opened
+folder, because only the owner of an entry can move that entry out of a sticky folder.
 """
 
 import errno
@@ -11,18 +11,19 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-MAX_LINKS = 40  # most symbolic links on the way, as in Linux
+MAX_LINKS = 40  # maximum number of symbolic links in a path, as in Linux
 _OPEN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class BadModes(Exception):
-    """Another user could change the contents of a folder. The text names the folder and the remedy."""
+    """Another user could change a folder's contents. The text names the folder and the remedy."""
 
 
 def open_strict(path: Path, *, make: bool = False) -> int:
     """Open a folder and return its descriptor (O_PATH), for `dir_fd`. The caller closes the descriptor.
-    `make`: create missing folders, which only their owner can use. Raises BadModes and OSError.
+
+    `make`: create missing folders, with permissions for their owner only. Raises BadModes and OSError.
     """
     walk = _Walk(os.open("/", _OPEN))
     try:
@@ -38,15 +39,15 @@ def open_strict(path: Path, *, make: bool = False) -> int:
 
 
 class _Walk:
-    """A walk down a path. `fd`, `here`: the descriptor and the path for the folder that was reached."""
+    """A walk along a path. `fd`, `here`: descriptor and path of the folder reached so far."""
 
     def __init__(self, fd: int):
         self.fd, self.here = fd, Path("/")
         self._num_links = 0
 
     def enter(self, name: str, make: bool) -> str | None:
-        """Enter the folder `name`. If `name` is a symbolic link, return its target instead; the walk is then
-        at the folder where the target begins.
+        """Enter the folder `name`. If `name` is a symbolic link, return the link's target instead, and move
+        to the folder from which the target must be followed.
         """
         self.check(is_last=False)
         try:
@@ -54,7 +55,7 @@ class _Walk:
         except FileNotFoundError:
             if not make:
                 raise
-            with suppress(FileExistsError):  # another process was faster
+            with suppress(FileExistsError):  # another process created the folder first
                 os.mkdir(name, 0o700, dir_fd=self.fd)
             found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         if found.st_uid not in (0, os.geteuid()):
@@ -71,8 +72,10 @@ class _Walk:
         return target
 
     def check(self, *, is_last: bool) -> None:
-        """Raise BadModes if another user could change the folder. `is_last`: the folder is the end of the
-        path. Sticky folders before it are allowed, because `enter` checks the owner of the next entry.
+        """Raise BadModes if another user could change the folder.
+
+        `is_last`: the folder is the end of the path. Sticky folders before the end are allowed, because
+        `enter` checks the owner of the next entry.
         """
         status = os.fstat(self.fd)
         if status.st_uid not in (0, os.geteuid()):

@@ -1,3 +1,3 @@
-"""The distribution's version, which is written into every log."""
+"""The version of mmengine, which is written into every log."""
 
 __version__ = "0.1.0"
