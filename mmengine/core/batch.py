@@ -1,4 +1,8 @@
-"""Builds the executor's plan for the open step from the state. The code is pure index arithmetic."""
+"""Builds the StepPlan of a step: the arrays and lists that an executor needs to compute the step.
+
+A plan is built from the state, after all decisions of the step were applied. The functions in this file only
+compute array indices. They decide nothing and do not change the state.
+"""
 
 from collections.abc import Sequence
 
@@ -24,15 +28,17 @@ _NO_TOKENS, _NO_SLOTS, _NO_TABLES = (
     frozen(np.zeros(*of)) for of in ((0, np.int32), (0, np.int64), ((0, 0), np.int32))
 )
 _NO_BEGINS, _NONE_KEPT = (frozen(np.zeros((0, width), np.int32)) for width in (2, 3))
-SPARE_BLOCKS = 16  # blocks by which a row may grow before all tables are copied again
+SPARE_BLOCKS = 16  # a copied table has this many free columns, so that rows can grow without a new copy
 
 
 class BlockTables:
-    """Builds the block tables of a step's rows. `keeps`: update the previous step's tables instead of copying
-    all tables, which would push other data out of the CPU's cache. Requires that at most one step is in
-    flight.
+    """Builds the block tables of a step's rows.
 
-    While the array of rows is the same object, no row has joined or left, and tables only grow.
+    If `keeps` is true, the tables of the previous step are updated, provided that the batch has the same
+    rows. Copying all tables at each step would push other data out of the CPU's cache. `keeps` requires that
+    at most one step is in flight, because the previous plan uses the same arrays.
+
+    The batch has the same rows while the state's array of rows is the same object. Tables then only grow.
     """
 
     def __init__(self, keeps: bool):
@@ -41,8 +47,9 @@ class BlockTables:
         self._num_blocks, self._tables = np.zeros(0, np.int32), list[np.ndarray]()
 
     def of(self, view: View) -> list[np.ndarray]:
-        """Return the open step's tables for each block group, int32 [n, b]. They are valid until the step is
-        collected.
+        """Return the block tables of the decided step, one table for each block group, int32 [n, b].
+
+        The tables are valid until the step is collected.
         """
         rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
         width = int(num_blocks.max(initial=0))
@@ -64,13 +71,14 @@ class BlockTables:
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
-    """Return the open step's plan. `decisions`: the step's SCHEDULED, ADMITTED and ENCODED events, which
-    were already applied to the state."""
+    """Return the plan of the step that was just decided. `decisions`: the step's SCHEDULED, ADMITTED and
+    ENCODED events, which were already applied to the state.
+    """
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
     computed = after - num_scheduled
     total, size = view.config.token_budget - view.tokens_left, view.block_size
-    if total == len(rows):  # one token each, as in every decode-only step
+    if total == len(rows):  # each row computes one token, as in every decode-only step
         token_rows, token_index = rows, computed.copy()
     else:
         starts = np.cumsum(num_scheduled, dtype=np.int32) - num_scheduled
@@ -113,20 +121,21 @@ def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> Ste
 
 
 class Planner:
-    """Builds an engine's plans. `keeps`: as in BlockTables."""
+    """Builds an engine's plans. `keeps`: as in `BlockTables`."""
 
     def __init__(self, keeps: bool):
         self._tables = BlockTables(keeps)
 
     def plan(self, view: View, decisions: Sequence[ev.Event]) -> StepPlan:
-        """Return the open step's plan. `decisions`: as in `batch`."""
+        """Return the plan of the decided step. `decisions`: as in the function `batch`."""
         return batch(view, decisions, self._tables)
 
 
 class RowPlanner(Planner):
-    """Builds plans without the arrays that have an entry for each token, and without block tables. A host
-    whose workers keep the tokens reads blocks and drafts from the view. The columns `rows` and `sample` are
-    intp.
+    """Builds plans for a host, such as vLLM, whose workers keep the tokens.
+
+    These plans have no block tables and no arrays with an entry for each token. The host reads blocks and
+    drafts from the view instead. The columns `rows` and `sample` have the dtype intp.
     """
 
     def plan(self, view: View, decisions: Sequence[ev.Event]) -> StepPlan:
@@ -152,7 +161,7 @@ class RowPlanner(Planner):
 
 
 def _pool(view: View, rows: ReadOnlyArray) -> tuple[tuple[int, Pooling], ...]:
-    """Return the pooled requests whose last prompt token is in the step, by index among `rows`."""
+    """Return (index among `rows`, pooling) for each pooled request whose last prompt token is in the step."""
     ends = np.flatnonzero(view.num_computed[rows] >= view.num_tokens[rows]).tolist()
     found = ((place, view.requests_by_row[rows[place]].request.pooling) for place in ends)
     return tuple((place, pooling) for place, pooling in found if pooling is not None)
@@ -192,7 +201,10 @@ def _admission(view: View, row: int) -> Admission:
 def _media_spans(
     view: View, rows: ReadOnlyArray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
-    """Return where encoder outputs go in the batch. Only rows that reference encoder outputs need them."""
+    """Return the positions in the batch at which encoder outputs replace embeddings.
+
+    Only rows of requests that still need an encoder output are examined.
+    """
     spans = []
     starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():

@@ -1,5 +1,7 @@
-"""Records the order in which a prompt's choices got their tokens, so that a stream with several choices is
-sent again as before. Prompts with a single choice need no record.
+"""Records the order in which the choices of a prompt (the parameter `n`) got their tokens.
+
+If a stream with several choices is sent again after a crash, its tokens must come in the same order as
+before. A prompt with a single choice needs no such record.
 """
 
 from collections.abc import Iterable
@@ -11,12 +13,13 @@ from mmengine.core.state.request_state import NO_ROW
 from mmengine.request import MAX_CHOICES
 
 _NO_CHOICE = -1
-_MAX_PARTS = 1024  # arrays in the trace before they are joined
+_MAX_PARTS = 1024  # maximum number of arrays in the trace; then the arrays are joined
 
 
 class ChoiceOrders:
-    """The orders of all prompts with several choices. A choice has a number: the prompt's number times
-    MAX_CHOICES, plus the choice's index.
+    """The token orders of all prompts with several choices.
+
+    Each choice has a number: the prompt's number times MAX_CHOICES, plus the index of the choice.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -24,13 +27,16 @@ class ChoiceOrders:
         self._numbers: dict[str, int] = {}  # request id -> number
         self._choices: dict[str, list[str]] = {}  # the first choice's id -> the ids of all choices
         self._num_prompts = 0
-        self._trace: list[np.ndarray] = []  # an entry for each token: the number of its choice
+        self._trace: list[np.ndarray] = []  # for each sampled token, the number of the token's choice
 
     def __bool__(self) -> bool:
         return bool(self._numbers)
 
     def begin(self, request_id: str, first: str, row: int) -> None:
-        """Add a choice after the first, whose id is `first` and whose row is `row`, or NO_ROW."""
+        """Add a choice with the id `request_id` to a prompt whose first choice has the id `first`.
+
+        `row`: the row of the first choice, or NO_ROW.
+        """
         if first not in self._choices:
             self._choices[first] = [first]
             self._numbers[first] = self._num_prompts * MAX_CHOICES
@@ -46,7 +52,7 @@ class ChoiceOrders:
         self._of_row[row] = self._numbers.get(request_id, _NO_CHOICE)
 
     def sample(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
-        """Add a step's tokens. `num_tokens`: how many tokens each of the `rows`, intp, got."""
+        """Record the tokens of a step. `num_tokens`: the number of tokens for each row in `rows` (intp)."""
         numbers = np.repeat(self._of_row[rows], num_tokens)
         numbers = numbers[numbers != _NO_CHOICE]
         if len(numbers):
@@ -55,7 +61,7 @@ class ChoiceOrders:
                 self._trace = [np.concatenate(self._trace)]
 
     def forget(self, request_id: str, group: str) -> None:
-        """Forget a choice. A prompt's order is forgotten with its last choice."""
+        """Forget a choice. The order of a prompt is forgotten together with its last choice."""
         first = group or request_id
         choices = self._choices.get(first)
         if choices is None or request_id not in self._numbers:
@@ -68,7 +74,10 @@ class ChoiceOrders:
         self._trace = [trace[trace // MAX_CHOICES != number // MAX_CHOICES]]
 
     def orders(self) -> dict[str, bytes]:
-        """Return each prompt's order by its first choice's id: a byte for each token, the choice's index."""
+        """Return each prompt's order, by the id of the prompt's first choice.
+
+        An order is a bytes object. It holds, for each sampled token, the index of the token's choice.
+        """
         if not self._choices:
             return {}
         trace = np.concatenate(self._trace) if self._trace else np.zeros(0, np.int64)
@@ -90,7 +99,7 @@ class ChoiceOrders:
         )
 
     def restore(self, saved: Iterable[SavedOrder], running: Iterable[tuple[str, int]]) -> None:
-        """Restore the orders. `running`: (request id, row) for each running request."""
+        """Restore orders that `saved` returned. `running`: (request id, row) for each running request."""
         for first, choices, order in saved:
             base = self._num_prompts * MAX_CHOICES
             self._num_prompts += 1

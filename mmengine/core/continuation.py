@@ -1,4 +1,4 @@
-"""Opens an engine's log. The log is new, or an earlier process wrote it and the engine continues it."""
+"""Opens an engine's log, which is either new or written by an earlier process whose work is continued."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ _SHOWN = 12  # characters of a fingerprint in an error message
 
 @dataclass(slots=True)
 class OpenLog:
-    """A log that is open for writing. `resumed`: the state in which an existing log ends; None for a
-    new log.
+    """A log that is open for writing.
+
+    `resumed`: the state at the end of an existing log; None if the log is new.
     """
 
     folder: Path
@@ -31,8 +32,10 @@ class OpenLog:
     resumed: ResumeState | None = None
 
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
-        """Raise LogError if the fingerprints `now` differ from those in the log, because the model could give
-        other tokens. Set `resume.force` to continue anyway.
+        """Raise LogError if the model differs from the model that wrote the log.
+
+        `now`: the fingerprints of the current model. Another model could continue an answer with different
+        tokens. If `resume.force` is set, the log is continued nevertheless.
         """
         if self.resumed is None:
             return
@@ -56,9 +59,9 @@ class OpenLog:
         fingerprints: dict[str, str],
         remote: RemoteBlocks | None = None,
     ) -> EngineCore:
-        """Return a core that writes to this log. For an existing log, call the core's `recover` next."""
+        # Segments are deleted only up to a snapshot, so snapshots must be as frequent as segments.
         begin, every = self.sink.next_sequence, config.snapshot_bytes
-        # A segment can only be deleted if a snapshot follows, so snapshots must be as frequent as segments.
+        # Segments are deleted only up to a snapshot, so snapshots must be at least as frequent as segments.
         every = _a_sixteenth(config.log_retain_bytes, every)
         snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:
@@ -85,10 +88,10 @@ class OpenLog:
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
-    """Open the log in `folder`. `options`: further arguments of LogWriter.
+    """Open the log in `folder`, and read its state if it exists. `options`: further arguments of LogWriter.
 
-    Raises LogError if the folder has a log and `resume` is None, or if this build cannot continue that log.
-    Raises ConfigError for settings that contradict the log's settings.
+    Raises LogError if the folder has a log but `resume` is None, or if this build cannot continue the log.
+    Raises ConfigError if `config` contradicts the settings in the log.
     """
     options["sync_always"] = config.log_sync == "always"
     options["retention"] = Retention(config.log_retain_bytes, config.log_retain_s)
@@ -121,7 +124,9 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
 
 
 def _a_sixteenth(kept_bytes: int, most: int) -> int:
-    """Return `kept_bytes` / 16, at least 1 MiB and at most `most`; 0 (no limit) gives `most`."""
+    """Return a sixteenth of `kept_bytes`, at least 1 MiB and at most `most`. If `kept_bytes` is 0 (no limit),
+    return `most`.
+    """
     return min(most, max(MIN_PART_BYTES, kept_bytes // 16)) if kept_bytes else most
 
 

@@ -1,4 +1,4 @@
-"""Tracks the steps that were dispatched to the executor and whose results were not collected yet."""
+"""Tracks the steps in flight, which were dispatched to the executor and have no collected result yet."""
 
 from collections import deque
 
@@ -12,17 +12,18 @@ from mmengine.events import vocabulary as ev
 
 
 class DispatchedSteps:
-    """An engine's dispatched steps, oldest first. `num_steps`: how many steps were dispatched before this
-    object was created.
+    """The steps in flight of one engine, oldest first.
+
+    `num_steps`: the number of steps that were already in flight when this object was created, for a replay
+    that begins at a snapshot.
     """
 
     def __init__(self, executor: Executor, num_steps: int):
         self._executor = executor
-        # One entry for each step, oldest first: None, or the error that `collect` raises because the dispatch
-        # failed.
+        # One entry for each step: None, or the error of a failed dispatch, which `collect` raises later.
         self._steps: deque[Exception | None] = deque([None] * num_steps)
-        # Contains an entry while a thread waits for the executor. Only the thread that removes the entry may
-        # continue.
+        # Contains one entry while a thread waits for the executor. The waiting thread and `stop_waiting` both
+        # try to remove the entry, and only the thread that succeeds may continue.
         self._awaited: list[None] = []
         self.pooled: tuple[PooledVector, ...] = ()  # the vectors of the last collected step
 
@@ -30,7 +31,7 @@ class DispatchedSteps:
         return len(self._steps)
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Dispatch a step. An error from the executor is raised later, when the step is collected."""
+        """Dispatch a step. If the executor raises an error, `collect` reports the error for this step."""
         self._steps.append(None)
         try:
             self._executor.dispatch(plan)
@@ -41,9 +42,10 @@ class DispatchedSteps:
             raise
 
     def collect(self, state: State, sampled: np.ndarray) -> ev.Executed | ev.Failed:
-        """Return EXECUTED with the oldest step's result, or FAILED after an error. After a failed step all
-        later steps are discarded too. `sampled`: the rows that get tokens, intp. Raises ExecutorLost, at each
-        call, if the executor cannot run any more steps.
+        """Wait for the oldest step and return EXECUTED with its result, or FAILED if it failed.
+
+        If a step fails, all later steps are discarded too. `sampled`: the rows that get tokens, intp. Raises
+        ExecutorLost if the executor cannot run any more steps; every later call raises it again.
         """
         try:
             if self._steps[0] is not None:
@@ -51,12 +53,11 @@ class DispatchedSteps:
             result = self._await()
             event = executed_event(result, state, sampled)
             self.pooled = result.pooled
-        # No request caused this error. All requests stay as they are, so that another process can resume
-        # them.
+        # No request caused this error. All requests stay unchanged, so that another process can resume them.
         except ExecutorLost as error:
             self._steps[0] = error
             raise
-        except Exception as error:  # any exception from the device loses the step, but not the engine
+        except Exception as error:  # an exception from the device fails the step, but the engine continues
             self._executor.discard()
             self._steps.clear()
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
@@ -78,8 +79,9 @@ class DispatchedSteps:
                 raise SystemExit("the step counted as hung") from None
 
     def stop_waiting(self) -> bool:
-        """Make the thread that waits for the executor exit as soon as the executor returns. Another thread
-        calls this method. Returns False if no thread waits.
+        """Make the waiting thread exit as soon as the executor returns, because the step counts as hung.
+
+        Any thread may call this method. Returns False if no thread waits for the executor.
         """
         try:
             self._awaited.pop()  # atomic, so only one of the two threads removes the entry
@@ -88,5 +90,5 @@ class DispatchedSteps:
         return True
 
     def forget(self) -> None:
-        """Forget all steps: none of them will return a result."""
+        """Forget all steps in flight, because none of them will return a result."""
         self._steps.clear()

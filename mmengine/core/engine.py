@@ -1,16 +1,15 @@
-"""The engine's loop: one loop for live serving, for simulation and for replay.
+"""The engine's loop, which live serving, simulation and replay share.
 
     collect ─► EXECUTED ─► complete ─► FINISHED* ─► arrivals ─► schedule ─► SCHEDULED, ADMITTED*
        ▲                                                                            │
-       └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
+       └── dispatch ◄── one write of all events to the log ◄────────────────────────┘
 
-With max_in_flight 2 the executor has two steps before the loop collects the older step. The loop decides the
-next step while a step runs, if no decision depends on the running step's result (core/state/overlap.py).
-DISPATCHED then marks the end of a step's decisions.
+Live serving, simulation and replay differ only in three objects: the executor, the source of observations,
+and the sink for events. All events of a step are written to the log before the executor gets the step's batch
+and before consumers get tokens.
 
-Serving, simulation and replay differ only in three objects: the executor, the source of observations, and the
-sink for events. A batch goes to the executor, and tokens go to consumers, only after the events that describe
-them were written to the log.
+With max_in_flight 2 the loop decides the next step while a step runs, unless a decision depends on the result
+of the running step (core/state/overlap.py). DISPATCHED then marks the end of a step's decisions in the log.
 """
 
 import time
@@ -55,10 +54,10 @@ class EngineCore:
     """Owns one engine's state and runs its loop. Only one thread may call its methods, unless noted.
 
     `config`: resolved settings, in which max_model_len and num_blocks are known. `started`: the first event
-    of an existing log, for a replay or a continued log. `state`: the state of an existing log, which this
-    engine continues; call `recover` next. `snapshots`: receives the state as the log grows. `undelivered`:
-    the undelivered answers of a continued log; if given, each snapshot contains them. `remote`: the client of
-    a block store. Raises ConfigError for settings that contradict each other.
+    of an existing log, if the log is replayed or continued. `state`: the state of the existing log; call
+    `recover` next. `snapshots`: the folder to which snapshots of the state are written. `undelivered`: the
+    undelivered answers of a continued log, which each snapshot then contains. `remote`: the client of a block
+    store. Raises ConfigError for settings that contradict each other.
     """
 
     is_host_driven: ClassVar[bool] = False
@@ -101,7 +100,7 @@ class EngineCore:
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
-        # the last stall, with the number of the step that found it
+        # (number of the step that found it, stall) for the last stall
         self.last_stall: tuple[int, ev.Stalled] | None = None
         self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
@@ -128,7 +127,7 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Put a request into the inbox, from which the next step takes it.
 
-        Raises InvalidRequest for a request that could never run or whose id is in use, QueueFull if too many
+        Raises InvalidRequest if the request could never run or its id is in use, QueueFull if too many
         requests wait, and MMEngineError while the log cannot be written.
         """
         check_request(request, self.config)
@@ -145,11 +144,11 @@ class EngineCore:
         return queued_as_logged(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
-        """Cancel a request. A later step's outputs contain its end. An unknown id is ignored."""
+        """Cancel a request. The outputs of a later step contain its FINISHED. Unknown ids are ignored."""
         self.inbox.put(ev.Cancelled(request_id, reason))
 
     def delivered(self, request_id: str) -> None:
-        """Record that the whole answer reached its consumer."""
+        """Record that the consumer received the whole answer."""
         self.inbox.put(ev.Delivered(request_id))
 
     def grammar_ready(self, request_id: str) -> None:
@@ -157,20 +156,20 @@ class EngineCore:
         self.inbox.put(ev.GrammarReady(request_id))
 
     def grammar_failed(self, request_id: str, detail: str) -> None:
-        """Record that a waiting request's grammar cannot be used. The request ends with an error."""
+        """Record that a waiting request's grammar failed to compile. The request ends with an error."""
         self.inbox.put(ev.GrammarFailed(request_id, writable(detail)))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
-        """Forget all cached prefixes before the next step. With `preempt_running` the running requests are
-        preempted and computed again.
+        """Forget all cached prefixes before the next step. If `preempt_running` is set, running requests are
+        preempted and their prompts are computed again.
         """
         self.inbox.put(ev.CacheReset(preempt_running))
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
-        """Continue from the state of a process that has ended. Its steps in flight do not return. `cause`:
-        the error if the oldest of these steps ended the process, or "". All requests' deadlines begin
-        again.
-        """
+        """Continue from the state of a process that has ended. The results of its steps in flight are lost.
+
+        `cause`: the error text if the oldest of these steps ended the process, or "". The deadline of each
+        request starts again."""
         if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)))
         self._is_decided, self._plan = False, NO_PLAN
@@ -199,23 +198,23 @@ class EngineCore:
 
     @property
     def awaits_grammars(self) -> bool:
-        """Whether there are requests, but none can run before a grammar is compiled or a store answers."""
+        """Whether all requests wait for a grammar that is being compiled or for a block store's reply."""
         return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether the log holds the request's QUEUED. If so, the request gets its answer even if this
-        process dies. Call this method after a step. The request may have ended already.
+        """Return whether the log holds the request's QUEUED, so that a later process could answer the request
+        if this process dies. Call this method after a step. The request may have ended already.
         """
         return self._is_committed and request_id not in self.inbox.queued
 
     @property
     def is_committed(self) -> bool:
-        """Whether the log has all events of the last step."""
+        """Whether the log contains all events of the last step."""
         return self._is_committed
 
     @property
     def stalled(self) -> str:
-        """Why the log cannot be written, or ""."""
+        """The reason why the log cannot be written, or ""."""
         return self.sink.stalled
 
     def stats(self) -> Stats:
@@ -231,11 +230,11 @@ class EngineCore:
         self.sink.sync()
 
     def close(self) -> None:
-        """Write the last deliveries and a digest, and close the log and the executor. Raises LogError if the
-        end of the log cannot be written.
+        """Write the last deliveries and a digest of the state, then close the log and the executor. Raises
+        LogError if these last records cannot be written.
         """
         try:
-            # Only deliveries are written. Other observations have no effect without a next step.
+            # Of the observations, only deliveries are written. The others matter only for a next step.
             for observation in self.inbox.drain():
                 if isinstance(observation, ev.Delivered):
                     self.record_delivered(observation)
@@ -256,8 +255,8 @@ class EngineCore:
     def hang(self, text: str) -> bool:
         """Record that the oldest step failed because the executor does not return. `text`: the error.
 
-        Another thread calls this method. The core must not be used afterwards. If the executor returns after
-        all, the waiting thread exits. Returns False and records nothing if no thread waits for the executor.
+        Any thread may call this method. The core must not be used afterwards, and the thread that waits for
+        the executor exits if the executor returns late. Returns False, without effect, if no thread waits.
         """
         if not self._dispatched.stop_waiting():
             return False
@@ -267,9 +266,9 @@ class EngineCore:
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
 
-        Returns the finished step's outputs. While the log cannot be written, no step starts and no outputs
-        are returned; the next call tries again. Raises ExecutorLost, at each call, if the executor cannot run
-        any more steps. Another process can then continue the accepted requests from the log.
+        Returns the outputs of the finished step. While the log cannot be written, no step starts and no
+        outputs are returned; the next call tries again. Raises ExecutorLost, at each call, if the executor
+        cannot run any more steps. Another process can then continue the accepted requests from the log.
         """
         if not self._is_decided and not self._collector.outputs:
             self._advance()
@@ -290,8 +289,8 @@ class EngineCore:
         self._decide()
 
     def _end_leavers(self) -> None:
-        """End the requests that were cancelled while the step ran, before its tokens are applied. vLLM does
-        the same.
+        """End the requests that were cancelled while the step ran, before the step's tokens are applied. Only
+        vLLM's scheduling rules require this order.
         """
         for observation in self._source.leavers():
             for event in accept(self.view, observation):
@@ -300,7 +299,7 @@ class EngineCore:
                 self._emit(end)
 
     def _process_arrivals(self) -> None:
-        """End requests that are complete, and process arrivals."""
+        """Record leases that sessions lose, end complete requests, and process arrivals."""
         while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):
@@ -373,15 +372,15 @@ class EngineCore:
         return self._collector.take()
 
     def tidy(self) -> None:
-        """Write the waiting snapshot, and do the log's postponed work. Any thread may call this method, but
-        one at a time.
+        """Write the waiting snapshot, and do work that the log has postponed. Any thread may call this
+        method, but only one at a time.
         """
         if self._snapshots is not None:
             self._snapshots.flush()
         self.sink.tidy()
 
     def snapshot(self, sequence: int) -> bytes:
-        """Return the state's snapshot (core/snapshot/snapshot.py). `sequence`: the log's last record."""
+        """Return a snapshot of the state. `sequence`: the number of the log's last record."""
         return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
@@ -389,7 +388,7 @@ class EngineCore:
         self._emit(checkpoint(self.state))
 
     def _emit(self, event: ev.Event) -> None:
-        """Append the event to the log, apply it to the state, and tell the observers."""
+        """Append the event to the log, apply the event to the state, and call the observers."""
         self._now = max(self._now, self._clock())  # `verify` checks that times do not decrease
         self.sink.append(event, self.state.step_of(event), self._now)
         for before in self._observers.before:

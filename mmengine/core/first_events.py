@@ -1,4 +1,4 @@
-"""Creates the events STARTED and QUEUED, with the values that a reader of the log will see."""
+"""Creates the events STARTED and QUEUED, which hold an engine's settings and each accepted request."""
 
 from msgspec.structs import replace
 
@@ -14,8 +14,8 @@ from mmengine.version import __version__
 
 
 def queued_as_logged(request: Request) -> ev.Queued:
-    """Return QUEUED for the request, with the types that a reader of the log will see. Raises InvalidRequest
-    for a value that a log cannot hold.
+    """Return QUEUED for the request, converted to the types that a reader of the log gets. Raises
+    InvalidRequest for a value that a log cannot hold.
     """
     try:
         return as_logged(queued_of(request))
@@ -26,7 +26,10 @@ def queued_as_logged(request: Request) -> ev.Queued:
 def started_of(
     config: EngineConfig, fingerprints: dict[str, str], is_host_driven: bool = False, host: str = ""
 ) -> ev.Started:
-    """Return STARTED for a log of this build. `host`: the engine whose scheduler decides; "": this one."""
+    """Return STARTED for a new log.
+
+    `host`: name of the engine whose scheduler decides, such as vLLM; "" for this engine's scheduler.
+    """
     return ev.Started(
         schema=ev.SCHEMA_VERSION,
         engine_version=__version__,
@@ -41,9 +44,9 @@ def started_of(
 
 
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
-    """Return the constants that belong to the settings of a log. `host`: as in STARTED."""
+    """Return the constants that apply the events of a log with these settings. `host`: as in `started_of`."""
     constants = scheduler_of(config).constants(config.lookahead_tokens)
     if not host:
         return constants
-    # vLLM's identifiers of media items already hold what their encoder output depends on.
+    # vLLM's identifier of a media item already covers everything on which the encoder output depends.
     return replace(constants, salts_media=False, is_asynchronous=config.max_in_flight > 1)

@@ -1,4 +1,4 @@
-"""An engine whose steps a host drives: it calls the engine, executes the step, and brings the result."""
+"""An engine core without a loop, for a host such as vLLM that calls a scheduler and executes the steps."""
 
 from typing import ClassVar
 
@@ -12,27 +12,26 @@ from mmengine.core.step_result import drafted_event
 
 
 class HostDrivenCore(EngineCore):
-    """An EngineCore with a step in two halves, for a host such as vLLM whose loop calls its scheduler.
+    """An EngineCore whose step is split into two halves, because the host's loop calls its scheduler.
 
-    The host calls `begin_step` and `finish_step` instead of `step`. The executor's `collect` must return at
-    once, because the host has the result when it calls `finish_step`. The log says that a host drove the
-    engine, so that a replay collects steps where the host did.
+    The host calls `begin_step` and `finish_step` instead of `step`. The host already has the result when it
+    calls `finish_step`, so the executor's `collect` must return at once. The log records that a host drove
+    the engine. A replay then collects each step at the point at which the host called `finish_step`.
     """
 
     is_host_driven: ClassVar[bool] = True
 
     @property
     def num_in_flight(self) -> int:
-        """The number of dispatched steps that are not collected."""
+        """The number of dispatched steps whose results were not collected yet."""
         return len(self._dispatched)
 
     def begin_step(self) -> Outputs:
         """Process arrivals, decide the next step, write the events to the log, and dispatch the step.
 
-        This is the first half of a step, for a host that calls an engine instead of being called by it. The
-        call never waits for a step in flight: it dispatches nothing while max_in_flight steps run, or if no
-        request can run now. Returns the outputs of requests that ended. While the log cannot be written, no
-        step starts, and the next call tries again.
+        This is the first half of a step. It never waits for a step in flight. Nothing is dispatched while
+        max_in_flight steps run, or if no request can run now. Returns the outputs of requests that ended.
+        While the log cannot be written, no step starts, and the next call tries again.
         """
         if not self._is_decided and len(self._dispatched) < 1 + self._overlaps:
             self._process_arrivals()
@@ -42,8 +41,8 @@ class HostDrivenCore(EngineCore):
     def finish_step(self) -> Outputs:
         """Collect the oldest dispatched step, end complete requests, and write the events to the log.
 
-        This is the second half of a step; see `begin_step`. Returns the step's outputs, or no outputs while
-        the log cannot be written; the next call of either half then returns them.
+        This is the second half of a step. Returns the step's outputs. While the log cannot be written, the
+        outputs are empty, and the next call of `begin_step` or `finish_step` returns the missing outputs.
         """
         if self._scheduler.ends_leavers_first:
             self._end_leavers()
@@ -54,16 +53,17 @@ class HostDrivenCore(EngineCore):
         return self._collector.take() if self._is_committed else Outputs()
 
     def propose(self, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-        """Record drafts that arrived after the last step's result. Call this method between `finish_step` and
-        `begin_step`.
+        """Record drafts that the host made after the last step's result. Call this method between
+        `finish_step` and `begin_step`.
 
-        `rows`: running rows, int32 [n]. `num_drafts`: int32 [n]. `drafts`: int32 [num_drafts.sum()]. Raises
-        ExecutorFailed for drafts that do not fit the state.
+        `rows`: running rows, int32 [n]. `num_drafts`: number of drafts for each row, int32 [n]. `drafts`:
+        the drafts of each row in turn, int32 [num_drafts.sum()]. Raises ExecutorFailed for drafts that do not
+        fit the state.
         """
         self._emit(drafted_event(self.state, rows, num_drafts, drafts))
 
 
 class RowDrivenCore(HostDrivenCore):
-    """A HostDrivenCore whose plans describe rows and no single tokens (RowPlanner)."""
+    """A HostDrivenCore whose plans describe rows but not individual tokens (see RowPlanner)."""
 
     planner_class: ClassVar[type[Planner]] = RowPlanner

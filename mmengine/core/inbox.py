@@ -1,4 +1,4 @@
-"""The queue of observations, which holds events from outside the engine until a step processes them."""
+"""The inbox of an engine's loop: it holds arrivals, cancellations and deadlines until a step reads them."""
 
 import heapq
 from collections import deque
@@ -12,27 +12,28 @@ from mmengine.events import vocabulary as ev
 
 
 class Source(Protocol):
-    """Returns the arrivals, cancellations and other observations that a step processes."""
+    """A source of observations (arrivals, cancellations and other events from outside) for the loop."""
 
     def drain(self) -> Iterable[ev.Event]: ...
 
     def leavers(self) -> Iterable[ev.Event]:
-        """Return the events for requests that end before the running step's result is applied. Only vLLM's
-        rules use this method.
+        """Return the events of requests that end before the running step's result is applied.
+
+        Only vLLM's scheduling rules use this method.
         """
 
     def __len__(self) -> int: ...
 
 
 class Deadlines:
-    """A deadline for each request. A new deadline replaces an earlier deadline for the same request. `clock`:
-    returns the time in ns.
+    """The deadlines of requests or sessions, at most one for each id. A new deadline replaces the earlier
+    deadline of the same id. `clock`: returns the time in ns.
     """
 
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
         self._of: dict[str, int] = {}
-        self._all: list[tuple[int, str]] = []  # a heap; entries that differ from `_of` are stale
+        self._all: list[tuple[int, str]] = []  # a heap; an entry that differs from `_of` is outdated
 
     def expect(self, request_id: str, within_ns: int) -> None:
         deadline = self._clock() + within_ns
@@ -47,7 +48,7 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The next deadline's time on the clock, or None."""
+        """The time of the next deadline, in ns on the clock, or None."""
         while self._all and self._of.get(self._all[0][1]) != self._all[0][0]:
             heapq.heappop(self._all)
         return self._all[0][0] if self._all else None
@@ -58,7 +59,7 @@ class Deadlines:
         return following is not None and following <= self._clock()
 
     def passed(self) -> Iterator[str]:
-        """Yield the requests whose deadlines have passed, and forget these deadlines."""
+        """Yield the ids whose deadlines have passed, and forget these deadlines."""
         while self._all and self._all[0][0] <= self._clock():
             deadline, name = heapq.heappop(self._all)
             if self._of.get(name) == deadline:
@@ -67,8 +68,8 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue for observations in memory, and the deadlines for requests, block stores and idle sessions.
-    `clock`: returns the time in ns.
+    """A queue of observations in memory. It also produces events for passed deadlines of requests, of
+    replies from block stores, and of idle sessions. `clock`: returns the time in ns.
     """
 
     def __init__(self, clock: Callable[[], int]):
@@ -76,16 +77,16 @@ class Inbox(Observer):
         self._deadlines = Deadlines(clock)
         self._of_store = Deadlines(clock)
         self._of_sessions = Deadlines(clock)
-        self.opening: dict[str, ev.SessionOpened] = {}  # sessions that no step opened yet
-        self.closing: set[str] = set()  # sessions that no step closed yet
-        self.appending: set[str] = set()  # sessions with a request that no step processed yet
-        self.queued: set[str] = set()  # ids of arrivals that no step processed yet
+        self.opening: dict[str, ev.SessionOpened] = {}  # new sessions that no step has processed yet
+        self.closing: set[str] = set()  # closed sessions that no step has processed yet
+        self.appending: set[str] = set()  # sessions whose new request no step has processed yet
+        self.queued: set[str] = set()  # ids of arrivals that no step has processed yet
 
     def __len__(self) -> int:
         return len(self._events) + self._of_sessions.any_passed
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Return no events, because cancelled requests end after the running step's result was applied."""
+        """Return no events: a cancelled request ends after the running step's result was applied."""
         return ()
 
     def put(self, event: ev.Event) -> None:
@@ -101,22 +102,22 @@ class Inbox(Observer):
         self._events.append(event)
 
     def expect(self, request_id: str, deadline_ns: int) -> None:
-        """Cancel a request after `deadline_ns`; 0: never."""
+        """Cancel the request after `deadline_ns`, if it has not ended. 0: never."""
         if deadline_ns:
             self._deadlines.expect(request_id, deadline_ns)
 
     def expect_store(self, request_id: str, within_ns: int) -> None:
-        """Stop waiting for the block store after `within_ns`."""
+        """Make the request stop waiting for the block store after `within_ns`."""
         self._of_store.expect(request_id, within_ns)
 
     def forget_store(self, request_id: str) -> None:
-        """Drop the request's deadline for a store, because the store answered or the request no longer
-        waits.
+        """Drop the deadline of the request's wait for a block store, because the store replied or the
+        request no longer waits.
         """
         self._of_store.forget(request_id)
 
     def expect_session(self, session_id: str, idle_ns: int) -> None:
-        """Close a session after it was idle for `idle_ns`; 0: never."""
+        """Close a session once it was idle for `idle_ns`; 0: never."""
         if idle_ns:
             self._of_sessions.expect(session_id, idle_ns)
 
@@ -126,20 +127,20 @@ class Inbox(Observer):
 
     @property
     def next_idle_ns(self) -> int | None:
-        """The time on the clock at which the next idle session is closed, or None."""
+        """The time at which the next idle session is closed, in ns on the clock, or None."""
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Forget a request's deadlines when it has ended, so that a later request may have the same id."""
+        """Forget the deadlines of an ended request, so that a later request may use the same id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)
 
     def drain(self) -> list[ev.Event]:
-        """Return all events so far, then one event for each passed deadline."""
+        """Remove and return all events in the inbox, followed by one event for each passed deadline."""
         events = [
             self._events.popleft() for _ in range(len(self._events))
-        ]  # other threads may add events meanwhile
+        ]  # another thread may add events while this line runs
         for seen in (self.queued, self.opening, self.closing, self.appending):
             seen.clear()
         events += [ev.Lost(name, DEADLINE) for name in self._of_store.passed()]

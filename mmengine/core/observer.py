@@ -1,4 +1,4 @@
-"""Observers for an engine's events."""
+"""The base class of observers: objects that see each event of an engine, for example to count events."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,18 +6,18 @@ from mmengine.events.vocabulary import Event
 
 
 class Observer:
-    """Sees each event that an engine records. A subclass overrides the methods that it needs."""
+    """Sees each event that an engine records. A subclass overrides `before`, `after` or both."""
 
     def before(self, event: Event) -> None:
-        """Process `event` before it is applied to the state. The event is already in the log's buffer."""
+        """Process `event` before it is applied to the state. The log's buffer already contains the event."""
 
     def after(self, event: Event) -> None:
         """Process `event` after it was applied to the state."""
 
 
 class Observers:
-    """One engine's observers. `before` and `after`: the bound methods of the observers that override `before`
-    or `after`, in order.
+    """The observers of one engine. `before` and `after` list the bound methods that the observers override,
+    in the observers' order.
     """
 
     def __init__(self, observers: Iterable[Observer]):

@@ -1,4 +1,4 @@
-"""Computes steps' outputs and counters from their events."""
+"""Collects the outputs of each step (new tokens and ended requests) and counts an engine's events."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,14 +20,14 @@ from mmengine.ragged import counting
 
 
 class Output(msgspec.Struct, eq=False):
-    """New tokens of one request, and its end if it ended.
+    """New tokens of one request, and the end of the request if it ended.
 
     `finish_reason`: stop, length, pooled, abort, error, rejected, or None while the request runs. `detail`:
-    how the text stopped (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`:
-    prompt tokens that were cached. `logprobs`: for each new token, pairs (token id, logprob) with the chosen
-    token first, if the request wants them. `num_drafts`: how many drafts the step verified for the request.
-    `num_accepted`: how many drafts are among the new tokens. `vector`: float32 [d], a pooled request's
-    result.
+    what stopped the text (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`:
+    number of prompt tokens that were cached. `logprobs`: if the request wants them, a list for each new
+    token, with pairs (token id, logprob) and the chosen token first. `num_drafts`: number of drafts that the
+    step verified for the request. `num_accepted`: number of new tokens that are accepted drafts. `vector`:
+    float32 [d], the result of a pooled request.
     """
 
     request_id: str
@@ -38,7 +38,7 @@ class Output(msgspec.Struct, eq=False):
     logprobs: list[tuple[tuple[int, float], ...]] | None = None
     num_drafts: int = 0
     num_accepted: int = 0
-    prompt_logprobs: PromptLogprobs | None = None  # with the first token, if the request wants them
+    prompt_logprobs: PromptLogprobs | None = None  # only with the first token, if the request wants them
     code: ErrorCode | None = None
     vector: np.ndarray | None = None
 
@@ -47,19 +47,20 @@ _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
 
 
 class Outputs:
-    """One step's outputs. Iteration yields an Output for each request that got tokens or ended."""
+    """The outputs of one step. Iteration yields an Output for each request that got tokens or ended."""
 
     def __init__(self) -> None:
         self._requests = _NO_REQUESTS  # array of RequestState
-        self._tokens = _NO_TOKENS  # the tokens of all requests, one request after the other
-        self._counts: np.ndarray | None = None  # how many tokens each request got; None: one each
-        # The keys of these three dicts are indices into `_requests`. Logprobs have an entry for each token.
+        self._tokens = _NO_TOKENS  # the tokens of each request in turn
+        self._counts: np.ndarray | None = None  # number of tokens of each request; None: one token each
+        # The keys of the next three dicts are indices into `_requests`. A request with several tokens has
+        # logprobs for each token.
         self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
-        self._drafted: dict[int, tuple[int, int]] = {}  # (proposed, accepted)
+        self._drafted: dict[int, tuple[int, int]] = {}  # (number of drafts, number of accepted drafts)
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
-        self._vectors: dict[str, np.ndarray] = {}  # of pooled requests, by request id
-        self.admitted: list[str] = []  # requests that got a row in this step, for the first time or again
+        self._vectors: dict[str, np.ndarray] = {}  # request id -> vector, for pooled requests
+        self.admitted: list[str] = []  # requests that got a row in this step; some had a row before
 
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
@@ -75,9 +76,9 @@ class Outputs:
         """Add the tokens of the `sampled` rows in the step that `event` reports. Call this method after the
         event was applied to the state.
 
-        `taken`: how many tokens each row got, 0 if the row failed or its request has left; None: one token
-        each. `drafts`: the rows that had drafts. The tokens stay in arrays, because many small lists would be
-        work for the garbage collector.
+        `taken`: number of tokens that each row got; 0 if the row failed or its request has left. None: one
+        token for each row. `drafts`: the rows that had drafts. The tokens stay in arrays, because many small
+        lists would slow down the garbage collector.
         """
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
@@ -113,26 +114,27 @@ class Outputs:
                     of_row.append(entry)
 
     def vectors(self, view: View, pooled: Sequence[PooledVector]) -> None:
-        """Add the step's pooled vectors. Vectors of requests that have left are dropped."""
+        """Add the vectors of the step's pooled requests, except requests that have left."""
         for found in pooled:
             req_state = view.requests_by_row[found.row]
             if req_state is not None and len(found.vector):
                 self._vectors[req_state.request.request_id] = found.vector
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
-        """Add a request's end. `num_cached`: how many prompt tokens were cached."""
+        """Add the end of a request. `num_cached`: number of its prompt tokens that were cached."""
         self._ends[event.request_id] = (event, num_cached)
 
     @property
     def ends(self) -> dict[str, tuple[ev.Finished, int]]:
-        """Each ended request's FINISHED, and how many tokens of its prompt were cached."""
+        """For each ended request: its FINISHED event and the number of its prompt tokens that were cached."""
         return self._ends
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the requests that got tokens (an array of RequestState), their tokens (int32, one request
-        after the other), and how many tokens each request got (None: one each).
+        """Return three columns for the requests that got tokens.
 
-        A host that makes its own output objects reads these columns instead of iterating over `Output`.
+        The columns are: the requests (array of RequestState), the tokens of each request in turn (int32), and
+        each request's number of tokens (None: one token each). A host that makes its own output objects reads
+        these columns instead of iterating over `Output`.
         """
         return self._requests, self._tokens, self._counts
 
@@ -165,10 +167,11 @@ class Outputs:
 @dataclass(slots=True)
 class Stats:
     """Counters since the engine was created. `num_running`, `num_waiting`, `sessions_open`, `kv_blocks_used`
-    and `kv_blocks_leased` are current values.
+    and `kv_blocks_leased` are current values, not counters.
 
-    `drafts`: drafter number -> counts. `overlap`, with max_in_flight 2: the number of steps that were decided
-    while another step ran ("ahead"), and for each reason the number of other steps (core/state/overlap.py).
+    `drafts`: drafter number -> counts. `overlap`, only with max_in_flight 2: "ahead" counts the steps that
+    were decided while another step ran. The other keys are the reasons in core/state/overlap.py for deciding
+    a step only after the previous step; they count the steps with that reason.
     """
 
     steps: int = 0
@@ -184,8 +187,8 @@ class Stats:
     num_encoded_items: int = 0
     num_encoder_hits: int = 0
     num_fetched_blocks: int = 0  # blocks from a block store
-    num_lost_fetches: int = 0  # fetches that ended before all blocks arrived
-    num_leases_taken: int = 0  # how often a session's lease was shortened
+    num_lost_fetches: int = 0  # fetches that ended before all their blocks arrived
+    num_leases_taken: int = 0  # number of times that a session lost leased blocks
     sessions_open: int = 0
     kv_blocks_leased: int = 0
     device_ns: int = 0
@@ -203,7 +206,7 @@ class Stats:
 
 
 class OutputCollector(Observer):
-    """Collects the current step's outputs. `outputs`: the outputs that `take` has not returned yet."""
+    """Collects the outputs of the current step. `outputs`: outputs that `take` has not returned yet."""
 
     def __init__(self, state: State):
         self._state, self.outputs = state, Outputs()
@@ -216,13 +219,13 @@ class OutputCollector(Observer):
             self.outputs.finished(event, max(0, req_state.num_cached) if req_state else 0)
 
     def take(self) -> Outputs:
-        """Return the outputs collected since the last call."""
+        """Return the outputs that were collected since the last call."""
         outputs, self.outputs = self.outputs, Outputs()
         return outputs
 
 
 class StatsCounter(Observer):
-    """Counts events into `stats`."""
+    """Updates the counters in `stats` after each event."""
 
     def __init__(self, state: State, stats: Stats):
         self._state, self.stats = state, stats

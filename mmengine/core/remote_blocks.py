@@ -1,4 +1,4 @@
-"""The interface between the engine's loop and the threads that fetch blocks from a block store."""
+"""The interface between the engine's loop and the threads that read and write KV blocks in a block store."""
 
 from typing import Protocol
 
@@ -9,31 +9,35 @@ from mmengine.request import Request
 
 
 class RemoteBlocks(Protocol):
-    """A block store's client. The loop's thread calls its methods, which neither wait nor raise. Results
-    arrive as OFFERED, ARRIVED and LOST in the loop's inbox, from any thread. The loop keeps the deadlines.
+    """A client of a block store. Only the loop's thread calls the methods, which neither wait nor raise.
+
+    The client's threads report results as OFFERED, ARRIVED and LOST events in the loop's inbox. The loop sets
+    a deadline for each reply.
     """
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
-        """Find out how many blocks the store has for these tokens (int32), from the first block on, and
-        report OFFERED.
+        """Ask the store how many of the blocks for these tokens (int32) it has, counted from the first block,
+        and report the number as OFFERED.
         """
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
-        """Fetch blocks [first, first + count) of the request. Report ARRIVED for blocks that have arrived, in
-        order, and LOST if the rest cannot be fetched. Arrived blocks wait for the step that copies them.
+        """Fetch the request's blocks [first, first + count).
+
+        Reports ARRIVED for arrived blocks, in order, and LOST if the remaining blocks cannot be fetched. The
+        client keeps arrived blocks until a step copies them.
         """
 
     def accept(self, request_id: str, count: int) -> None:
-        """Let the step that is dispatched next copy the next `count` blocks that were reported by ARRIVED."""
+        """Let the step that is dispatched next copy `count` more blocks that ARRIVED events have reported."""
 
     def forget(self, request_id: str) -> None:
         """Stop the work for a request that no longer waits. Blocks that were passed to `accept` are still
         copied."""
 
     def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
-        """Write the contents of these blocks (int [n]) to the store. The step that filled them has returned,
-        and no dispatched step overwrites them.
+        """Write the contents of these blocks (int [n]) to the store. The step that computed the blocks has
+        returned, and no dispatched step overwrites them.
         """
 
     def close(self) -> None:
-        """Free all resources."""
+        """Stop the threads and free all resources."""

@@ -1,4 +1,4 @@
-"""Reads a log that is to be continued: the state at its end, and the undelivered answers."""
+"""Reads a log that an engine will continue: the state at the log's end, and the undelivered answers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,17 +19,18 @@ from mmengine.events.recovery import Cut, Mode
 from mmengine.events.retention import Undelivered
 from mmengine.version import __version__
 
-BEHIND_ALL = 2**64  # a sequence after all records
+BEHIND_ALL = 2**64  # a sequence number that is higher than that of any record
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """How to continue a log.
+    """Options for continuing a log.
 
-    `mode`: which damage is forgiven, as in events/recovery.py. `force`: continue even with other weights, or
-    another processor, dtype or backend. `cause`: how the previous process ended, if a step caused its end.
-    `wanted`: returns whether a request's answer is needed again although it was delivered. `awaited`:
-    requests of sessions whose answers a caller still waits for; other requests of sessions are not continued.
+    `mode`: which kinds of damage are tolerated, as in events/recovery.py. `force`: continue even if the
+    weights, the processor, the dtype or the backend have changed. `cause`: the error that ended the previous
+    process, if a step caused its end. `wanted`: returns whether a delivered answer is needed again.
+    `awaited`: ids of requests in sessions whose answers a caller still waits for. Other requests in sessions
+    are not continued.
     """
 
     mode: Mode = "tail"
@@ -44,10 +45,10 @@ class ResumeState:
     """The contents of a log that an engine needs to continue it.
 
     `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: the
-    numbers of the steps that were open or in flight at the end. `mode` and `cuts`: how the log was repaired.
-    `fingerprints`: of the model that continued the log last or, once they were checked, of the model that
-    continues the log now. `undelivered`: the observer that collected `answers`, with which the engine
-    continues.
+    numbers of the steps whose results the log lacks. `mode` and `cuts`: how the log was repaired.
+    `fingerprints`: of the model that continued the log last; after the fingerprints were checked, of the
+    model that continues the log now. `undelivered`: the observer that collected `answers`, which the engine
+    keeps using.
     """
 
     started: ev.Started
@@ -61,12 +62,14 @@ class ResumeState:
 
     @property
     def last_fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the model that wrote the log's end."""
+        """The fingerprints of the model that wrote the end of the log."""
         return {**self.started.fingerprints, **self.fingerprints}
 
     def config_for(self, given: EngineConfig) -> EngineConfig:
-        """Return the log's settings, but with the operational settings in `given`, which no decision reads.
-        Raises ConfigError if `given` changes any other setting.
+        """Return the settings of the log, updated with the operational settings in `given`.
+
+        Operational settings are the settings that no decision reads. Raises ConfigError if `given` differs
+        from the log in any other setting.
         """
         logged, default = self.state.config, EngineConfig()
         for name in EngineConfig.__struct_fields__:
@@ -79,19 +82,20 @@ class ResumeState:
         return msgspec.structs.replace(logged, **{name: getattr(given, name) for name in OPERATIONAL})
 
     def tell(self, cuts: list[Cut]) -> None:
-        """Add the bytes that the repair cut off or skipped, for RECOVERED."""
+        """Add the bytes that a repair cut off or skipped, so that RECOVERED reports them."""
         self.cuts += tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in cuts)
 
     def recovered(self, lost: tuple[tuple[str, str], ...]) -> ev.Recovered:
-        """Return the event that continues the log. `lost`: requests that cannot continue, and the reasons."""
+        """Return RECOVERED, the event that continues the log. `lost`: (request id, reason) for each request
+        that cannot continue.
+        """
         return ev.Recovered(self.steps, self.mode, self.cuts, lost, self.fingerprints, __version__)
 
 
 def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
-    """Read the log in `folder`, beginning at the newest snapshot from which every undelivered answer is
-    known.
+    """Read the log in `folder`. Reading begins at the newest snapshot that contains all undelivered answers.
 
-    The whole log is read if there is no such snapshot, in the mode `strict`, or if delivered answers are
+    The whole log is read if there is no such snapshot, if the mode is `strict`, or if delivered answers are
     wanted. Raises LogError if there is no log or this build does not know its settings, CorruptLog if the log
     is damaged, and OSError.
     """
@@ -112,7 +116,7 @@ def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
 
 
 def _newest_known(folder: Path, before: int) -> tuple[State, Body, UndeliveredAnswers] | None:
-    """Return the newest snapshot before record `before` that has undelivered answers, or None."""
+    """Return the newest snapshot before record `before` that contains undelivered answers, or None."""
     for state, body in newest_first(folder, before):
         if (undelivered := restored(state, body)) is not None:
             return state, body, undelivered
@@ -167,9 +171,11 @@ def _resumed(
 
 @dataclass(slots=True)
 class _Survey:
-    """The result of a first pass over a log. `undelivered`: requests whose answers are needed. `last`: the
-    sequence of the last record. `fingerprints`: those in the last RECOVERED. `cuts`: damaged bytes that were
-    skipped."""
+    """The result of a first pass over a log.
+
+    `undelivered`: requests whose answers are needed. `last`: the number of the last record. `fingerprints`:
+    the fingerprints in the last RECOVERED. `cuts`: damaged bytes that were skipped.
+    """
 
     undelivered: Undelivered = field(default_factory=Undelivered)
     last: int = NO_RECORD
@@ -198,8 +204,8 @@ def _is_wanted(delivered: ev.Delivered, wanted: Callable[[str], bool] | None) ->
 
 
 def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
-    """Yield `records`. Raises CorruptLog unless they begin with record `expected` and have no gap, because
-    the effect of missing records is unknown.
+    """Yield `records`. Raises CorruptLog if the first record is not number `expected` or if there is a gap,
+    because the effect of a missing record is unknown.
     """
     for record in records:
         if record.sequence != expected:
@@ -217,7 +223,7 @@ def _fold(
     records: Iterator[Record],
     wanted: Callable[[str], bool] | None = None,
 ) -> None:
-    """Apply the records to the state. For `wanted` requests DELIVERED is ignored, so that their answers are
+    """Apply the records to the state. DELIVERED is ignored for `wanted` requests, so that their answers are
     delivered again.
     """
     for record in records:

@@ -1,4 +1,7 @@
-"""Manages sessions: checks calls against the state and the inbox, and turns them into events."""
+"""Manages sessions, conversations whose KV blocks are kept between requests.
+
+Each call is checked against the state and the inbox and becomes an event.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +21,9 @@ from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionManager(Observer):
-    """One loop's sessions. `accepted`: turns a valid request into QUEUED and raises the
-    errors that `EngineCore.submit` raises. Not thread-safe.
+    """The sessions of one engine's loop. Not thread-safe.
+
+    `accepted`: checks a request and returns its QUEUED, or raises the errors that `EngineCore.submit` raises.
     """
 
     def __init__(
@@ -30,11 +34,11 @@ class SessionManager(Observer):
         accepted: Callable[[Request], ev.Queued],
     ):
         self._config, self._state, self._inbox, self._accepted = config, state, inbox, accepted
-        self._held: Counter[str] = Counter()  # the number of holders of each session that is not idle
+        self._held: Counter[str] = Counter()  # session id -> number of callers that hold the session
 
     def open(self, event: ev.SessionOpened) -> None:
-        """Open a session. Raises InvalidRequest for an invalid session or an id in use, and QueueFull if
-        `max_sessions` sessions are open."""
+        """Open a session. Raises InvalidRequest if the session is invalid or its id is in use, and QueueFull
+        if `max_sessions` sessions are open."""
         check_session(event, self._config)
         name, inbox = event.session_id, self._inbox
         if name in self._state.sessions.all or name in inbox.opening:
@@ -57,10 +61,11 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """Submit a session's request. Its prompt and media are the whole next contents of the session.
+        """Submit a request of a session. The request's prompt and media are the session's complete new
+        contents, up to the answer.
 
-        The session keeps the prefix that it shares with the prompt, or the first `num_kept` tokens of this
-        prefix, and forgets the rest. The answer becomes part of the session. The other arguments are the
+        The session keeps the prefix that it shares with the prompt, or only the first `num_kept` tokens of
+        this prefix, and forgets the rest. The answer becomes part of the session. The other arguments are
         fields of APPENDED. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown session,
         and SessionBusy while a request of the session runs.
         """
@@ -78,7 +83,7 @@ class SessionManager(Observer):
         self._inbox.put(own)
 
     def find(self, session_id: str) -> SessionState:
-        """Return an open session. Raises InvalidRequest for any other id."""
+        """Return an open session. Raises InvalidRequest if no open session has this id."""
         session = self._state.sessions.all.get(session_id)
         if session is None and session_id in self._inbox.opening:
             opened = self._inbox.opening[session_id]
@@ -89,8 +94,8 @@ class SessionManager(Observer):
         return session
 
     def close(self, session_id: str, reason: str) -> None:
-        """Close a session and cancel its running request. Raises InvalidRequest for a session that is not
-        open.
+        """Close a session and cancel its running request. Raises InvalidRequest if no open session has this
+        id.
         """
         session = self.find(session_id)
         if session.live:
@@ -98,15 +103,15 @@ class SessionManager(Observer):
         self._inbox.put(ev.SessionClosed(session_id, reason))
 
     def hold(self, session_id: str) -> None:
-        """Stop the session's idle time until `release` is called, because a caller is about to use the
-        session.
+        """Keep the session from being closed as idle until `release` is called, because a caller is about to
+        use the session.
         """
         self._held[session_id] += 1
         self._inbox.forget_session(session_id)
 
     def release(self, session_id: str) -> None:
-        """End a `hold`. The session is idle from now on, unless a request of it runs or another caller
-        holds the session. Does nothing for a closed session or a session without a hold.
+        """End a `hold`. The session's idle time starts now, unless the session has a running request or
+        another caller holds the session. Does nothing for a closed session or a session without a hold.
         """
         self._held -= Counter((session_id,))
         session = self._state.sessions.all.get(session_id)
@@ -114,7 +119,7 @@ class SessionManager(Observer):
             self._expect(session_id, session.idle_ns)
 
     def hold_sessions_of(self, other: "SessionManager") -> None:
-        """Hold the sessions that another loop holds, because this loop replaces the other loop."""
+        """Hold all sessions that another loop holds, because this loop replaces the other loop."""
         for session_id in other._held.elements():
             self.hold(session_id)
 
@@ -123,7 +128,7 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """Start or stop the idle time. It begins when the session opens or when one of its requests ends."""
+        """Start or stop a session's idle time, which begins when the session opens or its request ends."""
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
                 self._expect(name, idle_ns)
@@ -135,8 +140,8 @@ class SessionManager(Observer):
                     self._expect(session.session_id, session.idle_ns)
 
     def recovered(self) -> None:
-        """Begin the idle time of all sessions without a running request, after this process took over a
-        log.
+        """Start the idle time of all sessions without a running request. Call this method after this process
+        took over a log.
         """
         for session in self._state.sessions.all.values():
             if not session.live:
@@ -144,8 +149,8 @@ class SessionManager(Observer):
 
 
 def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:
-    """Return the request's prompt and media after the first `num_kept` tokens. The media's positions are
-    relative to token `num_kept`.
+    """Return the prompt tokens and the media that follow the first `num_kept` tokens. The positions of the
+    returned media are relative to token `num_kept`.
     """
     media = []
     for item in request.media:
@@ -156,8 +161,9 @@ def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaI
 
 
 def _num_shared(session: SessionState, request: Request) -> int:
-    """Return how many tokens at their beginning the session and the request share, without cutting an item.
-    The prefix is shorter than the prompt.
+    """Return the length of the longest prefix that the session and the request share.
+
+    The prefix contains every media item as a whole or not at all, and is shorter than the prompt.
     """
     tokens = request.prompt_token_ids
     count = min(len(session.tokens), len(tokens) - 1)

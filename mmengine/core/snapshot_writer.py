@@ -1,4 +1,6 @@
-"""Saves an engine's state as its log grows, so that a process that continues the log reads only its end."""
+"""Saves an engine's state while its log grows. A process that continues the log then reads only the records
+after the last snapshot.
+"""
 
 from contextlib import suppress
 from functools import partial
@@ -14,8 +16,7 @@ from mmengine.events.snapshots import SnapshotFolder
 
 class SnapshotWriter:
     """Takes snapshots of `state` and passes them to `folder`. `started`: the log's first event. `sink`: the
-    log. `undelivered`: the undelivered answers, which are added to the snapshots; None if they are not
-    known.
+    log. `undelivered`: the undelivered answers, which are added to the snapshots; None if they are unknown.
     """
 
     def __init__(
@@ -30,10 +31,10 @@ class SnapshotWriter:
         self.sink, self.undelivered = sink, undelivered
 
     def save_if_due(self) -> None:
-        """Take a snapshot if the log has grown enough. All events that were applied to the state must be
-        committed."""
+        """Take a snapshot if the log has grown enough since the last snapshot. All events that were applied
+        to the state must be committed to the log."""
         sink, folder = self.sink, self._folder
-        # On a full disk the remaining space is kept for the events of running requests.
+        # On a full disk, no snapshot is taken: the remaining space is for the events of running requests.
         if not folder.is_due(sink.num_bytes, sink.next_sequence) or sink.stalled:
             return
         sequence = sink.next_sequence - 1
@@ -44,8 +45,8 @@ class SnapshotWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the waiting snapshot. One thread at a time may call this method."""
+        """Write the waiting snapshot to disk. One thread at a time may call this method."""
         if self._folder.waits:
             with suppress(OSError):  # the next sync reports the error
-                self.sink.sync()  # so that a power cut cannot leave a snapshot of records that the log lacks
+                self.sink.sync()  # a power cut must not leave a snapshot that is newer than the log
             self._folder.flush()

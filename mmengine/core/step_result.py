@@ -1,4 +1,4 @@
-"""Checks an executor's results and turns them into events for the log."""
+"""Checks the results of an executor, turns them into events for the log, and reads them from events."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 
-MAX_ERROR_CHARS = 500  # the log keeps so many characters of an error text
+MAX_ERROR_CHARS = 500  # maximum length of an error text in the log
 
 
 def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
-    """Return EXECUTED with the result of the step in which the rows `sampled` (intp) sample.
+    """Return EXECUTED with the result of the step. `sampled`: the rows that get tokens in the step, intp.
 
-    Raises ExecutorFailed for a result that does not fit the step.
+    Raises ExecutorFailed if the result does not fit the step.
     """
     _check_tokens(result, state, sampled)
     _check_drafts(result, state, len(sampled))
@@ -43,7 +43,9 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
 
 
 def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes], ...]:
-    """Return the vectors for the log. Raises ExecutorFailed if a row that ends its prompt has no vector."""
+    """Return the pooled vectors in the format of EXECUTED. Raises ExecutorFailed if a pooled request's row
+    that ends its prompt has no vector.
+    """
     missing = set(state.pooled_rows()) - {found.row for found in result.pooled}
     if missing:
         raise ExecutorFailed(f"the executor gave no vector for the pooled request in row {min(missing)}")
@@ -55,7 +57,7 @@ def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes],
 
 
 def pooled_vectors(event: ev.Executed) -> tuple[PooledVector, ...]:
-    """Return an event's pooled vectors as arrays. Raises ValueError for bytes that are not float32."""
+    """Return the pooled vectors of an event as arrays. Raises ValueError for bytes that are not float32."""
     return tuple(
         PooledVector(row, digest, np.frombuffer(vector, np.float32)) for row, digest, vector in event.pooled
     )
@@ -89,13 +91,13 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
 
 
 def drafted_event(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> ev.Drafted:
-    """Return DRAFTED. Raises ExecutorFailed for rows that do not run, or for numbers that do not fit."""
+    """Return DRAFTED. Raises ExecutorFailed for rows that do not run, or if the numbers do not fit."""
     check_drafted(state, rows, num_drafts, drafts)
     return ev.Drafted(*(each.astype(np.int32).tobytes() for each in (rows, num_drafts, drafts)))
 
 
 def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Raise ExecutorFailed for drafts of rows that do not run, or for numbers that do not fit."""
+    """Raise ExecutorFailed for drafts of rows that do not run, or if the numbers do not fit."""
     most = state.config.num_draft_tokens
     if state.flights or state.is_open:
         raise ExecutorFailed("drafts arrived while a step is open or in flight")
@@ -109,7 +111,7 @@ def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts
 
 
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
-    """Yield an event's prompt logprobs as arrays. Raises ValueError for columns with different shapes."""
+    """Yield the prompt logprobs of an event as arrays. Raises ValueError if the columns' shapes differ."""
     for index, width, token_ids, logprobs in event.prompt_logprobs:
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
@@ -120,7 +122,9 @@ def _column(values: np.ndarray | None) -> bytes | None:
 
 
 def writable(text: str) -> str:
-    """Return an error text's first MAX_ERROR_CHARS characters, with unpaired surrogates escaped.
-    Applying the function twice gives the same text, which a replay requires.
+    """Return the first MAX_ERROR_CHARS characters of an error text, with unpaired surrogates escaped.
+
+    A second application does not change the text. A replay applies the function again and requires the same
+    text.
     """
     return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]

@@ -1,8 +1,8 @@
-"""Calls a block store's client when events require it, and sets a deadline for each reply.
+"""Calls the client of a block store when an event requires it, and sets a deadline for each reply.
 
-A request waits for the store twice: until the store has reported which blocks it has, and until the fetched
-blocks have arrived. The loop itself keeps a deadline for each wait. So even if the store and all its threads
-hang, a wait ends after `fetch_timeout_s`.
+A request waits for the store twice: first until the store reports which blocks it has, then until the fetched
+blocks arrive. The loop keeps a deadline for each wait, so a wait ends after `fetch_timeout_s` even if the
+store and all threads of its client hang.
 """
 
 import numpy as np
@@ -17,15 +17,15 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """One loop's fetches. `state`: the engine's state."""
+    """The fetches and writes of one engine's loop. `state`: the engine's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox
         self._timeout_ns = int(state.config.fetch_timeout_s * 10**9)
-        self._filled: list[np.ndarray] = []  # blocks that the step that returns now has filled
-        # blocks that returned steps have filled, and the blocks' content ids at that time
+        self._filled: list[np.ndarray] = []  # blocks that the currently processed step has filled
+        # (blocks, content ids at that time) for blocks that earlier steps have filled
         self._computed: list[tuple[np.ndarray, np.ndarray]] = []
-        # fetches that are decided but not committed to the log: (request id, first block, number of blocks)
+        # (request id, first block, number of blocks) for fetches that are decided but not in the log yet
         self._fetches: list[tuple[str, int, int]] = []
 
     def before(self, event: ev.Event) -> None:
@@ -68,9 +68,9 @@ class StoreFetches(Observer):
 
     def release(self) -> None:
         """Start the decided fetches, and write computed blocks to the store. Call this method after the
-        commit and before the next step is dispatched, because the step may overwrite the blocks.
+        events are committed and before the next step is dispatched, because this step may overwrite blocks.
 
-        Blocks whose content has changed or was forgotten since are not written.
+        A block is not written if its content has changed or was forgotten since it was computed.
         """
         computed, self._computed = self._computed, []
         index = self._state.blocks.index

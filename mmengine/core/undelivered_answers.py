@@ -1,7 +1,7 @@
-"""Collects the answers that were not completely delivered yet, from the same events as the state.
+"""Collects the answers that no consumer has received completely. It applies the same events as the state.
 
-A reader of a log collects the answers, and a live engine continues with them. A snapshot contains them, so a
-process that continues from the snapshot needs no earlier record.
+An engine that continues a log collects the answers while it reads the log, and goes on collecting while it
+runs. Snapshots contain the answers, so a process that continues from a snapshot needs no earlier record.
 """
 
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-# Most logprobs in a snapshot, prompt logprobs included. Writing more would take longer than a few ms.
+# Maximum number of logprobs in a snapshot, prompt logprobs included. More would take over a few ms to write.
 MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 
-NO_RECORD = -1  # as a sequence: no record was applied yet
+NO_RECORD = -1  # in place of a record's number: no record was applied yet
 
 _decoder = msgspec.msgpack.Decoder(saved.SavedAnswers)
 _NO_ROWS = np.zeros(0, np.intp)
@@ -36,8 +36,8 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class ResumedAnswer:
-    """A request, with its answer as far as the log holds it. `reason` is empty while the request is
-    live.
+    """A request and the part of its answer that the log contains. `reason` is empty while the request runs or
+    waits.
     """
 
     queued: ev.Queued
@@ -48,11 +48,11 @@ class ResumedAnswer:
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     code: ErrorCode | None = None
-    vector: np.ndarray | None = None  # a pooled request's, if the log contains it
-    order: bytes = b""  # of a prompt's first choice: see core/choice_orders.py
+    vector: np.ndarray | None = None  # the vector of a pooled request, if the log contains it
+    order: bytes = b""  # only for a prompt's first choice: the token order (core/choice_orders.py)
 
     def add(self, output: Output) -> None:
-        """Append the request's output from the next step."""
+        """Append an output that the request got in the next step."""
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
@@ -64,30 +64,30 @@ class ResumedAnswer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no consumer can get the answer: its request was cancelled, or the log has only the digest
-        of its vector.
+        """Whether no consumer can get the answer, because the request was cancelled or the log has only a
+        digest of its vector.
         """
         return self.was_given_up or (self.reason == "pooled" and self.vector is None)
 
     @property
     def was_given_up(self) -> bool:
-        """Whether the request was cancelled by its consumer. A passed deadline does not count as
-        cancelled.
-        """
+        """Whether the consumer cancelled the request. A passed deadline does not count as a cancellation."""
         return self.code is ErrorCode.CANCELLED
 
 
 @dataclass(slots=True)
 class _Scores:
-    """An answer's logprobs (an entry for each token) and its prompt's logprobs."""
+    """The logprobs of an answer, with an entry for each token, and of its prompt. For a pooled request, the
+    vector.
+    """
 
     logprobs: Logprobs | None = None
     of_prompt: PromptLogprobs | None = None
-    vector: np.ndarray | None = None  # float32 [d], of a pooled request
+    vector: np.ndarray | None = None  # float32 [d], only for a pooled request
 
     def __len__(self) -> int:
-        """Return about how many logprobs there are. All tokens are assumed to have as many as the first
-        token.
+        """Return the approximate number of logprobs. All tokens are assumed to have as many logprobs as the
+        first token.
         """
         return len(self.logprobs or ()) * len((self.logprobs or ((),))[0]) + (
             (0 if self.of_prompt is None else self.of_prompt.logprobs.size)
@@ -107,11 +107,11 @@ class _Ended:
 
 
 class UndeliveredAnswers(Observer):
-    """One log's undelivered answers.
+    """The undelivered answers of one log.
 
-    `sequence`: the last applied record's number. `undelivered`: the requests whose answers a consumer
-    still needs. `lacking`: requests whose first tokens have no logprobs here, because the snapshot left them
-    out. `fingerprints`: those in the last RECOVERED.
+    `sequence`: the number of the last applied record. `undelivered`: the requests whose answers a consumer
+    still needs. `lacking`: requests whose first logprobs are unknown because a snapshot omitted them.
+    `fingerprints`: the model's fingerprints in the last RECOVERED.
     """
 
     def __init__(self, state: State, sequence: int = NO_RECORD) -> None:
@@ -121,14 +121,14 @@ class UndeliveredAnswers(Observer):
         self.fingerprints: dict[str, str] = {}
         self._ended: dict[str, _Ended] = {}
         self._orders = ChoiceOrders(state.config.max_num_seqs)
-        self._scores: dict[str, _Scores] = {}  # of live requests that want logprobs
-        # Of a step with logprobs or several choices: the rows that sampled (intp), how many tokens they had
-        # before, and their requests.
+        self._scores: dict[str, _Scores] = {}  # request id -> logprobs, for live requests that want them
+        # These fields describe a step with logprobs or several choices: the rows that sampled (intp), their
+        # numbers of tokens before the step, and their requests.
         self._sampled = _NO_ROWS
         self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
     def before(self, event: ev.Event) -> None:
-        """Process `event`, which is the next record, before it is applied to the state."""
+        """Process the event of the next record, before the event is applied to the state."""
         self.sequence += 1
         match event:
             case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts):
@@ -157,7 +157,7 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Keep the order and the logprobs of the tokens that the requests got from `event`."""
+        """Store the order and the logprobs of the tokens that requests got from `event`."""
         if not isinstance(event, ev.Executed):
             return
         for vector in pooled_vectors(event):
@@ -180,7 +180,7 @@ class UndeliveredAnswers(Observer):
         self._owners = _NO_ROWS
 
     def fold(self, event: ev.Event) -> None:
-        """Apply the next record's event to the state and to these answers."""
+        """Apply the event of the next record to the state and to these answers."""
         self.before(event)
         evolve(self._state, event)
         self.after(event)
@@ -195,8 +195,9 @@ class UndeliveredAnswers(Observer):
         return self._scores.setdefault(name, _Scores()) if name in self.undelivered.begins else None
 
     def answers(self) -> dict[str, ResumedAnswer]:
-        """Return a dict from request id to answer, in the order in which the requests began. Raises
-        CorruptLog for a live request whose QUEUED was not among the records.
+        """Return request id -> answer, in the order in which the requests began.
+
+        Raises CorruptLog for a live request whose QUEUED was not among the records.
         """
         begins, state = self.undelivered.begins, self._state
         for name in state.requests:
@@ -226,7 +227,7 @@ class UndeliveredAnswers(Observer):
         return answers
 
     def saved(self) -> saved.SavedAnswers:
-        """Return the answers in the form that a snapshot contains. `restored` reads this form."""
+        """Return the answers as the structs that a snapshot contains. `restored` reads these structs."""
         state = self._state
         left, lacking = MAX_SCORES, set(self.lacking)
         scores = {name: ended.scores for name, ended in self._ended.items()} | self._scores
@@ -255,9 +256,7 @@ class UndeliveredAnswers(Observer):
 
 
 def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
-    """Return the answers in a snapshot of `state`, or None if the snapshot has no answers or they are
-    invalid.
-    """
+    """Return the answers from a snapshot of `state`, or None if the snapshot has none or they are invalid."""
     if not body.answers or digest_of(body.answers) != body.answers_digest:
         return None
     try:
@@ -268,7 +267,7 @@ def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
 
 
 def _filled(state: State, found: saved.SavedAnswers, sequence: int) -> UndeliveredAnswers:
-    """Return the restored answers. Raises ValueError if they contradict the state."""
+    """Return the restored answers. Raises ValueError if the answers contradict the state."""
     out = UndeliveredAnswers(state, sequence)
     for one in found.answers:
         request = request_of(state.grammar_slots.whole(one.queued))

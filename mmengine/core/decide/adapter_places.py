@@ -1,13 +1,15 @@
-"""Decides whether a waiting request's LoRA adapter may run beside the running adapters. At most `max_loras`
-adapters run at the same time, and each has a place.
+"""Decides whether a waiting request's LoRA adapter may run beside the adapters that already run.
 
-A request whose adapter gets no place, or does not fit into `lora_bytes`, is passed over, and requests after
-it may start. The next free place is then reserved for that request, so that it does not wait forever: no
-later request takes the place for another adapter. One running adapter has to leave: the adapter whose last
-request began longest ago. Requests with the leaving adapter are admitted only if they arrived at most
-`max_num_seqs` requests after the waiting request, so the adapter leaves when its running requests end. Some
-overtaking is allowed because otherwise the adapters would take turns after each request and never share a
-step. Under vLLM's rules no place is reserved.
+At most `max_loras` adapters run at the same time. Each of them occupies a place. A waiting request is passed
+over if its adapter gets no place or does not fit into `lora_bytes`, and later requests may start before it.
+
+The next free place is reserved for the first request that was passed over, so that the request does not wait
+forever. Until then no later request may take the place for another adapter. To free a place, one running
+adapter, the leaving adapter, has to end: the adapter whose last request began longest ago. Requests with the
+leaving adapter are admitted only if they arrived at most `max_num_seqs` requests after the waiting request.
+Without this allowance, the adapters would take turns after each request and never share a step.
+
+Under vLLM's rules no place is reserved.
 """
 
 from collections.abc import Callable
@@ -19,15 +21,15 @@ from mmengine.core.state.view import View
 
 
 class AdapterPlaces:
-    """The places for adapters in one step, in an engine with adapters.
+    """The places for adapters in one step, for an engine with adapters.
 
-    The caller asks for the waiting requests in queue order. Requests that the step passed over earlier also
-    have their places reserved. `may_start`: as in `Admission.admit_next`.
+    The caller asks for the waiting requests in queue order. Requests that earlier decisions of the step
+    passed over also have reserved places. `may_start`: as in `Admission.admit_next`.
     """
 
     def __init__(self, view: View, may_start: Callable[[RequestView], bool] | None = None):
         self._view, self._pool = view, view.adapters
-        self._promised: dict[bytes, int] = {}  # adapters that wait for a place -> their bytes
+        self._promised: dict[bytes, int] = {}  # digest -> bytes of each adapter that waits for a place
         self.waits_longest: RequestView | None = None  # the next place is reserved for this request
         self._leaving: bytes | None = None
         for req_state in view.tenants.passed():
@@ -35,8 +37,8 @@ class AdapterPlaces:
                 self.pass_over(req_state)
 
     def has_place(self, req_state: RequestView) -> bool:
-        """Return whether the request's adapter has a place or gets one. If not, the request is passed
-        over.
+        """Return whether the request's adapter has a place or gets one now. If not, the request counts as
+        passed over.
         """
         adapter = req_state.request.adapter
         if adapter is None:
@@ -44,15 +46,15 @@ class AdapterPlaces:
         if self._pool.is_held(adapter.digest):
             return not self._comes_late(req_state) or adapter.digest != self.leaving
         free = self._view.config.max_loras - self._pool.num_held - len(self._promised)
-        # Thousands of adapters may wait. Their bytes are only added up while some place is left.
+        # Thousands of adapters may wait. Their bytes are added up only if a place is free.
         if free > 0 and self._pool.room_for(adapter, sum(self._promised.values())) is not None:
             return True
         self.pass_over(req_state)
         return False
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Reserve a place for a request that does not start now, if the request waits only for its
-        adapter.
+        """Reserve a place for a request that does not start now. Does nothing if the request waits for
+        more than its adapter.
         """
         adapter = req_state.request.adapter
         ready = not req_state.waits_for_grammar and req_state.store == SETTLED
@@ -67,13 +69,13 @@ class AdapterPlaces:
 
     @property
     def leaving(self) -> bytes:
-        """The digest of the adapter that has to give up its place."""
+        """The digest of the leaving adapter, which has to free its place."""
         if self._leaving is None:
             self._leaving = self._find_leaving()
         return self._leaving
 
     def _find_leaving(self) -> bytes:
-        view, last = self._view, dict[bytes, None]()  # running adapters, the last admitted first
+        view, last = self._view, dict[bytes, None]()  # running adapters, most recently admitted first
         for row in reversed(view.running.tolist()):
             if digest := digest_of(view.requests_by_row[row].request.adapter):
                 last.setdefault(digest)

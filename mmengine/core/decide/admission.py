@@ -1,4 +1,4 @@
-"""Decides which waiting request starts next, and with which blocks."""
+"""Admission: decides which waiting request starts next, and which KV blocks and encoder work it gets."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class Admission:
     """Admits waiting requests by this engine's rules. A subclass may override the methods below the comment
     "Rules that a subclass may override".
 
-    `stops_at_encoder`: a request that the encoder holds back also holds back the requests after it.
+    `stops_at_encoder`: whether a request that lacks space in the encoder also blocks all later requests.
     """
 
     stops_at_encoder = False
@@ -33,11 +33,13 @@ class Admission:
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
         """Return ADMITTED for the first waiting request that can start, or None.
 
-        `may_start` selects the candidates; None: all waiting requests. The result is FETCHED if a block store
-        has more of the request's prefix than the prefix cache, LEASETAKEN if a lease must free
-        blocks first, and EVICTED only under vLLM's rules. A request is passed over while it waits for a
-        grammar, for a store, for a place for its adapter, for the encoder, or for its group's prefill. A
-        request whose blocks are not free holds back all requests after it.
+        `may_start` selects the candidates; None: all waiting requests. Instead of ADMITTED, the result is
+        FETCHED if a block store has more of the request's prefix than the prefix cache, and LEASETAKEN if
+        blocks of a session's lease must be freed first. Only vLLM's rules return EVICTED.
+
+        A request is passed over while it waits for a grammar, for a block store, for an adapter's place, for
+        the encoder, or for the prefill of its group's leader. A request that waits for free blocks blocks all
+        later requests.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
@@ -78,8 +80,8 @@ class Admission:
         """Return the first waiting request that could start if its large item were encoded, and the item's
         index. None: there is no such request.
 
-        A large item is encoded in pieces before its request starts. The search ends at a request that holds
-        back the requests after it.
+        A large item is encoded in parts before its request starts. The search ends at the first request that
+        blocks all later requests.
         """
         if not view.free_rows or view.tokens_left <= 0:
             return None
@@ -98,8 +100,8 @@ class Admission:
         return None
 
     def examined_in_step(self, view: View) -> set[str]:
-        """Return the ids of the waiting requests that the open step's admissions examined. All decisions of
-        the step must be applied."""
+        """Return the ids of the waiting requests that the current step's admissions examined. Call this
+        method after all decisions of the step were applied."""
         examined = {req_state.request.request_id for req_state in view.tenants.passed()}
 
         def examine(req_state: RequestView) -> bool:
@@ -113,7 +115,8 @@ class Admission:
     def first_chunk(self, view: View, req_state: RequestView, start: Start) -> int:
         """Return the length of the request's first chunk within the token budget.
 
-        0: the chunk cannot be split, and the step has too few tokens left. Then the requests after it wait.
+        Returns 0 if the chunk cannot be split and the step has too few tokens left. The request then blocks
+        all later requests.
         """
         left = len(req_state.tokens) - start.num_computed
         if left == 1 and (padding := self.padding(view, start.num_computed)):
@@ -124,14 +127,15 @@ class Admission:
         return whole_chunk(view, req_state, start.num_computed, length)
 
     def cut(self, view: View, draft: EncoderDraft, req_state: RequestView, start: Start, length: int) -> int:
-        """Cut the first chunk before the first item that does not fit the encoder's limits, and return its
-        new length. 0: the request cannot start in this step."""
+        """Cut the first chunk before the first media item that exceeds the encoder's limits, and return the
+        chunk's new length. 0: the request cannot start in this step."""
         length = draft.cut(req_state, view.free_rows[-1], start.num_computed, length)
         return whole_chunk(view, req_state, start.num_computed, length) if length else 0
 
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
-        """Return how many blocks must be free so that the request can start with `length` tokens: its new
-        blocks or the reserve, and its prefix hits that no other request holds."""
+        """Return the number of blocks that must be free so that the request can start with `length` tokens.
+
+        These are its new or reserved blocks, and the prefix hits that no other request holds."""
         num_needed = blocks_held(view, start, length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
         return num_new + _num_free_hits(view, start.cached)
@@ -139,27 +143,27 @@ class Admission:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft for encoder work."""
+        """Return an empty draft, to which the encoder work of a decision is added."""
         return EncoderDraft(view)
 
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
-        """Return the places for adapters, or None for an engine without adapters."""
+        """Return the places of adapters, or None if the engine has no adapters."""
         return AdapterPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many placeholders for drafts are scheduled after the last token of a request that starts
-        with only this token to compute."""
+        """Return the number of draft placeholders to schedule for a request that starts with only one token
+        to compute."""
         return 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks `admission_reserve` "prompt" reserves, prefix hits included."""
+        """Return the number of blocks, prefix hits included, that `admission_reserve` "prompt" reserves."""
         return most_blocks(view, len(req_state.tokens))
 
     # Parts of `admit_next`
 
     def _num_reserved(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks the setting `admission_reserve` reserves for the request, prefix hits
-        included."""
+        """Return the number of blocks, prefix hits included, that the setting `admission_reserve` reserves
+        for the request."""
         match view.config.admission_reserve:
             case "none":
                 return 0
@@ -174,8 +178,8 @@ class Admission:
     def _admission(
         self, view: View, req_state: RequestView, start: Start, length: int, draft: EncoderDraft
     ) -> ev.Admitted | ev.LeaseTaken | None:
-        """Return ADMITTED for a chunk of `length` tokens, LEASETAKEN if a lease can free the lacking
-        blocks, or None."""
+        """Return ADMITTED for a chunk of `length` tokens. If too few blocks are free, return LEASETAKEN if a
+        lease can free the missing blocks, or else None."""
         if lacking := self._num_lacking(view, req_state, start, length):
             return _take_back(view, start, lacking)
         cached = start.cached
@@ -208,9 +212,10 @@ class Admission:
     def _fetch(
         self, view: View, req_state: RequestView, start: Start
     ) -> ev.Fetched | ev.LeaseTaken | Passed | None:
-        """Return FETCHED for the blocks that a store offers beyond the prefix hits, PASSED while another
-        request fetches the same blocks, LEASETAKEN if a lease must free blocks first, or None while too few
-        blocks are free."""
+        """Return FETCHED for the blocks that a store offers beyond the prefix hits.
+
+        Returns PASSED while another request fetches the same blocks. If too few blocks are free, returns
+        LEASETAKEN if a lease can free the missing blocks, or else None."""
         count = req_state.num_offered - len(start.cached)
         if lacking := self._num_lacking(view, req_state, start, count * view.block_size):
             return _take_back(view, start, lacking)
@@ -219,12 +224,12 @@ class Admission:
 
 
 def blocks_for(view: View, num_tokens: int) -> int:
-    """Return how many blocks `num_tokens` tokens and the drafter's lookahead need."""
+    """Return the number of blocks for `num_tokens` tokens and the drafter's lookahead."""
     return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
 
 
 def blocks_held(view: View, start: Start, length: int) -> int:
-    """Return how many blocks the row holds after `start` and `length` further tokens, in all groups."""
+    """Return the number of blocks, in all groups, that a row holds after `start` and `length` more tokens."""
     count = blocks_for(view, start.num_computed + length)
     if view.num_groups == 1:
         return count
@@ -232,13 +237,15 @@ def blocks_held(view: View, start: Start, length: int) -> int:
 
 
 def most_blocks(view: View, num_tokens: int) -> int:
-    """Return how many blocks a row with `num_tokens` tokens may hold, in all groups."""
+    """Return the maximum number of blocks, in all groups, for a row with `num_tokens` tokens."""
     return blocks_for(view, num_tokens) if view.num_groups == 1 else view.config.most_blocks(num_tokens)
 
 
 def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:
-    """Return the decision with a free state slot for the row. The slot with the kept state that the row
-    continues from is only chosen if no other slot is free."""
+    """Return the decision with a free state slot for the row.
+
+    If the row continues from a kept state in a free slot, that slot is chosen only if no other slot is free.
+    """
     slots = view.states.peek(2)
     slot = next((slot for slot in slots.tolist() if slot != start.state_from), start.state_from)
     return ev.AdmittedWithState(
@@ -255,7 +262,7 @@ def _num_free_hits(view: View, cached: np.ndarray) -> int:
 
 
 def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
-    """Return the next `count` free blocks, int32, that are not prefix hits. `revived`: how many prefix
-    hits `cached` are free blocks."""
+    """Return the next `count` free blocks, int32, that are not among the prefix hits `cached`. `revived`: the
+    number of prefix hits that are free blocks."""
     blocks = view.blocks.peek(count + revived) if revived else view.blocks.peek(count)
     return blocks[~np.isin(blocks, cached)][:count] if revived else blocks

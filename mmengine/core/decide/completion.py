@@ -1,4 +1,4 @@
-"""Decides which requests end, from the state after a step or after a consumer left."""
+"""Decides which requests end or are preempted after a step, a cancellation, a failed step or a crash."""
 
 import numpy as np
 
@@ -10,20 +10,20 @@ from mmengine.core.state.view import View
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 
-# The reasons of rows that stopped, by the kind of stop; for other kinds "stop".
+# The finish reason for each kind of stop. Kinds that are not listed have the reason "stop".
 _REASONS = {CUT: "length", REPETITION: "repetition", REPETITION_CLOSED: "repetition"}
 
 
 def complete(view: View) -> list[ev.Finished | ev.Preempted]:
-    """Return FINISHED for requests that stopped, were pooled, reached their length limit, failed or were
-    cancelled. Return PREEMPTED for requests that are retried after a failed step or a crash, or after a
-    cache reset.
+    """Return the events for requests that end, and for requests that are computed again.
 
-    The events for rows come first, in admission order.
+    FINISHED: the request stopped, was pooled, reached its length limit, failed or was cancelled. PREEMPTED:
+    the request is retried after a failed step, a crash or a cache reset. The events of running requests come
+    first, in admission order.
     """
     running = view.running
-    # In most steps no request is complete. Comparing whole columns finds this out fastest. A free row is
-    # never complete.
+    # In most steps no request is complete, and comparing whole columns is the fastest way to see this. The
+    # column values of a free row never look complete.
     over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
     if view.num_prefills:
         over = _without_unread(view, over)
@@ -54,20 +54,20 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
 
 
 def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
-    """Set `over` to False for prefill-only requests whose prompts are not computed yet, and return `over`."""
+    """Set `over` to False for prefill-only requests whose prompts are not computed yet. Returns `over`."""
     for row in np.flatnonzero(over & np.asarray(view.ended == RUNS_ON)).tolist():
         over[row] = is_computed(view, view.requests_by_row[row])
     return over
 
 
 def _failed(req_state: RequestView) -> ev.Finished:
-    """Return FINISHED with reason "error"."""
+    """Return FINISHED with the reason "error"."""
     code = ErrorCode.INVALID_GRAMMAR if req_state.waits_for_grammar else ErrorCode.REQUEST_FAILED
     return ev.Finished(req_state.request.request_id, "error", req_state.detail, code)
 
 
 def _aborted(req_state: RequestView) -> ev.Finished:
-    """Return FINISHED for a request that was cancelled or whose deadline passed."""
+    """Return FINISHED for a request that was cancelled or whose deadline has passed."""
     reason = req_state.cancelled
     code = ErrorCode.DEADLINE_EXCEEDED if reason == ev.DEADLINE else ErrorCode.CANCELLED
     return ev.Finished(req_state.request.request_id, "abort", reason, code)

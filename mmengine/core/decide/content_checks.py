@@ -1,4 +1,4 @@
-"""Checks a prompt and its media against the limits of the settings, before they become events in the log."""
+"""Checks a request's prompt and media against the limits in the settings, before the request is logged."""
 
 import math
 
@@ -8,7 +8,7 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.request import MediaItem
 
-# settings that limit the size of a media item; 0 means no limit
+# Settings that limit the size of a media item. The value 0 means no limit.
 _ENCODER_LIMITS = ("encoder_budget", "encoder_cache_size")
 _ITEM_LIMITS = (*_ENCODER_LIMITS, "max_item_embeds")
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
@@ -18,7 +18,7 @@ PROMPT = FieldPath("prompt")
 def check_content(
     prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig, max_media: int | None = None
 ) -> None:
-    """Raise InvalidRequest for a prompt (int32 [n]) or media that exceed the limits of these settings."""
+    """Raise InvalidRequest if the prompt (int32 [n]) or the media exceed a limit in the settings."""
     _check_prompt(prompt, config)
     if max_media is not None and len(media) > max_media:
         raise InvalidRequest(
@@ -35,7 +35,7 @@ def check_content(
 
 
 def _check_whole_prompt(num_tokens: int, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for a prompt that one step cannot compute, or whose media it cannot encode."""
+    """Raise InvalidRequest if one step cannot compute the whole prompt or encode all its media."""
     if num_tokens > (limit := _least(config, _CHUNK_LIMITS)):
         name = next(name for name in _CHUNK_LIMITS if getattr(config, name) == limit)
         raise InvalidRequest(
@@ -72,8 +72,8 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit or, if items or their runs are not split
-    across chunks, the largest chunk.
+    """Raise InvalidRequest for an item that exceeds an encoder limit. If items or their runs are not split
+    across chunks, the same holds for an item that is longer than the largest chunk.
     """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat
@@ -97,7 +97,7 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
 
 
 def _least(config: EngineConfig, names: tuple[str, ...]) -> float:
-    """Return the smallest of these limits; 0 means no limit."""
+    """Return the smallest of these limits. A limit of 0 means no limit."""
     return min((limit for name in names if (limit := getattr(config, name))), default=math.inf)
 
 
@@ -112,7 +112,8 @@ def _too_large(
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
     """Check that the item's runs ascend, begin at `end` or later, do not overlap, and lie in the prompt.
-    Returns the last run's end and the length of all runs together.
+
+    Returns (end of the last run, total length of all runs).
     """
     size = 0
     if not item.runs:

@@ -1,4 +1,4 @@
-"""Chooses an engine's scheduler: the scheduler with this engine's rules, or that with vLLM's rules."""
+"""Selects the scheduler of an engine by the setting `compat`: this engine's rules or vLLM's rules."""
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.scheduler import SCHEDULER, Scheduler
@@ -14,5 +14,5 @@ _SCHEDULERS = {
 
 
 def scheduler_of(config: EngineConfig) -> Scheduler:
-    """Return the scheduler for the setting `compat`."""
+    """Return the scheduler that the setting `compat` selects."""
     return _SCHEDULERS[config.compat]

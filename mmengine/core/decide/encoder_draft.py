@@ -1,4 +1,4 @@
-"""Plans the encoder work for one decision: items to encode, outputs to evict, and where a chunk is cut."""
+"""Drafts the encoder work of one decision: items to encode, outputs to evict, and where a chunk is cut."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,11 @@ from mmengine.request import MediaItem, num_before
 
 
 class Shortage(NamedTuple):
-    """The reason why an item does not fit into a step: it needs `needed`, and only `free` is left.
+    """The reason why a media item does not fit into a step: it needs `needed`, but only `free` is left.
 
-    `what`: "encoder budget" or "encoder cache", in embeddings; "encoder work", in units
-    (encoder_cache/work.py); or "encoder pieces" if the item needs more units than one step may do.
+    `what` names the limit: "encoder budget" or "encoder cache" (counted in embeddings), "encoder work"
+    (counted in the units of encoder_cache/work.py), or "encoder pieces" if the item needs more units than one
+    step may do.
     """
 
     what: str
@@ -21,8 +22,10 @@ class Shortage(NamedTuple):
 
 
 class EncoderDraft:
-    """Encoder work that one decision adds. Items are added in order while they fit the budget and the cache,
-    after the evictions that the draft already plans. A subclass may override `cut_before` and `left_behind`.
+    """The encoder work that one decision adds to a step.
+
+    Items are added in order while they fit the encoder's budget and cache. Evictions that the draft already
+    plans count as done. A subclass may override `would_split`, `cut_before` and `left_behind`.
     """
 
     def __init__(self, view: View):
@@ -31,17 +34,17 @@ class EncoderDraft:
         self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
         self._left = view.encoder_left
         self._piece, self._work_left = view.config.encoder_piece, view.work_left
-        self._added: dict[bytes, int] = {}  # keys of the items to encode -> their embeddings
+        self._added: dict[bytes, int] = {}  # key -> number of embeddings, for each item to encode
         self._keep: set[bytes] = set()  # cached items that this decision needs
         self._looked_up: list[bytes] = []  # cached items, in the order of their first use
         self.encode: list[tuple[bytes, int, int]] = []
         self.evict: list[bytes] = []
-        self.refused: dict[str, Shortage] = {}  # request id -> why the request's chunk was cut
+        self.refused: dict[str, Shortage] = {}  # request id -> reason why the request's chunk was cut
         self.large: tuple[RequestView, int] | None = None  # the first refused item that needs several steps
 
     def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
-        """Cut the chunk [start, start + length) before the first item that does not fit, and return its new
-        length. Items that fit are added to the draft."""
+        """Cut the chunk [start, start + length) before the first item that does not fit. Items that fit are
+        added to the draft. Returns the chunk's new length."""
         if not length:
             return 0
         media, end = req_state.request.media, start + length + self._ahead
@@ -53,7 +56,7 @@ class EncoderDraft:
                 return max(0, item.start - start - self._ahead)
             first = next((at for at, size in item.runs if at + size > start and at < end), None)
             if first is None:
-                continue  # the chunk has only text between the item's runs
+                continue  # the chunk contains only text between two runs of the item
             if not self._take(req_state, row, index, item.num_embeds):
                 return self.cut_before(first - start)
         return length
@@ -61,22 +64,23 @@ class EncoderDraft:
     # Rules that a subclass may override
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
-        """Return whether a chunk without `split_media` must end before `item`. `end`: the chunk's end and the
-        tokens that a drafter reads ahead."""
+        """Return whether the chunk must end before `item`, in an engine without `split_media`. `end`: the end
+        of the chunk, plus the tokens that a drafter reads ahead."""
         return start + self._ahead < item.start and end < item.end
 
     def cut_before(self, distance: int) -> int:
-        """Return the length of a chunk that is cut before an item. The item begins `distance` tokens after
-        the chunk's start.
+        """Return the length of a chunk that is cut before an item. `distance`: number of tokens from the
+        chunk's start to the item.
 
-        A drafter reads one token ahead, so the chunk ends one token earlier. If that would leave an empty
-        chunk, the drafter works without the next token; otherwise the row could wait forever for the item.
+        A drafter reads one token ahead, so the chunk ends one token earlier. If the chunk would then be
+        empty, it is not shortened, and the drafter works without the next token. Otherwise the row could wait
+        forever for the item.
         """
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return the event for cache changes that stay although the chunk does not run; None: no change
-        stays. `given_up`: the request was examined and cannot run in this step."""
+        """Return an event for changes of the encoder cache that remain although the chunk does not run, or
+        None. `given_up`: the request was examined and cannot run in this step."""
         return None
 
     def _take(self, req_state: RequestView, row: int, index: int, size: int) -> bool:

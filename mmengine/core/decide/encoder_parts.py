@@ -1,10 +1,11 @@
-"""Decides the encoder work for items that need more work than one step may do. Such an item is encoded in
-parts over several steps, one item at a time.
+"""Decides the encoder work for large media items, which need more work than one step may do. A large item is
+encoded in parts over several steps, one item at a time.
 
 A part is the last decision of a step, after the rows that compute tokens. If no row computes tokens, the part
-opens the step. A part is computed for a request that cannot continue without the item: a running row whose
-next token belongs to the item, or a waiting request whose first chunk would begin with the item. The last
-part puts the features into the encoder cache, and the request continues in the next step.
+is the step's only decision. A part belongs to a request that cannot continue without the item. This is a
+running request whose next token belongs to the item, or a waiting request whose first chunk would begin with
+the item. The last part puts the item's features into the encoder cache. The request continues in the next
+step.
 """
 
 from mmengine.core.decide.admission import Admission, MayStart
@@ -15,8 +16,11 @@ from mmengine.events import vocabulary as ev
 
 
 def next_part(view: View, admission: Admission) -> ev.Encoded | None:
-    """Return the part that the open step computes, after all its other decisions. None: no request waits for
-    a large item, the part may not join this step, or the encoder cache has no space for the features."""
+    """Return the part that the current step computes. Call this function after all other decisions of the
+    step.
+
+    Returns None if no request waits for a large item, if the part may not join this step, or if the encoder
+    cache has no space for the features."""
     part = view.part
     found: tuple[RequestView, int] | None = None
     if part is not None:
@@ -39,16 +43,16 @@ def next_part(view: View, admission: Admission) -> ev.Encoded | None:
 
 
 def _may_join(view: View, req_state: RequestView) -> bool:
-    """Return whether the request's part may join the open step. A suspect's part runs alone, and no
-    part joins a step with suspects."""
+    """Return whether the request's part may join the current step. Suspects (see fault_isolation.py) and
+    other requests never share a step."""
     if not view.suspects or not view.is_open:
         return True
     return not (req_state.isolation_rows or view.requests_by_row[int(view.step_rows[0])].isolation_rows)
 
 
 def _first_large(view: View, admission: Admission, may_start: MayStart) -> tuple[RequestView, int] | None:
-    """Return the first request that cannot continue without a large item, and the item's index. Running rows
-    come first, in order, then waiting requests. `may_start` selects the candidates."""
+    """Return the first request that cannot continue without a large item, and the item's index. Running
+    requests come first, then waiting requests. `may_start` selects the candidates."""
     running = view.running
     ahead = bool(view.config.lookahead_tokens)
     at_media = running[view.next_media[running] <= view.num_computed[running] + ahead]

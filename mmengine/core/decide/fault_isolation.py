@@ -1,10 +1,9 @@
-"""Finds the request that makes steps fail: a failed step's requests run again in halves, apart from
-other requests.
+"""Finds the request that makes steps fail, by running the requests of a failed step again in smaller groups.
 
-After a failed step its requests become suspects. A failure counts against a request only if the request was
-alone in the step. A suspect runs only in steps with suspects, with at most half as many rows as the failed
-step, until it gains a token; then it runs with all other requests again. So a faulty request is found after
-about log2(rows) more failed steps, and the other requests lose only time.
+The requests of a failed step become suspects. A suspect runs only together with other suspects, in steps with
+at most half as many rows as the failed step. When a suspect gains a token, it runs with all other requests
+again. A failure counts against a request only if the request was alone in the step. A faulty request is
+therefore found after about log2(rows) further failed steps, and the other requests lose only time.
 """
 
 import numpy as np
@@ -19,15 +18,15 @@ from mmengine.events import vocabulary as ev
 
 
 def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> ev.StepDecision | None:
-    """Return a step's next decision while there are suspects.
+    """Return the next decision of a step while there are suspects.
 
-    If no suspect can run because other requests hold the rows or blocks that it needs, these other requests
-    run instead.
+    If other requests hold the rows or blocks that the suspects need, so that no suspect can run, the other
+    requests run instead.
     """
     running = view.running
     suspect = np.array([view.requests_by_row[row].isolation_rows > 0 for row in running.tolist()], bool)
     if view.is_open and not view.requests_by_row[view.step_rows[0]].isolation_rows:
-        return None  # no new request starts in a step without suspects
+        return None  # a step without suspects gets no further requests
     group = running[suspect]
     if len(group) and not view.is_open:
         event = running_rows.schedule(view, group)

@@ -1,4 +1,4 @@
-"""Decides whether a waiting request fetches blocks from a store instead of being admitted."""
+"""Decides whether a waiting request fetches KV blocks from a block store before it is admitted."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ def decide_fetch(
     view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray
 ) -> ev.Fetched | Passed:
     """Return FETCHED for a fetch into the free blocks `new`, or PASSED while another request fetches the same
-    blocks. `cached`: the prefix hits before the fetched blocks. Both arrays are int32.
+    blocks. `cached`: the prefix hits, which precede the fetched blocks. Both arrays are int32.
     """
     if any(_same_next(view, req_state, view.requests[name], len(cached)) for name in view.fetching):
         return PASSED
@@ -25,9 +25,7 @@ def decide_fetch(
 
 
 def _same_next(view: View, one: RequestView, other: RequestView, number: int) -> bool:
-    """Return whether block `number` has the same content in both requests and `other` is fetching this
-    block.
-    """
+    """Return whether `other` is fetching block `number` and the block has equal content in both requests."""
     end = (number + 1) * view.block_size
     first = len(other.fetch_blocks) - other.num_fetching
     return (

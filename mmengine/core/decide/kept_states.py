@@ -1,4 +1,4 @@
-"""Decides which recurrent states a step keeps for the prefix cache."""
+"""Decides which recurrent states a step keeps, so that later prefix hits can continue from these states."""
 
 import numpy as np
 
@@ -10,8 +10,9 @@ from mmengine.events import vocabulary as ev
 
 
 def keep_states(view: View) -> ev.StatesKept | None:
-    """Return the states to keep for the open step's rows. Call this function after all rows of the step are
-    decided. None: no state is due, or no slot is free. If there are too few slots, the rows that were
+    """Return STATESKEPT for the current step's rows, or None if no state is due or no slot is free.
+
+    Call this function after all rows of the step were decided. If there are too few slots, the rows that were
     admitted last get them.
     """
     if not any_due(view.keep_at, view.num_computed):
@@ -30,8 +31,8 @@ def keep_states(view: View) -> ev.StatesKept | None:
 
 
 def _wanted(view: View, rows: ReadOnlyArray, certain: np.ndarray) -> list[tuple[int, int]]:
-    """Return (row, tokens) for each state that is due: the row's state after its first `tokens` tokens.
-    Blocks whose content is not recorded, or that have a kept state already, are left out.
+    """Return (row, n) for each due state: the row's state after its first n tokens. States are left out if
+    the content of their block is not recorded or already has a kept state.
     """
     size, every = view.block_size, view.config.snapshot_every
     wanted, seen = list[tuple[int, int]](), set[int]()

@@ -1,8 +1,8 @@
-"""Decides which KV blocks a session keeps under a lease when one of its requests ends, and which leased
-blocks are taken back.
+"""Decides on leases: KV blocks that an idle session keeps for its next request.
 
-A lease never delays a request: before a request waits for blocks or is preempted, blocks are taken from the
-leases. These blocks stay in the prefix cache until they are overwritten.
+A lease begins or grows when a request of the session ends. Leases never delay a request: before a request
+waits for blocks or is preempted, blocks are taken from leases. Blocks that were taken stay in the prefix
+cache until they are overwritten.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,9 @@ NO_FREE_BLOCKS, LIMIT = "no free blocks", "session_blocks"
 
 
 def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
-    """Return the next change to a lease, or None. Apply each returned event before the next call. Call this
-    function before `complete` ends requests, because their rows still hold the blocks.
+    """Return the next change of a lease, or None. Apply each returned event before the next call.
+
+    Call this function before `complete` ends requests, because their rows still hold the blocks.
     """
     for session, req_state in _ending(view):
         wanted = _wanted(view, req_state)
@@ -38,7 +39,7 @@ def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
 
 
 def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
-    """Yield each session whose request is about to end by stop or length, with this request."""
+    """Yield (session, request) for each session whose request is about to end by stop or length."""
     for name, session in view.sessions.of_request.items():
         req_state = view.requests.get(name)
         if req_state is None or req_state.row < 0 or req_state.cancelled or session.is_settled:
@@ -50,15 +51,15 @@ def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
 
 
 def is_computed(view: View, req_state: RequestView) -> bool:
-    """Return whether a prefill-only request is completely computed. True for any other request."""
+    """Return whether a prefill-only request is completely computed. For any other request, return True."""
     row = req_state.row
     whole = view.num_computed[row] >= view.num_tokens[row] and not view.scheduled[row]
     return not req_state.request.is_prefill or bool(whole and not view.in_flight[row])
 
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the row's full blocks, at most as many as one session may hold. With block groups a session
-    holds none: a hit also needs the blocks of the windows before it."""
+    """Return the row's full blocks, up to the limit for one session. With several block groups there are no
+    leases, because a hit also needs the window groups' blocks."""
     if view.num_groups > 1:
         return NO_BLOCKS
     count = min(int(view.num_filled[req_state.row]), view.config.most_leased)
@@ -66,9 +67,9 @@ def _wanted(view: View, req_state: RequestView) -> np.ndarray:
 
 
 def lease_to_take(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
-    """Return the lease to shorten next so that `num_blocks` more blocks become free, or None if all leases
-    together cannot free so many. Blocks in `hits` (int32) do not count, because the caller is about to use
-    them.
+    """Return the lease to shorten next so that `num_blocks` more blocks become free, or None if even all
+    leases together cannot free so many blocks. `hits` (int32): blocks that do not count, because the caller
+    is about to use them.
     """
     leased = view.sessions.leased()
     if not len(leased):

@@ -1,4 +1,4 @@
-"""Checks requests and observations before they become events in the log."""
+"""Checks requests and other observations before they become events in the log."""
 
 import msgspec
 import numpy as np
@@ -22,14 +22,14 @@ from mmengine.request import (
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
-MAX_PROMPT_LOGPROBS = 2**18  # prompt tokens times their alternatives; 2 MiB in the log
-MAX_DIGEST_BYTES = 64  # longest digest that names an adapter
-MAX_ENVELOPE_BYTES = 2**20  # most bytes that a server may keep with a request in the log
+MAX_PROMPT_LOGPROBS = 2**18  # maximum of prompt tokens times alternatives; these take 2 MiB in the log
+MAX_DIGEST_BYTES = 64  # maximum length of an adapter's digest
+MAX_ENVELOPE_BYTES = 2**20  # maximum size of the data that a server keeps with a request in the log
 
 
 def accept(view: View, observation: ev.Event) -> list[ev.Event]:
-    """Return the events to log for an observation. The list is empty if the observation has no effect on the
-    current state. A request that arrives while the queue is full gets FINISHED with reason "rejected".
+    """Return the events to log for an observation. The list is empty if the observation does not affect the
+    current state. A request that arrives while the queue is full gets FINISHED with the reason "rejected".
     """
     match observation:
         case ev.Queued(request_id=name):
@@ -66,7 +66,7 @@ def accept(view: View, observation: ev.Event) -> list[ev.Event]:
 
 
 def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
-    """Return whether a request waits for this report from a store, and the report is valid for its state."""
+    """Return whether a request waits for this store report, and the report fits the request's state."""
     req_state = view.requests.get(report.request_id)
     if req_state is None:
         return False
@@ -79,8 +79,8 @@ def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
 
 
 def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:
-    """Raise InvalidRequest for a request that could never run with these settings. `max_media`: a session's
-    limit, which may differ from a request's limit.
+    """Raise InvalidRequest if the request could never run with these settings. `max_media`: the limit of the
+    request's session, which may differ from the limit of a single request.
     """
     _check_text("request_id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
@@ -155,7 +155,7 @@ def _check_pooling(request: Request) -> None:
 
 
 def check_session(event: ev.SessionOpened, config: EngineConfig) -> None:
-    """Raise InvalidRequest for a session that these settings do not allow."""
+    """Raise InvalidRequest if these settings do not allow the session."""
     _check_text("a session id", event.session_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", event.cache_salt, 0, MAX_SALT_CHARS)
     _check_integer("idle_ns", event.idle_ns, 0, 2**62 - 1)

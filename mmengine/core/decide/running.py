@@ -1,4 +1,4 @@
-"""Decides which tokens the running rows compute in a step, and which row is preempted when blocks run out."""
+"""Decides how many tokens each running row computes in a step, and which row to preempt if blocks run out."""
 
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from mmengine.events import vocabulary as ev
 class Wanted(NamedTuple):
     """The rows that get tokens in a step.
 
-    `rows`: intp. `tokens`: how many tokens each row gets, int32. `draft`: the encoder work of these rows, or
-    None. `plain`: every row gets one token and no encoder work.
+    `rows`: intp. `tokens`: number of tokens of each row, int32. `draft`: the encoder work for these rows, or
+    None. `plain`: whether each row gets exactly one token and no row needs encoder work.
     """
 
     rows: ReadOnlyArray
@@ -34,8 +34,8 @@ class RunningRows:
     def schedule(
         self, view: View, rows: ReadOnlyArray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted | ev.LeaseTaken | None:
-        """Return SCHEDULED for `rows` (intp, in order), the event that must free blocks first, or None if no
-        row gets tokens."""
+        """Return SCHEDULED for `rows` (intp, in order). If blocks are short, return an event that frees
+        blocks. Return None if no row gets tokens."""
         wanted = self.wanted_by(view, rows)
         if not len(wanted.rows):
             return wanted.draft.left_behind(given_up=False) if wanted.draft else None
@@ -47,8 +47,8 @@ class RunningRows:
         return taken if taken is not None else self.relieve(view, wanted, short, further)
 
     def wanted_by(self, view: View, rows: ReadOnlyArray) -> Wanted:
-        """Return the tokens that `rows` get if enough blocks are free. Tokens are given in row order until
-        the budgets are spent."""
+        """Return the tokens that `rows` get if enough blocks are free. Rows get tokens in order until a
+        budget is used up."""
         wanted = self.tokens_left(view, rows)
         draft = None
         plain = len(rows) <= view.tokens_left and np.count_nonzero(wanted != 1) == 0
@@ -68,11 +68,11 @@ class RunningRows:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft for encoder work."""
+        """Return an empty draft, to which the encoder work of a decision is added."""
         return EncoderDraft(view)
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
-        """Return how many tokens each row could compute now, drafts included, int32."""
+        """Return the number of tokens that each row could compute now, drafts included, int32."""
         wanted = view.num_tokens[rows] - view.num_computed[rows]
         if view.flights:
             wanted = _ahead_of_results(view, rows, wanted)
@@ -83,8 +83,8 @@ class RunningRows:
     def relieve(
         self, view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
-        """Return the next event if too few blocks are free for the rows. `short`, `further`: the result of
-        `further_blocks`."""
+        """Return the next event if the rows need more blocks than are free. `short`, `further`: as returned
+        by `further_blocks`."""
         return preempt(view)
 
     def scheduled(self, view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
@@ -102,15 +102,15 @@ class RunningRows:
 
 
 def with_drafts(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
-    """Return `wanted` (tokens for each of `rows`) plus the rows' drafts, limited by max_model_len."""
+    """Return `wanted` (the number of tokens of each row) plus the rows' drafts, limited by max_model_len."""
     return np.minimum(wanted + view.num_drafts[rows], view.config.max_model_len - 1 - view.num_computed[rows])
 
 
 def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Preempted:
-    """Return PREEMPTED for the policy's victim.
+    """Return PREEMPTED for the row that the policy selects.
 
-    The victim's KV is swapped out if the host pool has room, and either `preempt_mode` is "swap", or it is
-    "auto" and a swap costs less than computing the KV again.
+    The row's KV is swapped out if the host pool has room for it and swapping is preferred. With
+    `preempt_mode` "swap" it always is; with "auto" only if a swap costs less than computing the KV again.
     """
     config, row = view.config, view.policy.victim(view)
     req_state = view.requests_by_row[row]
@@ -120,7 +120,7 @@ def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Pr
     free = view.free_host_blocks
     cheaper = num_blocks * config.swap_block_ns < num_computed * config.recompute_token_ns
     wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
-    # A request that swaps in the middle of its prompt would lose the logprobs of the computed prompt tokens.
+    # If a request were swapped out in the middle of its prompt, its prompt logprobs so far would be lost.
     if req_state.request.sampling.prompt_logprobs is not None:
         wanted = wanted and int(view.num_tokens[row]) > req_state.num_prompt
     if config.num_state_slots:  # recurrent states are computed again, or copied from a kept state
@@ -133,8 +133,8 @@ def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Pr
 
 
 def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
-    """Return `wanted` plus the tokens that steps in flight will give the rows. A row gets 0 if it ends with
-    these tokens or must wait for them (core/state/overlap.py)."""
+    """Return `wanted` plus the tokens that steps in flight will add to the rows. Rows that end with these
+    tokens, or must wait for them (core/state/overlap.py), get 0."""
     pending = view.num_pending[rows]
     waits = (pending > 0) & (view.num_tokens[rows] + pending >= np.abs(view.runs_ahead_to[rows]))
     wanted = wanted + pending
@@ -163,7 +163,7 @@ def _within_limits(view: View, wanted: np.ndarray) -> np.ndarray:
 
 
 def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
-    """Return `wanted`, int32, limited to `budget` tokens in all. Earlier rows come first."""
+    """Return `wanted`, int32, limited to `budget` tokens in total. Earlier rows get their tokens first."""
     before = np.cumsum(wanted, dtype=np.int64) - wanted
     return np.clip(budget - before, 0, wanted).astype(np.int32)
 
@@ -171,8 +171,8 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
-    """Return `wanted` with chunks cut before embeddings that do not fit the encoder's limits, and not inside
-    a run that must not be split. `media`: the indices into `rows` of the chunks that reach embeddings."""
+    """Return `wanted` with chunks cut before embeddings that exceed the encoder's limits. Chunks never end
+    inside a run that must not be split. `media`: indices into `rows` of the chunks that reach embeddings."""
     wanted = wanted.copy()
     for place in media.tolist():
         left = max(0, view.tokens_left - int(wanted[:place].sum()))

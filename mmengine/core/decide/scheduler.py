@@ -1,8 +1,6 @@
-"""The scheduler: decides the open step's next event.
+"""The scheduler: decides a step, one event at a time.
 
-There is no prefill phase and no decode phase: each request's computed tokens catch up with its known tokens.
-The scheduler decides a step one event at a time. Each event is a pure function of the state after the
-previous event was applied:
+Each event is a pure function of the state after the previous event was applied:
 
     PREEMPTED*   while the running rows need more blocks than are free
     SCHEDULED    the running rows, in admission order
@@ -10,12 +8,13 @@ previous event was applied:
     STATESKEPT   recurrent states of the rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-So a block that one event fills can be a prefix hit for the next event. vLLM's rules decide in another way
-(core/decide/vllm/scheduler.py).
+A block that one event schedules can therefore be a prefix hit for the next event. A step has no prefill or
+decode phase: each request computes the tokens that it has and that are not computed yet. vLLM's rules decide
+in another order (core/decide/vllm/scheduler.py).
 
 With max_in_flight 2 the scheduler decides a step while the previous step runs, if no decision depends on the
-result of that step (core/state/overlap.py). The token that a running row will get from the previous step
-counts as known (`num_pending`), although its id is unknown.
+result of the previous step (core/state/overlap.py). The token that a running row will get from the previous
+step counts as known (`num_pending`), although its id is unknown.
 """
 
 from mmengine.core.decide.admission import Admission
@@ -36,23 +35,23 @@ class Scheduler:
 
     # Whether requests that are cancelled while a step runs end before the step's result is applied.
     ends_leavers_first = False
-    # Whether a request may be preempted while a step in flight has it.
+    # Whether a request may be preempted while a step in flight computes its tokens.
     preempts_in_flight = False
 
     def __init__(self, admission: Admission, running: RunningRows):
         self.admission, self.running = admission, running
 
     def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
-        """Return the constants with which the fold applies this scheduler's decisions."""
+        """Return the constants that the fold needs to apply this scheduler's decisions."""
         return ev.FoldConstants()
 
     def schedule(self, view: View) -> ev.StepDecision | None:
-        """Return this step's next decision, or None if the step is complete or nothing can run."""
+        """Return the next decision of this step, or None if the step is complete or no request can run."""
         if view.step_part is not None:
             return None
         if view.flights and not view.is_open and self.waits_for(view):
             return None
-        # STATESKEPT refers to the rows' states at the end of the step, so no row may join after it.
+        # STATESKEPT refers to states at the end of the step, so no row may join the step after STATESKEPT.
         event = None if view.step_kept else self._next_rows(view)
         if isinstance(event, ev.Preempted) and view.flights and not self.preempts_in_flight:
             return None  # a preempted row's blocks do not become free while a step in flight uses them
@@ -63,18 +62,20 @@ class Scheduler:
         return event
 
     def waits_for(self, view: View) -> str:
-        """Return why the next step must wait for the result of a step in flight: as in overlap.waits_for."""
+        """Return why the next step must wait for a step in flight, as overlap.waits_for does; "" if it need
+        not wait.
+        """
         return overlap.waits_for(view)
 
     def why_it_waits(self, view: View) -> str:
-        """Return why `schedule` opened no step while another step runs: a reason in overlap.HOW."""
+        """Return why `schedule` decided nothing while another step runs: a reason in overlap.HOW."""
         reason = self.waits_for(view)
         if not reason and isinstance(self._next_rows(view), ev.Preempted):
             reason = overlap.BLOCKS
         return reason or overlap.ALONE
 
     def undecided_rows(self, view: View) -> ReadOnlyArray:
-        """Return the running rows, intp, that `schedule` examines next in this step."""
+        """Return the running rows, intp, that the next decision of this step may schedule."""
         if view.is_open:
             return view.running[:0]
         return _prefills(view) if view.policy.prefill_first else view.running
@@ -85,7 +86,7 @@ class Scheduler:
         return self.next_event(view)
 
     def next_event(self, view: View) -> ev.StepDecision | None:
-        """Return the next decision about running and waiting requests while no request is a suspect."""
+        """Return the next decision about running and waiting requests, if no request is a suspect."""
         rows = self.undecided_rows(view)
         event = self.running.schedule(view, rows) if len(rows) else None
         if event is not None:
@@ -97,7 +98,7 @@ class Scheduler:
 
 
 def _prefills(view: View) -> ReadOnlyArray:
-    """Return the running rows, intp, whose prompts are not computed yet."""
+    """Return the running rows, intp, whose prompts are not completely computed."""
     running = view.running
     left = view.num_tokens[running] + view.num_pending[running] - view.num_computed[running]
     return running[left > 1]

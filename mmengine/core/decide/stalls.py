@@ -1,9 +1,9 @@
 """Finds stalls: situations in which the engine's loop runs but makes no progress.
 
-There are two kinds. "no progress": there are requests, but no step can be scheduled, and the engine awaits
-neither a step's result nor another outside event. So no later step can be scheduled either. "thrash": a
-request was preempted `thrash_limit` times in a row and got no token in between. This request may still
-finish, but the KV pool is too small for the running requests.
+There are two kinds. "no progress": there are requests, but no step can be scheduled, and the engine waits
+neither for a step's result nor for another event from outside. No later step could be scheduled either.
+"thrash": a request was preempted `thrash_limit` times in a row without getting a token. This request may
+still finish, but the KV pool is too small for the running requests.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ NO_PROGRESS, THRASH = "no progress", "thrash"
 
 
 def find_stalls(view: View) -> Iterator[ev.Stalled]:
-    """Yield the current stalls. Call this function when the step is decided."""
+    """Yield the current stalls. Call this function after a step was decided."""
     for name in list(view.thrashing):
         count = view.requests[name].idle_preemptions
         yield ev.Stalled(
@@ -25,13 +25,13 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
     idle = not view.is_open and not view.flights
     requests = view.requests.values()
     if not idle or any(req_state.store != SETTLED for req_state in requests):
-        return  # a request waits for a store, which has a deadline; other requests may wait for that request
+        return  # a request waits for a store and has a deadline; other requests may wait for this request
     if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 
 
 def _holders(view: View) -> str:
-    """Return a clause that says how full the rows, the blocks and the encoder cache are."""
+    """Return a clause that states the usage of the rows, the blocks and the encoder cache."""
     return (
         f"{len(view.running)} requests run, {len(view.waiting)} wait, {view.blocks.num_free} of "
         f"{view.blocks.num_blocks - 1} blocks are free, {len(view.free_rows)} rows are free, the encoder "

@@ -1,5 +1,5 @@
-"""Finds where in its prompt a waiting request can start: after prefix hits, after the shared prompt of its
-group, or after KV that is swapped in from the host."""
+"""Finds the first token that a waiting request must compute. Earlier tokens come from prefix hits, from the
+shared prompt of the request's group, or from KV that is swapped in from the host."""
 
 from typing import NamedTuple
 
@@ -18,13 +18,14 @@ from mmengine.request import Request, run_start
 
 
 class Start(NamedTuple):
-    """A position in the prompt at which a request can start.
+    """A position in the prompt at which a request can start to compute.
 
-    `cached`: the blocks that the request shares, int32, one block group after the other. `num_computed`: how
-    many tokens have KV already, or get it by a copy. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`:
-    whether the request's own KV is copied back from the host. With recurrent states, `state_from` is the slot
-    with the state after the shared blocks, and `num_shared` counts the tokens that the request could share if
-    every block had a kept state.
+    `cached`: blocks that the request shares, int32, the blocks of each block group in turn. `num_computed`:
+    number of tokens whose KV exists or is copied. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`:
+    whether the request's own KV is copied back from the host.
+
+    With recurrent states: `state_from` is the slot that holds the state after the shared blocks. `num_shared`
+    is the number of tokens that the request could share if each block had a kept state.
     """
 
     cached: np.ndarray
@@ -39,8 +40,8 @@ _NOTHING_SHARED = Start(np.zeros(0, np.int32), 0)
 
 
 def start_of(view: View, req_state: RequestView) -> Start | None:
-    """Return where the request can start, or None while it waits for its grammar, for a store, or for the
-    prefill of its group's leader."""
+    """Return where the request can start. Returns None while the request waits for its grammar, for a block
+    store, or for the prefill of its group's leader."""
     if req_state.waits_for_grammar or req_state.store != SETTLED:
         return None
     shared = _shared_prompt(view, req_state)
@@ -58,16 +59,16 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
 
 
 def num_found(view: View, request: Request) -> int:
-    """Return how many tokens of `request`, which the engine has not accepted yet, have KV in the prefix cache
-    now."""
+    """Return the number of prompt tokens whose KV is in the prefix cache now. The engine need not have
+    accepted `request` yet."""
     req_state = RequestState(request, 0, request.prompt_token_ids, ())
     start = start_of(view, RequestView.of(req_state))
     return 0 if start is None else start.num_computed
 
 
 def _from_state(view: View, cached: np.ndarray) -> Start:
-    """Return a start after the last prefix hit that has a kept state. The model computes the tokens after
-    that state again.
+    """Return a start after the last prefix hit that has a kept state. Tokens after this state are computed
+    again, even if they are prefix hits.
     """
     shared = len(cached) * view.block_size
     for count in range(len(cached), 0, -1):
@@ -78,11 +79,11 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 
 
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
-    """Return a start that shares the prompt's blocks with the group's leader, once that prompt is computed.
+    """Return a start that shares the blocks of the group's leader, after the leader's prompt was computed.
 
-    The request shares all blocks before the last prompt token, or before the atomic run with this token. If
-    the block at this position holds earlier tokens too, that block is copied. None: the request waits for the
-    leader. `_NOTHING_SHARED`: there is nothing to share.
+    The request shares all blocks before the last prompt token; with atomic runs, before the run with this
+    token. If the next block also holds earlier tokens, this block is copied. Returns None while the request
+    waits for the leader, and `_NOTHING_SHARED` if nothing can be shared.
     """
     leader = view.requests.get(req_state.request.group)
     if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
@@ -94,9 +95,9 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
         return None if comes_first and not leader.cancelled else _NOTHING_SHARED
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
-        return None  # a step copies blocks before it computes their KV or swaps them in, so the copy waits
+        return None  # a step copies blocks before it computes or swaps in their KV, so the copy must wait
     if view.config.num_state_slots or view.num_groups > 1:
-        return _NOTHING_SHARED  # the request starts from the prefix cache, with a kept state or with windows
+        return _NOTHING_SHARED  # such models use the prefix cache instead, with kept states or windows
     last = req_state.num_prompt - 1
     if view.config.atomic_runs:
         last = run_start(req_state.request.media, last)
@@ -106,7 +107,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
-    """Return whether both requests' prompts have the same KV and the same tenant."""
+    """Return whether the prompts of both requests have the same tenant and the same KV."""
     return (
         one.media_keys == other.media_keys
         and one.request.media == other.request.media
@@ -117,15 +118,14 @@ def _same_prompt(one: RequestView, other: RequestView) -> bool:
 
 
 def _scores_prompt(req_state: RequestView) -> bool:
-    """Return whether the model must compute the whole prompt, because the request wants logprobs for each
-    prompt token."""
+    """Return whether the model must compute the whole prompt because the request wants prompt logprobs."""
     is_wanted = req_state.request.sampling.prompt_logprobs is not None
     return is_wanted and len(req_state.tokens) == req_state.num_prompt
 
 
 def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the cached blocks, int32, that hold the request's first tokens. At least one token is not among
-    them, because the model must compute its logits."""
+    """Return the cached blocks, int32, that hold the request's first tokens. The last token is never cached,
+    because the model must compute its logits."""
     size = view.block_size
     count = (len(req_state.tokens) - 1) // size
     if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):

@@ -1,8 +1,8 @@
-"""Keeps chunks and prefix hits from splitting what a model computes in one step: an embedding run
-(`atomic_runs`), or the whole prompt (`whole_prompt`).
+"""Keeps chunks and prefix hits from splitting tokens that one step must compute together.
 
-In some models the tokens of an image attend to one another in both directions. Their KV depends on all of
-them, so one step must compute the whole run.
+In some models the tokens of an image attend to one another in both directions, so the KV of each token
+depends on all of them. The setting `atomic_runs` protects each run of embeddings, and `whole_prompt` protects
+the whole prompt.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from mmengine.request import MediaItem, num_before, run_start
 
 
 def whole_chunk(view: View, req_state: RequestView, start: int, length: int) -> int:
-    """Return the largest chunk of at most `length` tokens from `start` on that the model's rules allow.
+    """Return the length of the largest chunk from `start` on, at most `length` tokens, that splits nothing.
 
-    0: the step has too few tokens left for the next run or the prompt.
+    Returns 0 if the step has too few tokens left for the next run or for the prompt.
     """
     if view.config.whole_prompt and start + length < req_state.num_prompt:
         return 0
@@ -25,7 +25,7 @@ def whole_chunk(view: View, req_state: RequestView, start: int, length: int) -> 
 
 
 def least_chunk(view: View, req_state: RequestView, start: int) -> int:
-    """Return how many tokens the request's next chunk has at least."""
+    """Return the minimum length of the request's next chunk, in tokens."""
     if view.config.whole_prompt and start < req_state.num_prompt:
         return req_state.num_prompt - start
     if view.config.atomic_runs:
@@ -36,8 +36,8 @@ def least_chunk(view: View, req_state: RequestView, start: int) -> int:
 
 
 def whole_hits(media: Sequence[MediaItem], count: int, block_size: int) -> int:
-    """Return how many of the first `count` blocks a request can share: the last one must not end inside a
-    run.
+    """Return how many of the first `count` blocks a request can share. The last shared block must not end
+    inside a run.
     """
     while count:
         start = run_start(media, count * block_size)

@@ -1,7 +1,8 @@
-"""Finds how many prefix hits a request can use in a model whose layers have windows.
+"""Finds how many prefix hits a request can use in a model with sliding-window layers.
 
-After a hit of n blocks the request computes from token n * block_size on. Its queries read all n blocks of
-the first group, and in each group with a window the last blocks before that token. A hit needs all of them.
+After a hit of n blocks the request computes the tokens from n * block_size on. The queries of these tokens
+read all n blocks of the first block group. In each group with a window they read only the last blocks before
+n * block_size. All these blocks must be cached.
 """
 
 import numpy as np
@@ -13,8 +14,8 @@ from mmengine.core.state.view import View
 
 
 def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the blocks that the request can share, int32, one group after the other, and the number of
-    tokens in them. `cached`: the first group's blocks that hold the request's prefix.
+    """Return (blocks, number of tokens) for the longest prefix that the request can share. The blocks, int32,
+    are those of each block group in turn. `cached`: the first group's blocks that hold the request's prefix.
     """
     contents = np.asarray(view.blocks.content[cached]).tolist()
     count = len(cached)
@@ -37,7 +38,7 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
 
 
 def _with_windows(view: View, contents: list[int], count: int) -> int:
-    """Return how many of the first `count` blocks a request can share, if only windows limit them."""
+    """Return how many of the first `count` blocks a request can share, considering only the windows."""
     find = view.blocks.find_window
     number = count
     first = view.windows.first_needed(count * view.block_size)[:, 0].tolist()

@@ -1,9 +1,9 @@
-"""vLLM's scheduler: decides running rows one after the other, then admits waiting requests.
+"""A scheduler with vLLM's rules: it decides running rows one after the other, then admits waiting requests.
 
-If blocks run out, a step has SCHEDULED for the rows before the first row whose blocks are not free, PREEMPTED
-to free blocks for that row, and SCHEDULED for the rest. If a chunk cannot run after all, EVICTED records the
-encoder evictions that were made for it. The rules are those of vLLM 0.33 without its known hangs; versions.py
-has the rules of single versions.
+If blocks run out, a step has three events: SCHEDULED for the rows before the first row that lacks blocks,
+PREEMPTED to free blocks for this row, and SCHEDULED for the remaining rows. EVICTED records evictions from
+the encoder cache that were made for a chunk that then cannot run. The rules are those of vLLM 0.33, except
+for situations in which vLLM is known to hang. versions.py has the exact rules of single versions.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """Encoder work of one decision under vLLM's rules. `is_patient`: while other rows run, a row waits for
-    the item that its drafter would read next.
+    """The encoder work of one decision by vLLM's rules. `is_patient`: while other rows run, a row waits until
+    the item that its drafter would read next can be encoded.
     """
 
     def __init__(self, view: View, *, is_patient: bool = True):
@@ -34,14 +34,14 @@ class VllmEncoderDraft(EncoderDraft):
         self._waits = is_patient and len(view.running) > 1
 
     def cut_before(self, distance: int) -> int:
-        """Cut directly before the item: vLLM's drafter works without the token that follows the chunk."""
+        """Cut directly before the item. vLLM's drafter then works without the token after the chunk."""
         if distance > self._ahead:
             return distance
         return 0 if self._waits else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return EVICTED for evictions that stay, or None. If the request was `given_up`, the cached items
-        that it looked up become the most recently used."""
+        """Return EVICTED for evictions that remain, or None. If the request was `given_up`, its cached items
+        become the most recently used."""
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]
         if used == idle[len(idle) - len(used) :]:
@@ -53,10 +53,10 @@ MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty dr
 
 
 class UnreservedPlaces(AdapterPlaces):
-    """The places for adapters under vLLM's rules: no place is reserved for a request that is passed over."""
+    """The places of adapters by vLLM's rules: a request that is passed over gets no reserved place."""
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Do nothing, because vLLM reserves no place."""
+        """Do nothing, because vLLM reserves no places."""
 
 
 class VllmAdmission(Admission):
@@ -69,8 +69,8 @@ class VllmAdmission(Admission):
         return self._make_draft(view)
 
     def admit_next(self, view: View, may_start: MayStart | None = None) -> AdmissionDecision | None:
-        """Return what `Admission.admit_next` returns. A request whose tokens are in flight, from before its
-        preemption, is passed over."""
+        """Return the same kinds of events as `Admission.admit_next`. A preempted request is passed over while
+        a step in flight still computes its tokens."""
         if len(view.running) >= view.config.max_num_seqs:
             return None
         awaited = {id(req_state) for req_state, drops in view.stale.values() if not drops}
@@ -84,10 +84,10 @@ class VllmAdmission(Admission):
         return UnreservedPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many placeholders give the request as many tokens as the step's decoding rows have.
+        """Return the number of draft placeholders that make the request as long as the step's decoding rows.
 
-        vLLM pads if all running rows in the step decode, so that all rows have equal lengths. A prompt of
-        one token that runs alone does not count as a decoding row.
+        vLLM adds placeholders if all running rows in the step decode, so that all rows have equal lengths. A
+        prompt of one token that runs alone gets no placeholders.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
@@ -101,7 +101,7 @@ class VllmAdmission(Admission):
         return num_drafts if (ran or num_computed) and decodes else 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks the prompt needs, without the drafter's lookahead."""
+        """Return the number of blocks for the prompt, without the drafter's lookahead."""
         return -(-len(req_state.tokens) // view.block_size)
 
 
@@ -120,7 +120,8 @@ class VllmRunningRows(RunningRows):
             wanted = wanted + view.num_pending[rows]
         if view.config.num_draft_tokens:
             wanted = with_drafts(view, rows, wanted)
-        # After a preemption for the first row, its chunk stays as it was cut before the preemption.
+        # If a request was preempted to free blocks for the first row, this row's chunk keeps its earlier
+        # length.
         if view.made_room_for[0] == rows[0]:
             wanted[0] = min(wanted[0], view.made_room_for[1])
         if view.flights:
@@ -137,10 +138,10 @@ class VllmRunningRows(RunningRows):
     def relieve(
         self, view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
-        """Schedule the rows before the first row whose blocks are not free. If there are no such rows,
-        preempt a request for that row.
+        """Schedule the rows before the first row that lacks blocks. If there are no such rows, preempt a
+        request to free blocks for this first row.
 
-        The scheduled rows keep their tokens. The row's chunk stays as it was cut before the preemption.
+        The scheduled rows keep their numbers of tokens. The first row's chunk keeps its length.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
         row = int(wanted.rows[short[lacking]])
@@ -154,7 +155,7 @@ class VllmRunningRows(RunningRows):
 
 
 class VllmScheduler(Scheduler):
-    """Decides by vLLM's rules."""
+    """Decides by the rules of vLLM 0.33, without its known hangs."""
 
     ends_leavers_first = True
     preempts_in_flight = True
@@ -177,7 +178,7 @@ class VllmScheduler(Scheduler):
     def schedule(self, view: View) -> ev.StepDecision | None:
         event = super().schedule(view)
         if event is None and not view.is_open and len(view.running):
-            # Each row waits for the item that its drafter would read next, and another row holds that item.
+            # Every row waits for an item that its drafter would read next. Without patience, one row can run.
             return self.impatient.schedule(view, view.running)
         return event
 

@@ -1,11 +1,11 @@
-"""The rules of single versions of vLLM, for logs that were recorded in them. Unlike scheduler.py, these rules
-have the situations in which vLLM makes no progress.
+"""The exact rules of single versions of vLLM, for logs that were recorded with these versions. In contrast to
+scheduler.py, these rules can run into the situations in which vLLM makes no progress.
 
     0.32   the scan of the waiting queue stops at a request that does not fit the encoder
-           a request that is preempted for its own chunk ends the scan of the running requests
+           the scan of the running requests stops at a request that is preempted for its own chunk
            with EAGLE, a prefix hit leaves out the last block, and encoder outputs are held longer
            only the adapters of scheduled requests count as running
-    0.33   a chunk that starts at an item may not split it either (disable_chunked_mm_input)
+    0.33   with disable_chunked_mm_input, a chunk that starts at an item may not split the item either
 """
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from mmengine.request import MediaItem
 
 
 class VllmEncoderDraft033(VllmEncoderDraft):
-    """Encoder work of one decision by the rules of vLLM 0.33."""
+    """The encoder work of one decision by the rules of vLLM 0.33."""
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
         return start <= item.start and end - self._ahead < item.end
@@ -45,8 +45,8 @@ class VllmScheduler033(VllmScheduler):
 
 
 class VllmEncoderDraft032(VllmEncoderDraft):
-    """Encoder work of one decision by the rules of vLLM 0.32: a chunk ends one token earlier
-    before an item that its drafter would read.
+    """The encoder work of one decision by the rules of vLLM 0.32: before an item that its drafter would read,
+    a chunk ends one token earlier.
     """
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
@@ -57,7 +57,7 @@ class VllmEncoderDraft032(VllmEncoderDraft):
 
 
 class ScheduledPlaces(UnreservedPlaces):
-    """The places for adapters by the rules of vLLM 0.32: only rows of the open step take places."""
+    """The places of adapters by the rules of vLLM 0.32: only rows of the current step occupy places."""
 
     def has_place(self, req_state: RequestView) -> bool:
         adapter, view = req_state.request.adapter, self._view
@@ -69,8 +69,8 @@ class ScheduledPlaces(UnreservedPlaces):
 
 
 class VllmAdmission032(VllmAdmission):
-    """Admits waiting requests by the rules of vLLM 0.32, which stops at a request that the encoder holds
-    back.
+    """Admits waiting requests by the rules of vLLM 0.32: admission stops at the first request that does not
+    fit the encoder.
     """
 
     stops_at_encoder = True
@@ -97,7 +97,7 @@ class VllmScheduler032(VllmScheduler):
 
     @staticmethod
     def _gave_up(view: View) -> bool:
-        """Return whether a request was preempted for its own chunk: 0.32 then schedules no further row."""
+        """Return whether a request was preempted for its own chunk. vLLM 0.32 then schedules no other row."""
         row = view.made_room_for[0]
         return row != NO_ROW and row not in view.running
 
