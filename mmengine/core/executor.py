@@ -126,9 +126,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     swap_out: np.ndarray | None = None  # device to host
     copy: np.ndarray | None = None  # device to device
     swap_in: np.ndarray | None = None  # host to device
-    num_drafts: np.ndarray | None = (
-        None  # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
-    )
+    # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
+    num_drafts: np.ndarray | None = None
     # int32 [d, n], the maximum number of drafts that drafter d may propose for each row. Drafters with a
     # higher number have the limits of the last drafter in the array. Shape [0, 0]: no drafts; None: no limit.
     draft_room: np.ndarray | None = None

@@ -138,9 +138,8 @@ class Inbox(Observer):
 
     def drain(self) -> list[ev.Event]:
         """Remove and return all events in the inbox, followed by one event for each passed deadline."""
-        events = [
-            self._events.popleft() for _ in range(len(self._events))
-        ]  # another thread may add events while this line runs
+        # Another thread may add events while this line runs.
+        events = [self._events.popleft() for _ in range(len(self._events))]
         for seen in (self.queued, self.opening, self.closing, self.appending):
             seen.clear()
         events += [ev.Lost(name, DEADLINE) for name in self._of_store.passed()]

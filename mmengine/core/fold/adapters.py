@@ -1,5 +1,7 @@
-"""Applies events about LoRA adapters: which adapter a name refers to, and which adapters are still used
-although no name refers to them.
+"""Applies events about LoRA adapters to the state.
+
+The state records which adapter each name refers to. An adapter becomes nameless when its name is removed or
+given to another adapter. The state keeps a nameless adapter until the last request that uses it has ended.
 """
 
 from mmengine.core.state.request_state import RequestState
@@ -29,7 +31,7 @@ def _drop_name(state: State, before: ev.AdapterLoaded) -> None:
 
 
 def forget_adapter_of(state: State, req_state: RequestState) -> None:
-    """Forget a nameless adapter when the last request that uses it has ended."""
+    """Forget the request's adapter if the adapter is nameless and no other live request uses it."""
     nameless, adapter = state.adapters.nameless, req_state.request.adapter
     if nameless and adapter is not None and not _has_request(state, adapter.digest):
         nameless.pop(adapter.digest, None)

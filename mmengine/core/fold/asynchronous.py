@@ -1,5 +1,7 @@
-"""Applies events by the rules of vLLM's AsyncScheduler: a step is scheduled before the last step returns,
-placeholders stand for its tokens and drafts, and a preempted request still gets its tokens in flight.
+"""Applies events by the rules of vLLM's AsyncScheduler, which schedules a step before the last step returns.
+
+Placeholders stand for the tokens and drafts of the running step. A request that was preempted still gets the
+tokens that steps in flight sample for it.
 """
 
 import numpy as np
@@ -11,7 +13,9 @@ from mmengine.events import vocabulary as ev
 
 
 def expect_drafts(state: State, flight: Flight) -> None:
-    """Note the drafts of a step that is dispatched, and give placeholders to each row that samples."""
+    """Record the drafts of a step that is dispatched, and give draft placeholders to each row that
+    samples.
+    """
     if not state.config.num_draft_tokens:
         return
     flight.num_drafts = state.scheduled_drafts[flight.sampled].copy()
@@ -22,7 +26,9 @@ def expect_drafts(state: State, flight: Flight) -> None:
 
 
 def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> None:
-    """Take rejected drafts back from the rows' computed tokens. `counts`: each row's tokens; None: one."""
+    """Subtract rejected drafts from the rows' computed tokens. `counts`: number of tokens that each row got;
+    None: one token each.
+    """
     assert flight.num_drafts is not None
     rejected = flight.num_drafts - (0 if counts is None else counts - 1)
     lives = state.ended[flight.sampled] != LEFT
@@ -31,23 +37,25 @@ def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> No
 
 
 def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarray:
-    """Return each row's computed tokens, int32, minus the tokens that rejected drafts may take back."""
+    """Return each row's number of computed tokens, int32, without tokens that may still be rejected
+    drafts.
+    """
     tokens = np.zeros(state.config.num_rows, np.int32)
     tokens[flight.sampled] = 1 if counts is None else counts
     return state.num_computed[flight.rows] - state.num_pending[flight.rows] - tokens[flight.rows]
 
 
 def await_stale(state: State, row: int, name: str, *, drops: bool) -> None:
-    """Remember that a request loses `row`, which steps in flight have. `drops`: its tokens in flight are
-    dropped, because its prefix is computed again."""
+    """Record that a preempted request loses `row` while steps in flight compute the row.
+
+    `drops`: whether the tokens of these steps are dropped, because the request's prefix is computed again."""
     req_state = state.requests[name]
     was_dropping = any(dropping for other, dropping in state.stale.values() if other is req_state)
     state.stale[row] = (req_state, drops or was_dropping)
 
 
 def deliver_stale(state: State, flight: Flight, event: ev.Executed) -> None:
-    """Give preempted requests the tokens that they sampled before their preemption. Call this function after
-    the step has landed."""
+    """Give preempted requests the tokens that this step sampled for them. Call this function after `land`."""
     tokens = np.frombuffer(event.token_ids, np.int32)
     counts = np.ones(len(flight.sampled), np.int32)
     if event.counts is not None:

@@ -1,7 +1,7 @@
-"""Applies events to the state. Only this package writes to a state.
+"""Applies an event to the state. Only this package (fold) writes to a state.
 
-Applying an event makes no decision, and never fails for a log that `verify` accepts. The modules of this
-package define the meaning of each event.
+Applying an event makes no decision. It cannot fail for a log that `mmengine log verify` accepts. The
+modules of this package together define the effect of each kind of event.
 """
 
 from typing import assert_never
@@ -40,7 +40,7 @@ from mmengine.events import vocabulary as ev
 
 
 def evolve(state: State, event: ev.Event) -> None:
-    """Apply the event to the state. Frequent events are matched first."""
+    """Apply the event to the state. Frequent kinds of events are matched first."""
     match event:
         case ev.Executed():
             apply_executed(state, event)
@@ -61,11 +61,11 @@ def evolve(state: State, event: ev.Event) -> None:
         case ev.Finished():
             _apply_finished(state, event)
         case ev.Delivered() | ev.Noted():
-            pass  # a delivered request left the state when it finished
+            pass  # no effect: a delivered request left the state when it finished
         case ev.Preempted():
             _apply_preempted(state, event)
         case ev.Checkpoint():
-            state.checkpointed_step = state.step  # the next checkpoint is due checkpoint_interval steps later
+            state.checkpointed_step = state.step  # the step from which the next checkpoint is timed
         case ev.GrammarReady():
             state.requests[event.request_id].waits_for_grammar = False
         case ev.GrammarFailed():
@@ -227,7 +227,7 @@ def _apply_preempted(state: State, event: ev.Preempted) -> None:
 
 def _apply_finished(state: State, event: ev.Finished) -> None:
     req_state = state.requests.pop(event.request_id, None)
-    if req_state is None:  # the request was refused before it was queued
+    if req_state is None:  # the request was rejected before it was queued
         state.sessions.end(event.request_id)
         return
     sessions.grow(state, req_state, event.reason)
@@ -241,7 +241,7 @@ def _apply_finished(state: State, event: ev.Finished) -> None:
         state.waiting.remove(req_state)
         state.tenants.dequeue(req_state)
     else:
-        # The KV of a broken row may hold NaN, so its blocks must not become prefix hits.
+        # The KV of a row with NaN logits may hold NaN, so its blocks must not become prefix hits.
         if state.ended[req_state.row] == BROKEN and not state.constants.keeps_broken_blocks:
             _forget_row(state, req_state.row)
         leave_row(state, req_state)
@@ -262,15 +262,17 @@ def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:
     sessions.end_leases(state)
     state.resetting = event.preempt_running and len(state.running) > 0
     if state.resetting and state.constants.frees_at_once:
-        return  # vLLM forgets the prefixes when the last row has left
+        return  # by vLLM's rules, prefixes are forgotten when the last running request has left
     state.blocks.reset_cache()
     state.states.clear()
     state.content[state.running] = NO_CONTENT
 
 
 def _apply_recovered(state: State, event: ev.Recovered) -> None:
-    """Apply RECOVERED. Tokens and waiting requests are kept; steps, KV, encoder outputs and host blocks are
-    lost, because they were in the memory of the process that ended.
+    """Apply RECOVERED, after the process that wrote the log has ended.
+
+    Tokens and waiting requests are kept. Steps in flight, KV, encoder outputs and host blocks are lost,
+    because they were in the memory of the ended process.
     """
     while state.flights:
         land(state)

@@ -1,8 +1,8 @@
-"""Applies events about a block store: offers, fetches, and their ends.
+"""Applies events about fetches of KV blocks from a block store.
 
-A fetching request holds blocks although it has no row: its prefix hits, which the fetched blocks continue,
-and the blocks that the fetch fills. After the fetch the request releases all these blocks. Fetched blocks
-stay in the prefix cache like any released block, so the request starts with prefix hits on them.
+A request that fetches blocks holds blocks although it has no row: its prefix hits, and the blocks that the
+fetch fills. After the fetch the request releases all these blocks. Released blocks stay in the prefix cache,
+so the request starts with prefix hits on the fetched blocks.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ from mmengine.events import vocabulary as ev
 
 
 def ask(state: State, req_state: RequestState) -> None:
-    """Let the request wait for the store's offer, if there is a store that can have useful blocks."""
+    """Let the request wait for the store's offer, if a store exists and may have useful blocks."""
     asked = state.config.block_store and req_state.may_fetch(state.block_size)
     req_state.store = ASKED if asked else SETTLED
 
 
 def apply_offered(state: State, event: ev.Offered) -> None:
     req_state = state.requests[event.request_id]
-    most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed for its logits
+    most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed to get its logits
     req_state.store, req_state.num_offered = SETTLED, max(0, min(event.num_blocks, most))
 
 
@@ -38,8 +38,8 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """Record the next fetched blocks' content. The blocks have their KV once the step that copies them
-    has returned.
+    """Record the content of the fetched blocks that have arrived. The KV is in the blocks after the result of
+    the step that copies them has returned.
     """
     req_state = state.requests[event.request_id]
     count = len(event.digests) // 8
@@ -58,8 +58,8 @@ def apply_arrived(state: State, event: ev.Arrived) -> None:
 
 
 def apply_lost(state: State, event: ev.Lost) -> None:
-    """End the request's fetch. After a missed deadline the offers to all other requests are dropped too, so
-    that they do not wait for a slow store one after the other.
+    """End the request's fetch. After a missed deadline the offers to all other requests are dropped too.
+    Otherwise each of these requests would wait for the slow store in turn.
     """
     leave_fetch(state, state.requests[event.request_id])
     if event.reason == DEADLINE:
@@ -68,7 +68,7 @@ def apply_lost(state: State, event: ev.Lost) -> None:
 
 
 def leave_fetch(state: State, req_state: RequestState) -> None:
-    """Release the blocks of the request's fetch. The request no longer waits for the store."""
+    """Release all blocks that the request holds for its fetch. The request no longer waits for the store."""
     req_state.store, req_state.num_offered, req_state.num_fetching = SETTLED, 0, 0
     if len(req_state.fetch_blocks):
         state.blocks.release(req_state.fetch_blocks)

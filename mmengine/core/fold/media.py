@@ -1,5 +1,7 @@
-"""Applies events about media: which items are encoded, which rows reference them, and when the references are
-released.
+"""Applies events about media: which items a step encodes, and which encoder outputs the rows still need.
+
+A row references an encoder output from the chunk that first reads the output until all the item's tokens are
+computed. The open step is the step to which decisions are being added.
 """
 
 from collections.abc import Sequence
@@ -12,8 +14,9 @@ from mmengine.request import MediaItem, num_before
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
-    """Evict the encoder outputs `evict`, and add the outputs that the open step computes. `encode`: (key,
-    row, index in the request's media) for each item.
+    """Evict the encoder outputs `evict`, and add the outputs that the open step computes.
+
+    `encode`: (key, row, index in the request's media) for each item.
     """
     _evict(state, evict)
     for key, row, index in encode:
@@ -34,7 +37,7 @@ def _evict(state: State, keys: tuple[bytes, ...]) -> None:
 
 
 def encode_part(state: State, event: ev.Encoded) -> None:
-    """Add an item's part to the open step. The last part puts the item's output into the cache."""
+    """Add a part of a large item to the open step. The last part puts the item's output into the cache."""
     state.is_open = True
     request_id, index, until, evict = event.request_id, event.index, event.until, event.evict
     req_state = state.requests[request_id]
@@ -51,8 +54,8 @@ def encode_part(state: State, event: ev.Encoded) -> None:
 
 
 def drop_part(state: State) -> None:
-    """Drop an item's parts that were computed so far, because the item is not needed any more or a
-    failed step made them invalid.
+    """Drop the parts of an item that were computed so far, because no request needs the item any more or a
+    failed step made the parts invalid.
     """
     if state.part is not None:
         state.encoder.dropped.append(state.part.key)
@@ -60,8 +63,8 @@ def drop_part(state: State) -> None:
 
 
 def leave_part(state: State, request_id: str) -> None:
-    """Give the parts that were computed for an ended request to another request with the same item, or drop
-    them.
+    """After a request ended, give the parts that were computed for its item to another request with the same
+    item. If there is none, drop the parts.
     """
     part = state.part
     if part is None or part.request_id != request_id:
@@ -74,13 +77,13 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return where the first embedding run begins that is not fully computed, or NEVER."""
+    """Return the start of the first embedding run that is not completely computed, or NEVER."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 
 
 def reference_media(state: State, row: int) -> None:
-    """Reference the encoder outputs for the items in the row's chunk, and find the next embedding run."""
+    """Reference the encoder outputs that the row's chunk reads, and find the next embedding run."""
     req_state = state.requests_by_row[row]
     computed = int(state.num_computed[row])
     read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
@@ -100,7 +103,7 @@ def reference_media(state: State, row: int) -> None:
 
 
 def release_media(state: State, row: int, computed: int) -> None:
-    """Release the encoder outputs for items that lie completely in the row's first `computed` tokens."""
+    """Release the encoder outputs of items that end within the row's first `computed` tokens."""
     req_state = state.requests_by_row[row]
     release_at = int(NEVER)
     for index in sorted(req_state.held_media):

@@ -1,4 +1,4 @@
-"""Applies events to rows: assigns them, fills their blocks and tokens, and frees them."""
+"""Applies events to rows: assigns a row to a request, adds its blocks and tokens, and frees the row."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ from mmengine.ragged import counting
 
 
 def drop_host_blocks(state: State, req_state: RequestState) -> None:
-    """Free the host blocks with the request's swapped KV."""
+    """Free the host blocks that hold the request's swapped KV."""
     if len(req_state.host_blocks):
         state.free_host_blocks = np.concatenate((state.free_host_blocks, req_state.host_blocks[::-1]))
     req_state.host_blocks, req_state.num_swapped = req_state.host_blocks[:0], 0
@@ -29,8 +29,8 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """Fill the row with the request's tokens and blocks. `num_cached`: how many blocks are prefix
-    hits. `computed`: how many tokens have KV.
+    """Put the request's tokens and blocks into the row. `num_cached`: number of blocks that are prefix hits.
+    `computed`: number of tokens that have KV.
     """
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:
@@ -66,9 +66,11 @@ def fill_row(
 def deal_blocks(
     state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray, counts: bytes | None
 ) -> None:
-    """Give the blocks `new` to the rows in order, as many as each row's next tokens need. `num_tokens`: an
-    array, or one number for all rows. `counts`: how many blocks each row gets instead, int32, or None. With
-    block groups each number in a row takes a block of each group, which follow one another in `new`.
+    """Distribute the blocks `new` to the rows in order.
+
+    Each row gets as many blocks as its next `num_tokens` tokens need. `num_tokens` is an array, or one number
+    for all rows. If `counts` (int32) is given, each row gets this number of blocks instead. With several
+    block groups, `new` contains one block of each group for each block that a row needs.
     """
     state.blocks.take_new(new)
     if counts is None:
@@ -79,7 +81,7 @@ def deal_blocks(
         further = further[short]
     rows = rows[short]
     held = state.num_blocks[rows]
-    if len(short) * state.num_groups == len(new):  # one block each
+    if len(short) * state.num_groups == len(new):  # each row needs one block
         owners, places = rows, held
     else:
         places = np.repeat(held + further - np.cumsum(further), further)
@@ -91,12 +93,12 @@ def deal_blocks(
 
 
 def release_windows(state: State, flight: Flight) -> None:
-    """Release the blocks that no later query of the flight's rows reads. Call this function when the flight's
-    tokens are applied, and drafts that were not accepted are rolled back.
+    """Release the window groups' blocks that no later query of the step's rows reads. Call this function
+    after the step's tokens were applied and rejected drafts were removed.
     """
     rows = flight.rows
     computed = state.num_computed[rows]
-    if flight.num_computed is not None:  # a later step that starts there may be in flight
+    if flight.num_computed is not None:  # a later step in flight may begin at this token
         computed = np.minimum(computed, flight.num_computed)
     released = state.windows.release(rows, computed)
     if len(released):
@@ -104,7 +106,9 @@ def release_windows(state: State, flight: Flight) -> None:
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
-    """Count the rows' next tokens as computed. Blocks that become full can be prefix hits at once.
+    """Count the rows' next `num_tokens` tokens as computed. Blocks that become full can be prefix hits at
+    once.
+
     `num_tokens`: an array, or one number for all rows.
     """
     after = state.num_computed[rows] + num_tokens
@@ -123,8 +127,9 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def fill_with_result(state: State, rows: np.ndarray) -> None:
-    """Record the contents of the blocks that the rows' new tokens complete. `rows`: intp, the rows that got
-    tokens."""
+    """Record the contents of blocks that new tokens have completed. `rows`: the rows that got tokens,
+    intp.
+    """
     if not state.config.enable_prefix_caching:
         return
     rows = rows[state.ended[rows] < BROKEN]
@@ -135,12 +140,13 @@ def fill_with_result(state: State, rows: np.ndarray) -> None:
 
 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
-    """Record the contents of each row's first `full` blocks, except blocks whose content is already recorded.
-    Rows that fill a single block without an extra digest are processed together, and other rows one by one.
+    """Record the contents of each row's first `full` blocks, except contents that are already recorded.
+
+    Rows with exactly one new full block and no extra digest are processed together, other rows one by one.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
-        # Blocks that contain drafts or pending tokens are not recorded yet.
+        # Blocks that contain drafts or pending tokens are recorded later.
         req_state = state.num_tokens[rows] - (state.content_width - size)
         full = np.minimum(full, req_state // size)
         some = full > first
@@ -182,13 +188,13 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
 
 
 def _fill_windows(state: State, blocks: np.ndarray, contents: np.ndarray) -> None:
-    """Record the contents of blocks in windows, int32 [group, n]; 0 for blocks that were released."""
+    """Record the contents of the window groups' blocks, int32 [group, n]; 0 stands for a released block."""
     state.blocks.windows.insert(blocks, contents)
     state.step_filled.append(blocks[blocks != 0])
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Append each row's next `counts` tokens from `tokens`, up to the row's length limit."""
+    """Append the next `counts` tokens in `tokens` to each row, up to the row's length limit."""
     places = counting(counts) + np.repeat(state.num_tokens[rows], counts)
     owners = np.repeat(rows, counts)
     kept = (places < state.max_total[owners]) & (state.ended[owners] < BROKEN)
@@ -199,7 +205,7 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Put the drafts that the step made after the known tokens of the `sampled` rows."""
+    """Write the drafts that the step proposed after the known tokens of the `sampled` rows."""
     if state.verifies:
         state.scheduled_drafts[rows] = 0
         state.verifies = bool(state.scheduled_drafts.any())
@@ -212,7 +218,7 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 
 def put_drafts(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Write the `drafts` after the rows' known tokens. `num_drafts`: how many drafts each row has."""
+    """Write `drafts` after the known tokens of `rows`. `num_drafts`: number of drafts of each row."""
     state.has_drafts = True
     places = counting(num_drafts) + np.repeat(state.num_tokens[rows], num_drafts)
     state.token_ids[np.repeat(rows, num_drafts), places] = drafts
@@ -220,8 +226,8 @@ def put_drafts(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: n
 
 
 def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
-    """Record a step's time and its accepted drafts. Call this function before the step's tokens are
-    applied.
+    """Record a step's time and its accepted drafts in `goodput`. Call this function before the step's tokens
+    are applied.
     """
     rows, sampled = flight.rows, flight.sampled
     level = flight.draft_level if state.config.max_in_flight > 1 else None
@@ -242,7 +248,7 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:
-    """Copy the row's KV to these host blocks in the open step."""
+    """Let the open step copy the KV of the request's row to these host blocks."""
     state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
     req_state.host_blocks, req_state.num_swapped = host_blocks, int(state.num_computed[req_state.row])
     pairs = np.stack((state.block_table[req_state.row, : len(host_blocks)], host_blocks), axis=1)
@@ -251,8 +257,8 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, its blocks and its media from the request. They become free when no open or dispatched
-    step has the row.
+    """Take the row, with its blocks and media, from the request. All of these become free once no open or
+    dispatched step computes the row.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]
@@ -277,7 +283,7 @@ def leave_row(state: State, req_state: RequestState) -> None:
 
 
 def free_rows_left(state: State) -> None:
-    """Free the rows whose requests have left, if no step in flight has the row any more."""
+    """Free the rows that requests have left, if no step in flight computes the row any more."""
     for row in [row for row in state.leaving if not state.in_flight[row]]:
         _free_row(state, row, state.leaving.pop(row))
 
@@ -289,7 +295,7 @@ def _free_row(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def _let_go(state: State, row: int, keys: list[bytes]) -> None:
-    """Release the row's blocks, its state slot and adapter, and the encoder outputs `keys`."""
+    """Release the row's blocks, its state slot, its adapter, and the encoder outputs `keys`."""
     for key in keys:
         state.encoder.release(key)
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
@@ -304,8 +310,8 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def leave_step(state: State, req_state: RequestState) -> None:
-    """Remove a preempted row from the open step, so that later rows get its share of the token budget and the
-    encoder budget. The items that the step encodes for the row stay in the step.
+    """Remove a preempted row from the open step. Later rows can then use the row's share of the token budget
+    and the encoder budget. Items that the step encodes for the row are still encoded.
     """
     row = req_state.row
     state.step_rows = frozen(state.step_rows[state.step_rows != row])
@@ -319,7 +325,8 @@ def leave_step(state: State, req_state: RequestState) -> None:
 
 
 def make_room(state: State, event: ev.Preempted) -> None:
-    """Count the rows before `event.for_row` as decided for this step, and the rows from it on as undecided.
+    """After a preemption for `event.for_row`, count only the rows before `event.for_row` as decided.
+
     Call this function before the preempted row leaves. The preempted row may be `event.for_row` itself.
     """
     running = state.running.tolist()
@@ -329,8 +336,8 @@ def make_room(state: State, event: ev.Preempted) -> None:
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:
-    """Put `count` placeholders as drafts after the row's known tokens. No token equals a
-    placeholder, so no placeholder is accepted.
+    """Write `count` placeholders as drafts after the row's known tokens. Placeholders are never accepted,
+    because they differ from all tokens.
     """
     first = state.num_tokens[row]
     state.token_ids[row, first : first + count] = PADDING

@@ -1,4 +1,4 @@
-"""Applies events about sessions: changes to their tokens and their leased blocks."""
+"""Applies events about sessions: changes of a session's tokens and of its leased blocks."""
 
 import msgspec
 import numpy as np
@@ -25,8 +25,8 @@ def apply_appended(state: State, event: ev.Appended) -> None:
 
 
 def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
-    """Return QUEUED with the session's kept tokens and media put before the request's own. A request
-    without a session is returned unchanged.
+    """Return QUEUED with the session's kept tokens and media in front of the request's own. If the request
+    belongs to no session, return the event unchanged.
     """
     session = state.sessions.of_request.get(queued.request_id)
     if session is None:
@@ -42,8 +42,8 @@ def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
 
 
 def grow(state: State, req_state: RequestState, reason: str) -> None:
-    """Add a request's prompt and answer to its session, if the request ends by stop or length. Call this
-    function before the request leaves its row.
+    """Add the prompt and the answer of a request to its session, if the request ended by stop or length. Call
+    this function before the request leaves its row.
     """
     session = state.sessions.end(req_state.request.request_id)
     if session is None or reason not in ev.ANSWERED:
@@ -76,7 +76,7 @@ def apply_closed(state: State, event: ev.SessionClosed) -> None:
 
 
 def end_leases(state: State) -> None:
-    """End all leases, because the prefix cache is about to forget all contents."""
+    """End all leases, because the prefix cache is about to be cleared."""
     for session in state.sessions.all.values():
         _shorten_lease(state, session, 0)
 

@@ -1,4 +1,4 @@
-"""Applies events about recurrent states: the slots that rows hold, and the kept states."""
+"""Applies events about recurrent states: which slot each row holds, and which states are kept."""
 
 import numpy as np
 
@@ -31,8 +31,8 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """Set `keep_at` for `rows` to the next position after the tokens that the closing step computes for
-    certain, which are all but the drafts.
+    """For `rows`, set `keep_at` to the next position after the tokens that the closing step certainly
+    computes. These are all its tokens except drafts.
     """
     if not any_due(state.keep_at, state.num_computed):
         return

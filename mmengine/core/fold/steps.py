@@ -1,4 +1,8 @@
-"""Applies events about steps: the open step closes, and a step's result returns or is lost."""
+"""Applies events about steps: a step is closed or dispatched, and its result returns or is lost.
+
+A step is open from its first decision on. DISPATCHED closes the step and adds it to the steps in flight.
+Without overlapping steps there is no DISPATCHED, and the step's result closes the step.
+"""
 
 import numpy as np
 
@@ -26,7 +30,7 @@ NO_VECTOR = "the model gave NaN or infinite values for this request"
 
 
 def close_step(state: State) -> Flight:
-    """Close the open step and return it."""
+    """Close the open step, return it as a Flight, and prepare the state for the next step."""
     flight = state.open_step()
     state.encoder.dropped.clear()
     state.last_rows = flight.rows
@@ -50,8 +54,8 @@ def apply_dispatched(state: State) -> None:
 
 
 def land(state: State) -> Flight:
-    """Remove the oldest step from the steps in flight and return it. Without a step in flight, close and
-    return the open step.
+    """Remove the oldest step from the steps in flight and return it. If no step is in flight, close the open
+    step and return it.
     """
     if not state.flights:
         return close_step(state)
@@ -66,7 +70,7 @@ def _pending(flight: Flight) -> np.ndarray | int:
 
 
 def apply_executed(state: State, event: ev.Executed) -> None:
-    """Apply the oldest step's result, which has at least one token for each row that samples."""
+    """Apply the result of the oldest step. The result has at least one token for each row that samples."""
     flight = land(state)
     rows, sampled = flight.rows, flight.sampled
     if state.goodput is not None:
@@ -87,7 +91,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         if state.ended[row] == LEFT:
             continue
         count = 1 if counts is None else counts[index]
-        if state.num_tokens[row] + count <= state.max_total[row]:  # otherwise the length limit comes first
+        if state.num_tokens[row] + count <= state.max_total[row]:  # else the request ends by its length
             state.ended[row] = STOPPED
             state.requests_by_row[row].detail = kind
     if counts is None:
@@ -101,7 +105,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        # Roll rejected drafts back. A step that verifies drafts is the only step in flight.
+        # Remove rejected drafts. A step that verifies drafts is the only step in flight.
         if flight.num_drafts is not None:
             reject_drafts(state, flight, counts)
         elif (state.verifies or event.errors) and not state.flights:
@@ -129,7 +133,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
 
 
 def _apply_pooled(state: State, event: ev.Executed) -> None:
-    """Add the vectors' digests to the history, and fail the requests whose vectors are not finite."""
+    """Add the vectors' digests to the history. Fail the requests whose vectors are not finite."""
     for row, digest, _ in event.pooled:
         state.history.update(digest)
         if not digest and state.ended[row] != LEFT:
@@ -138,14 +142,14 @@ def _apply_pooled(state: State, event: ev.Executed) -> None:
 
 
 def apply_drafted(state: State, event: ev.Drafted) -> None:
-    """Put drafts that arrived after their step's result after the rows' known tokens."""
+    """Write drafts after the rows' known tokens. These drafts arrived after the result of their step."""
     rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
     put_drafts(state, rows, np.frombuffer(event.num_drafts, np.int32), np.frombuffer(event.drafts, np.int32))
     state.drafter[rows] = 0
 
 
 def apply_failed(state: State, event: ev.Failed) -> None:
-    """Apply the oldest step's failure. Later steps in flight depend on its result, so they fail too."""
+    """Apply the failure of the oldest step. Later steps in flight depend on its result, so they fail too."""
     oldest = land(state)
     void = [oldest]
     while state.flights:
@@ -169,8 +173,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """Count the failed step against the request whose item the step encoded in part. The request keeps its
-    row, because the step computed no token for it.
+    """Count the failed step against the request for whose item the step computed a part. The request keeps
+    its row, because the step computed no token for it.
     """
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
@@ -179,7 +183,7 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """Count a failed step with `num_rows` rows against a request, and make the request a suspect."""
+    """Count a failed step with `num_rows` requests against a request, and make the request a suspect."""
     if not state.constants.isolates_failures:
         req_state.failures += 1
         return
@@ -189,7 +193,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 
 
 def _forget(state: State, flight: Flight) -> None:
-    """Undo a failed step's effects on blocks, kept states, swaps and encoder outputs."""
+    """Undo the effects of a failed step on blocks, kept states, swaps and encoder outputs."""
     for blocks in flight.filled:
         state.blocks.forget(blocks)
     for kept_states in flight.kept:

@@ -1,7 +1,8 @@
-"""The fields of a snapshot's body. New versions only add fields, with a default.
+"""Defines the fields of a snapshot's body, the serialised form of a state. New versions may only add fields
+with a default.
 
-A field with the same name in the state is converted as its annotation says (field_forms.py). All
-other fields are computed in saving.py and read in restoring.py.
+A field that has the same name in the state is converted as its annotation says (field_forms.py). All other
+fields are computed in saving.py and read in restoring.py.
 """
 
 from typing import Annotated, TypeAlias
@@ -16,16 +17,16 @@ from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem
 
-# Fields of State that are one number or bool.
+# Names of the fields of State that hold a single number or bool.
 PLAIN = (
     *("num_with_media", "num_arrived", "num_preempted", "resetting", "step", "checkpointed_step"),
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "num_decided"),
 )
-NAMES = ("cancelled", "grammar_failed", "thrashing")  # fields of State that are lists of request ids
+NAMES = ("cancelled", "grammar_failed", "thrashing")  # names of the fields of State that list request ids
 
 
 class Known(msgspec.Struct, array_like=True):
-    """A saved RequestState. `outputs`: the known tokens after the prompt when the request last lost its
+    """A saved RequestState. `outputs`: the request's answer tokens, as known when the request last lost its
     row.
     """
 
@@ -53,8 +54,8 @@ class Known(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """A saved Flight, for a step that is open or in flight. `encoded`: (key, request, index in its media);
-    the number of the request is an index into `Body.requests` followed by `Body.gone`.
+    """A saved Flight: a step that is open or in flight. `encoded`: (key, request number, index in the
+    request's media). A request number is an index into the list `Body.requests` followed by `Body.gone`.
     """
 
     step: int
@@ -74,9 +75,9 @@ class Step(msgspec.Struct, array_like=True):
 class Pool(msgspec.Struct, array_like=True):
     """The saved block pool.
 
-    `stack` and `queue`: the live entries in the free list's two parts. `blocks`: the blocks with cached
-    content; `content`, `parent`, `tokens` and `key` have as many entries. `twins`: groups of blocks
-    that lookups do not return, because another block has the same content.
+    `stack`, `queue`: the live entries of the free list's stack and queue. `blocks`: the blocks with cached
+    content; `content`, `parent`, `tokens` and `key` describe these blocks in the same order. `twins`:
+    groups of blocks with equal content, of which lookups return only one.
     """
 
     references: bytes
@@ -93,9 +94,10 @@ class Pool(msgspec.Struct, array_like=True):
 
 
 class Windows(msgspec.Struct, array_like=True):
-    """The saved blocks of groups with a window. `rows`: (row, its `first_held`, its blocks as in
-    WindowTables.held_by) for each row with blocks. `blocks`, `keys`: the blocks with contents, and their
-    keys.
+    """The saved blocks of block groups with a window.
+
+    `rows`: (row, `first_held`, blocks) for each row that holds blocks, with the values that WindowTables has
+    for the row. `blocks`, `keys`: the blocks whose content is recorded, and the keys of these blocks.
     """
 
     rows: tuple[tuple[int, bytes, bytes], ...]
@@ -104,8 +106,8 @@ class Windows(msgspec.Struct, array_like=True):
 
 
 class States(msgspec.Struct, array_like=True):
-    """The saved state slots. `rows`: column name -> its values for all rows. `held`, `content`, `block`,
-    `used`: an entry for each slot. `clock`: the counter for `used`.
+    """The saved slots for recurrent states. `rows`: column name -> the column's values for all rows. `held`,
+    `content`, `block`, `used`: columns with an entry for each slot. `clock`: the counter for `used`.
     """
 
     rows: dict[str, bytes]
@@ -117,9 +119,11 @@ class States(msgspec.Struct, array_like=True):
 
 
 class Adapters(msgspec.Struct, array_like=True):
-    """The saved LoRA adapters. `entries`: (digest, bytes, number of rows that use it) for each loaded
-    adapter. `idle`: digests of unused adapters, least recently used first. `rows`: row -> digest of its
-    adapter. `known`, `nameless`: these dicts' values in AdapterPool.
+    """The saved LoRA adapters.
+
+    `entries`: (digest, bytes, number of rows that use it) for each loaded adapter. `idle`: digests of unused
+    adapters, least recently used first. `rows`: row -> digest of the row's adapter. `known`, `nameless`: the
+    values of the same dicts in AdapterPool.
     """
 
     entries: tuple[tuple[bytes, int, int], ...]
@@ -148,8 +152,9 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class Scores(msgspec.Struct, array_like=True):
-    """An answer's logprobs, its prompt's logprobs as (1 + k, int32 token ids, float32 logprobs), and a pooled
-    request's float32 vector.
+    """The saved logprobs of an answer and of its prompt, and a pooled request's vector.
+
+    `of_prompt`: (1 + k, token ids as int32 bytes, logprobs as float32 bytes). `vector`: float32 bytes.
     """
 
     logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
@@ -158,7 +163,7 @@ class Scores(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """The answer of a request that has ended. `token_ids`: int32."""
+    """The saved answer of a request that has ended. `token_ids`: int32 bytes."""
 
     queued: ev.Queued
     token_ids: bytes
@@ -169,16 +174,18 @@ class Answer(msgspec.Struct, array_like=True):
     code: ErrorCode | None = None
 
 
-# A prompt with several choices: the first choice's id, all choices' ids ("" for a forgotten one), and their
-# tokens' order, a byte each: the choice's index.
+# The token order of a prompt with several choices: (id of the first choice, ids of all choices, order).
+# The id of a forgotten choice is "". The order has a byte for each token: the index of the token's choice.
 SavedOrder: TypeAlias = tuple[str, tuple[str, ...], bytes]
 
 
 class SavedAnswers(msgspec.Struct, array_like=True):
-    """The undelivered answers. `begins`: (request id, sequence of its QUEUED), ascending. `answers`: for
-    requests that have ended. `scores`: (request id, logprobs) of live requests. `lacking`: requests whose
-    logprobs were too many for a snapshot. `fingerprints`: from the last RECOVERED. `orders`: of prompts with
-    several choices.
+    """The saved undelivered answers.
+
+    `begins`: (request id, record number of its QUEUED), ascending by number. `answers`: for requests that
+    have ended. `scores`: (request id, logprobs) for live requests. `lacking`: requests whose logprobs were
+    too many for a snapshot. `fingerprints`: from the last RECOVERED. `orders`: for prompts with several
+    choices.
     """
 
     begins: tuple[tuple[str, int], ...]
@@ -190,8 +197,10 @@ class SavedAnswers(msgspec.Struct, array_like=True):
 
 
 class Body(msgspec.Struct):
-    """A snapshot's body. `sequence`: the last record that was applied to the state. `digest`: the
-    state's digest. `answers`, `answers_digest`: a SavedAnswers as msgpack bytes and their BLAKE2b; both
+    """The body of a snapshot.
+
+    `sequence`: number of the last record that was applied to the state. `digest`: the state's digest.
+    `answers`, `answers_digest`: a SavedAnswers as msgpack bytes, and the BLAKE2b hash of these bytes. Both
     are empty if the process that took the snapshot did not know the undelivered answers.
     """
 
@@ -205,7 +214,7 @@ class Body(msgspec.Struct):
     tokens: tuple[tuple[int, bytes], ...]  # (row, int32 token ids)
     tables: tuple[tuple[int, bytes], ...]  # (row, int32 block ids)
     requests: tuple[Known, ...]
-    gone: tuple[ev.Queued, ...]  # ended requests whose items are still encoded by steps in flight
+    gone: tuple[ev.Queued, ...]  # ended requests for whose items steps in flight still compute
     waiting: tuple[str, ...]
     free_rows: tuple[int, ...]
     running: bytes
@@ -222,7 +231,7 @@ class Body(msgspec.Struct):
     flights: tuple[Step, ...] = ()
     leaving: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     goodput: SavedGoodput | None = None
-    grammar_slots: tuple[tuple[int, str, str], ...] = ()  # slot, kind, source
+    grammar_slots: tuple[tuple[int, str, str], ...] = ()  # (slot, kind, source)
     answers: bytes = b""
     answers_digest: bytes = b""
     work_left: int = 0
@@ -233,7 +242,7 @@ class Body(msgspec.Struct):
     sessions: tuple[Session, ...] = ()
     sessions_clock: int = 0
     num_prefills: int = 0
-    # name, debt, turn, and how many of its waiting requests the open step passed over
+    # (name, debt, turn, number of waiting requests that the open step passed over)
     tenants: tuple[tuple[str, int, int, int], ...] = ()
     turns: int = 0
     windows: Windows | None = None  # for models with block groups

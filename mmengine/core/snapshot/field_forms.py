@@ -1,4 +1,4 @@
-"""Converts the state's fields for a snapshot and back. A snapshot field's annotation says how."""
+"""Converts fields of the state to their form in a snapshot and back. A field's annotation names the form."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ Live = TypeVar("Live")
 
 
 class Form(NamedTuple):
-    """Two conversions: `take` converts a value for a snapshot, and `fill` restores the value."""
+    """A pair of conversions: `take` converts a value for a snapshot, and `fill` converts it back."""
 
     take: Callable[[Any], Any]
     fill: Callable[[Any], Any]
@@ -49,14 +49,14 @@ SAME = Form(lambda value: value, lambda value: value)
 
 @cache
 def forms_of(saved: type[msgspec.Struct]) -> dict[str, Form]:
-    """Return a dict that maps each field's name to the Form in its annotation, or to SAME."""
+    """Return field name -> the Form in the field's annotation; SAME if the annotation has none."""
     hints = get_type_hints(saved, include_extras=True)
     return {name: getattr(hint, "__metadata__", (SAME,))[0] for name, hint in hints.items()}
 
 
 def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
-    """Return a `kind` with the converted fields of `live`. `given`: the values of fields that `live`
-    lacks.
+    """Return an instance of `kind` with the converted fields of `live`. `given`: values for the fields that
+    are not taken from `live`.
     """
     forms = forms_of(kind)
     own = {name: form.take(getattr(live, name)) for name, form in forms.items() if name not in given}
@@ -66,8 +66,8 @@ def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
 def fill_fields(
     kind: type[Live], saved: msgspec.Struct, *, without: tuple[str, ...] = (), **given: Any
 ) -> Live:
-    """Return a `kind` restored from `saved`. `given`: the values of fields that are not taken from `saved`.
-    `without`: fields of `saved` that `kind` does not have.
+    """Return an instance of `kind` that is restored from `saved`. `given`: values for the fields that are not
+    taken from `saved`. `without`: fields of `saved` to ignore, because `kind` does not have them.
     """
     skipped = {*without, *given}
     forms = forms_of(type(saved))

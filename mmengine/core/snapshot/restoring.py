@@ -1,5 +1,5 @@
-"""Restores a state from a snapshot's body. An invalid body raises ValueError, KeyError, IndexError, TypeError
-or OverflowError.
+"""Restores a state from the body of a snapshot. For an invalid body the functions raise ValueError, KeyError,
+IndexError, TypeError or OverflowError.
 """
 
 import numpy as np
@@ -65,7 +65,7 @@ def _fill_queue(state: State, body: Body) -> None:
     for name in body.waiting:
         state.waiting.append(state.requests[name])
         state.tenants.enqueue(state.requests[name])
-    # Snapshots from before tenants have one queue, and count its passed requests here.
+    # Snapshots of builds without tenants have a single queue. Its number of passed requests is stored here.
     passed = body.plain.get("scan_from", 0)
     state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
 

@@ -1,4 +1,4 @@
-"""Copies a state into a snapshot's body."""
+"""Copies a state into the body of a snapshot, from which restoring.py restores the state."""
 
 from collections.abc import Callable
 
@@ -29,8 +29,8 @@ from mmengine.request import Request
 
 
 def body_of(state: State, started: ev.Started, sequence: int) -> Body:
-    """Return a copy of the state as a snapshot's body. `sequence`: the last applied record of the log, whose
-    first event is `started`.
+    """Return a copy of the state as the body of a snapshot. `started`: the log's first event. `sequence`: the
+    number of the last record that was applied to the state.
     """
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
@@ -110,7 +110,7 @@ def _states_of(state: State) -> States:
 
 
 def _row_tokens(state: State, row: int) -> bytes:
-    """Return the row's known tokens and the drafts or placeholders after them, as int32 bytes."""
+    """Return the row's known tokens, followed by its drafts or placeholders, as int32 bytes."""
     behind = max(int(state.num_drafts[row]), int(state.scheduled_drafts[row]))
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
@@ -121,7 +121,7 @@ def _known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
 
 
 def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -> Step:
-    # An ended request has released its host blocks, so its swap has no effect any more.
+    # An ended request has released its host blocks, so the swap of its KV does not matter any more.
     named = ((req_state.request.request_id, req_state) for req_state in flight.swapped)
     return take_fields(
         Step,

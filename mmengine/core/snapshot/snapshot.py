@@ -1,11 +1,11 @@
-"""Converts a state to bytes and back, so that a reader can begin at a snapshot and skip earlier records.
+"""Converts a state to bytes and back. A reader of a log can begin at a snapshot and skip all earlier records.
 
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-No pickle is used. A snapshot has all rows' columns, the token ids and block tables in use, and the
-cached blocks' contents; all other values are derived from these. The digests of the state and of the
-undelivered answers are stored too, and compared after restoring.
+A snapshot contains the columns of all rows, the used token ids and block tables, and the contents of cached
+blocks. All other values of the state are derived from these. A snapshot also contains the digests of the
+state and of the undelivered answers, which are compared after restoring. No pickle is used.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from mmengine.events.segment import snapshot_sequences
 from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 
 VERSION = 1
-_OLD_MAGIC = b"MMSN"  # in snapshots of builds before 0.1.0
-MAX_CELLS = 2**31  # most rows x tokens, or KV slots, that the settings in a log may claim
+_OLD_MAGIC = b"MMSN"  # the magic in snapshots of builds before 0.1.0
+MAX_CELLS = 2**31  # upper limit for rows x tokens, and for KV slots, that the settings in a log may ask for
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
 
 
 def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """Return a snapshot of the state. `sequence`: the last applied record of the log, whose first event is
-    `started`.
+    """Return a snapshot of the state. `started`: the log's first event. `sequence`: the number of the last
+    record that was applied to the state.
     """
     return bytes(packed(body_of(state, started, sequence)))
 
 
 def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
-    """Return a snapshot's bytes, with `body` and the undelivered answers. Any thread may call this
-    function, because the body is a copy.
+    """Return the bytes of a snapshot that contains `body` and the undelivered answers. Any thread may call
+    this function, because the body is a copy of the state.
     """
     if answers is not None:
         body.answers = _encoder.encode(answers)
@@ -56,15 +56,15 @@ def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
 
 
 def restore(data: bytes) -> tuple[State, Body]:
-    """Return the state in a snapshot, and the snapshot's body. Raises CorruptLog for bytes that are not a
-    valid snapshot.
+    """Return the state and the body of a snapshot. Raises CorruptLog if the bytes are not a valid
+    snapshot.
     """
     body = _read(data)
     return filled(body), body
 
 
 def filled(body: Body) -> State:
-    """Return the state that a body describes. Raises CorruptLog for an invalid body."""
+    """Return the state that a body describes. Raises CorruptLog if the body is invalid."""
     try:
         state = State(_config_of(body.started))
         state.constants = body.started.constants
@@ -78,17 +78,17 @@ def filled(body: Body) -> State:
 
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """Return the state and body of the newest readable snapshot before record `sequence`, or None."""
+    """Return (state, body) of the newest readable snapshot before record `sequence`, or None."""
     return next(newest_first(folder, sequence), None)
 
 
 def newest_first(folder: Path, before: int) -> Iterator[tuple[State, Body]]:
-    """Yield the state and body of each readable snapshot before record `before`, the newest first."""
+    """Yield (state, body) of each readable snapshot before record `before`, newest first."""
     return _usable(folder, [one for one in snapshot_sequences(folder) if one < before][::-1])
 
 
 def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """Return the state and body of the oldest readable snapshot at record `sequence` or later, or None."""
+    """Return (state, body) of the oldest readable snapshot at record `sequence` or later, or None."""
     return next(_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence]), None)
 
 
@@ -97,7 +97,7 @@ def _usable(folder: Path, sequences: list[int]) -> Iterator[tuple[State, Body]]:
         try:
             state, body = restore(read_snapshot(folder, sequence))
         except LogError:
-            continue  # another snapshot, or the log from its beginning, gives the same state
+            continue  # an older snapshot, or the whole log, leads to the same state
         if body.sequence == sequence:
             yield state, body
 

@@ -1,47 +1,50 @@
-"""Estimates how likely drafts are accepted, from counts of trials and hits for each row and each drafter.
+"""Estimates the probability that a draft is accepted, from counts of trials and hits for each row and
+drafter.
 
-A trial is a draft that was compared with a sampled token: an accepted draft (a hit) or the first rejected
-draft of a row. Drafts after a rejected draft are no trials.
+A trial is a draft that was compared with a sampled token. An accepted draft is a hit. The first rejected
+draft of a row is a trial without a hit, and the drafts after it are not counted.
 """
 
 import numpy as np
 
 from mmengine.core.state.step_cost import ONE
 
-DRAFTERS = 8  # drafters with larger numbers count as the last one
+DRAFTERS = 8  # number of counted drafters; drafters with larger numbers are counted as the last one
 TRIAL = 256  # the weight of one trial
-MEMORY = 24 * TRIAL  # above this weight a row's counts are halved; a drafter's limit is 16 times as large
-PRIOR = 4 * TRIAL  # weight of the drafter's rate over all rows in a row's estimate
+MEMORY = 24 * TRIAL  # when a row's counts exceed this weight, they are halved; 16 times this for a drafter
+PRIOR = 4 * TRIAL  # weight of the drafter's overall rate in the estimate for a row
 FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # assumed counts of a drafter without trials
 ARRAYS = ("hits", "trials", "drafter_hits", "drafter_trials")
 
 
 class Acceptance:
-    """Counts of hits and trials, in units of 1/TRIAL. Arrays are [drafter, row] or [drafter]."""
+    """Counts of hits and trials, in units of 1/TRIAL. The arrays are indexed by [drafter, row] or
+    [drafter].
+    """
 
     def __init__(self, num_rows: int):
         self.hits = np.zeros((DRAFTERS, num_rows), np.int32)
         self.trials = np.zeros((DRAFTERS, num_rows), np.int32)
         self.drafter_hits = np.zeros(DRAFTERS, np.int64)
         self.drafter_trials = np.zeros(DRAFTERS, np.int64)
-        # verified drafts that `count` has not counted yet
+        # verified drafts that were passed to `judge` and not counted yet
         self._unread: list[tuple[np.ndarray, ...]] = []
 
     def admit(self, row: int) -> None:
-        """Forget the row's counts: another request has the row."""
+        """Forget the row's counts, because another request has the row now."""
         self.count()
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Note the verified drafts for `rows` (intp [m]).
+        """Record the verified drafts of `rows` (intp [m]), for the next `count`.
 
-        `drafters`: each row's drafter. `drafted`: how many drafts each row had, 0 for none. `counts`:
-        the bytes of int32 [m], how many tokens each row got.
+        `drafters`: each row's drafter. `drafted`: number of drafts of each row, 0 for none. `counts`:
+        number of tokens that each row got, as the bytes of int32 [m].
         """
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
     def count(self) -> None:
-        """Count the noted drafts. The result does not depend on when this method is called."""
+        """Count the recorded drafts. The result does not depend on how often this method is called."""
         if not self._unread:
             return
         rows, drafters, drafted, counts = map(np.concatenate, zip(*self._unread, strict=True))
@@ -58,7 +61,7 @@ class Acceptance:
         np.add.at(self.drafter_trials, drafters, trials)
 
     def fade(self) -> None:
-        """Halve the counts that are above their limit, so that newer trials have more weight."""
+        """Halve the counts that exceed their limit, so that newer trials have more weight."""
         for hits, trials, memory in (
             (self.hits, self.trials, MEMORY),
             (self.drafter_hits, self.drafter_trials, 16 * MEMORY),
@@ -69,20 +72,22 @@ class Acceptance:
                 trials[old] >>= 1
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the chance that each drafter's draft is accepted, in 1/65536: int64 [drafters, n]."""
+        """Return the probability that a draft of each drafter is accepted, in 1/65536: int64 [drafters,
+        n].
+        """
         usual = (self.drafter_hits + FIRST_HITS) * ONE // (self.drafter_trials + FIRST_TRIALS)
         hits = self.hits[:, rows].astype(np.int64) * ONE + usual[:, None] * PRIOR
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """Return the numbers of the drafters that have trials, except the highest, in descending order. Call
-        `count` first.
+        """Return the numbers of the drafters with trials, except the highest number, in descending order.
+        Call `count` before this method.
         """
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()
 
 
 def powers(chances: np.ndarray, most: int) -> np.ndarray:
-    """Return chance, chance^2, …, chance^most, in 1/65536: int64 [most, ...]."""
+    """Return the powers chance, chance^2, …, chance^most of a probability, in 1/65536: int64 [most, ...]."""
     table = np.empty((most, *chances.shape), np.int64)
     table[0] = chances
     for depth in range(1, most):

@@ -1,7 +1,7 @@
-"""The LoRA adapters' pool: which adapters are loaded on the device, and which adapter each row uses.
+"""The pool of LoRA adapters: which adapters are loaded on the device, and which adapter each row uses.
 
-Sizes are in bytes. As in the encoder cache, an adapter that no row uses stays loaded until its memory is
-needed; the least recently used adapter is unloaded first.
+Sizes are in bytes. An adapter that no row uses stays loaded until its memory is needed. The least recently
+used adapter is then unloaded first.
 """
 
 from mmengine.encoder_cache.cache import EncoderCache
@@ -15,13 +15,13 @@ def digest_of(adapter: Adapter | None) -> bytes:
 
 
 class AdapterPool:
-    """One engine's adapters.
+    """The adapters of one engine.
 
-    `cache`: the loaded adapters, keyed by digest. `of_row`: row -> digest of its adapter, including rows
-    whose requests have left while a step still runs. `known`: name -> the adapter that new requests with this
-    name get. `nameless`: digest -> an adapter that live requests use although no name refers to it any more;
-    no decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods that
-    change the pool.
+    `cache`: the loaded adapters, by digest. `of_row`: row -> digest of the row's adapter. It includes rows
+    whose requests have left while a step still computes the row. `known`: name -> the adapter for new
+    requests with this name. `nameless`: digest -> an adapter that live requests use although no name refers
+    to it. No decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods
+    that change the pool.
     """
 
     def __init__(self, capacity: int):
@@ -32,26 +32,26 @@ class AdapterPool:
 
     @property
     def num_held(self) -> int:
-        """The number of adapters that rows use."""
+        """The number of adapters that are used by rows."""
         return len(self.cache.entries) - len(self.cache.idle)
 
     @property
     def loaded(self) -> tuple[bytes, ...]:
-        """The loaded adapters' digests."""
+        """The digests of the loaded adapters."""
         return tuple(self.cache.entries)
 
     def is_held(self, digest: bytes) -> bool:
         return digest in self.cache.entries and digest not in self.cache.idle
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
-        """Return the adapters to unload (digests) so that this adapter fits beside `promised` bytes for
-        other adapters, or None if unloading all unused adapters is not enough.
+        """Return the digests of adapters to unload so that `adapter` fits. `promised`: bytes that other
+        adapters need too. Returns None if the memory is too small even without all unused adapters.
         """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes
         return self.cache.evictions_for(size, {adapter.digest}, promised)
 
     def take(self, row: int, adapter: Adapter, out: tuple[bytes, ...]) -> None:
-        """Unload the adapters in `out`, load the adapter if necessary, and give it to the row."""
+        """Unload the adapters in `out`, load `adapter` if necessary, and record that the row uses it."""
         for digest in out:
             self.cache.evict(digest)
         if adapter.digest not in self.cache.entries:
@@ -60,7 +60,7 @@ class AdapterPool:
         self.of_row[row] = adapter.digest
 
     def release(self, row: int) -> None:
-        """Take the adapter from a row that becomes free. Does nothing if the row has no adapter."""
+        """Record that a row that becomes free uses no adapter. Does nothing if it used none."""
         digest = self.of_row.pop(row, None)
         if digest is not None:
             self.cache.release(digest)

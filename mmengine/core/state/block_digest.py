@@ -1,13 +1,13 @@
-"""A digest of a KV block's contents that is the same in every process.
+"""A digest of a KV block's content that is equal in all processes.
 
-Content ids (core/state/prefix_index.py) are counters and have a meaning in one process only. Block stores,
-and routers that read KV events, identify a block by
+Content ids (core/state/prefix_index.py) are counters, so a content id has a meaning only in its process.
+Block stores, and routers that read KV events, identify a block by
 
-    digest(block) = BLAKE2b-128(digest of the block before it | its tokens | its extra)
+    digest(block) = BLAKE2b-128(digest of the previous block | its tokens | its extra)
 
-where `extra` comes from `block_extras`: the media embeddings in the block with their positions and, in the
-first block, the hash of the tenant's salt and the adapter's digest. Equal digests mean equal contents, unless
-BLAKE2b is broken.
+`extra` is the result of `block_extras`: the media embeddings in the block with their positions and, in the
+first block, the hash of the tenant's salt and the digest of the adapter. Equal digests mean equal contents,
+unless BLAKE2b is broken.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from mmengine.core.state.prefix_index import NO_CONTENT, ROOT, PrefixIndex
 from mmengine.request import Request
 
 DIGEST_BYTES = 16
-ROOT_DIGEST = bytes(DIGEST_BYTES)  # the parent of a first block
+ROOT_DIGEST = bytes(DIGEST_BYTES)  # the parent digest of a prompt's first block
 
 
 def block_digest(parent: bytes, tokens: np.ndarray, extra: bytes) -> bytes:
-    """Return a block's digest from its tokens, int32 [block_size]. `parent`: the digest for the block
-    before it, or ROOT_DIGEST.
+    """Return the digest of a block with these tokens, int32 [block_size]. `parent`: the digest of the
+    previous block, or ROOT_DIGEST.
     """
     said = b"".join((parent, tokens.astype("<i4").tobytes(), extra))
     return hashlib.blake2b(said, digest_size=DIGEST_BYTES, person=b"mmengine-block").digest()
@@ -36,8 +36,8 @@ def event_hash(digest: bytes) -> int:
 
 
 def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> list[bytes]:
-    """Return the digests for the full blocks in `tokens`, int32 [n], that a prefix hit can cover. The last
-    token's block is left out, because the last token is always computed for its logits.
+    """Return the digests of the full blocks in `tokens`, int32 [n], that can be prefix hits. The block with
+    the last token is left out, because the last token is always computed to get its logits.
     """
     count = (len(tokens) - 1) // block_size
     extras = block_extras(request, 0, count, block_size)
@@ -50,8 +50,8 @@ def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> lis
 
 
 class ContentDigests:
-    """Digests for the contents in `index`, keyed by content id. The code that applies a log's events calls
-    `add` and `drop` to keep them up to date.
+    """The digests of the contents in `index`, by content id. The code that applies a log's events calls `add`
+    and `drop`, so that the digests stay up to date.
     """
 
     def __init__(self, index: PrefixIndex, block_size: int):
@@ -62,12 +62,12 @@ class ContentDigests:
         return self._by_content.get(content)
 
     def add(self, blocks: np.ndarray) -> None:
-        """Add digests for the contents of these blocks (int [n]). A content gets no digest if its parent has
+        """Add the digests of these blocks' contents (int [n]). A content whose parent has no digest gets
         none.
         """
         content, parent, tokens, _ = self._index.columns()
         blocks = blocks[content[blocks] != NO_CONTENT]
-        for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():  # parents first
+        for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():  # parents come first
             before = self._by_content.get(int(parent[block]))
             if before is not None and int(content[block]) not in self._by_content:
                 extra = self._index.extra.get(block, b"")
@@ -75,14 +75,14 @@ class ContentDigests:
                 self._by_content[int(content[block])] = block_digest(before, own, extra)
 
     def drop(self, content: int) -> None:
-        """Remove the digest for a content that no block holds any more. Contents that follow it have their
-        digests already, because their row held this block when they were added.
+        """Remove the digest of a content that no block holds any more. Contents that follow it already have
+        their digests, because they were added while their row held this block.
         """
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """If there are many digests, remove digests for contents that no block holds. For callers that do not
-        call `drop`.
+        """If there are many digests, remove the digests of contents that no block holds. For callers that do
+        not call `drop`.
         """
         if len(self._by_content) > 2 * len(self._index.content) + 64:
             held = {ROOT, *self._index.content.tolist()}

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: reference counts, the free list, and full blocks' contents."""
+"""The pool of KV blocks: reference counts, the list of free blocks, and the contents of full blocks."""
 
 import hashlib
 import struct
@@ -14,18 +14,19 @@ from mmengine.core.state.window_blocks import WindowIndex
 from mmengine.events.vocabulary import Admitted
 from mmengine.request import Request, num_before
 
-# Values in the last field of _PART:
-OF_SALT = -1  # the hash is that of a tenant's salt
-OF_ADAPTER = -2  # the hash is a LoRA adapter's digest
-OF_PROMPT = -3  # the hash is that of the whole prompt
-# Length of the hash before it, position relative to the block, index of the run's first embedding.
+# Values of the last field in _PART. Other values are the index of a media run's first embedding.
+OF_SALT = -1  # the hash is the hash of a tenant's salt
+OF_ADAPTER = -2  # the hash is the digest of a LoRA adapter
+OF_PROMPT = -3  # the hash is the hash of the whole prompt
+# Fields: length of the hash before the part, position relative to the block, index of the first embedding.
 _PART = struct.Struct("<Iqq")
 
 
 class BlockPool:
-    """One engine's KV blocks. `num_blocks` includes block 0, which is never given out and pads batches.
-    `content_width`: how many tokens determine a block's contents. `num_windows`: how many block groups have a
-    window. Only `evolve` calls methods that change the pool.
+    """The KV blocks of one engine. Only `evolve` calls methods that change the pool.
+
+    `num_blocks` includes block 0, which no request gets because batches are padded with it. `content_width`:
+    number of tokens that determine a block's content. `num_windows`: number of block groups with a window.
     """
 
     def __init__(self, num_blocks: int, block_size: int, content_width: int, num_windows: int = 0):
@@ -44,25 +45,26 @@ class BlockPool:
         return self.free_list.num_free
 
     def take_new(self, blocks: np.ndarray) -> None:
-        """Give free blocks to a request and forget their contents."""
+        """Give free blocks to a request. The blocks' contents are forgotten."""
         self.forget(blocks)
         self.free_list.take(blocks)
         self.references[blocks] = 1
 
     def share(self, blocks: np.ndarray) -> None:
-        """Add a reference to each block, which must be cached. Free blocks among them leave the free list."""
+        """Add a reference to each block. All blocks must be cached. Free blocks leave the free list."""
         self.free_list.take(blocks[self.references[blocks] == 0])
         self.references[blocks] += 1
 
     def release(self, blocks: np.ndarray) -> None:
-        """Remove a reference from each block, given in table order. Blocks without references become free.
-        Cached blocks are reused from the table's end, so that prefixes stay in the cache longest.
+        """Remove a reference from each block, given in the order of the block table. Blocks without
+        references become free. Cached blocks at the table's end are reused first, so that prefixes stay
+        cached longest.
         """
         self.references[blocks] -= 1
         self._free(blocks[self.references[blocks] == 0])
 
     def release_shared(self, blocks: np.ndarray) -> None:
-        """Remove a reference from each block. A block that several rows held occurs several times."""
+        """Remove references from blocks of several rows. A block that n rows held occurs n times."""
         np.subtract.at(self.references, blocks, 1)
         freed = blocks[self.references[blocks] == 0]
         self._free(freed[np.sort(np.unique(freed, return_index=True)[1])])
@@ -92,11 +94,11 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of `rows` need more blocks (indices into `rows`, intp), and how many each row needs
-    (int32).
+    """Return which of `rows` need more blocks (indices into `rows`, intp), and the number of blocks that
+    each of them needs (int32).
 
-    `num_tokens`: how many more tokens each row will hold, as an array or as one number for all rows. The
-    drafter's lookahead is added, but no row needs more blocks than max_model_len tokens fill.
+    `num_tokens`: number of further tokens of each row, as an array or as one number for all rows. The
+    drafter's lookahead is added. No row needs more blocks than max_model_len tokens fill.
     """
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
@@ -109,7 +111,7 @@ def further_blocks(
 
 
 class Groups(Protocol):
-    """A state or its view."""
+    """A state or a view of a state, as far as `hit_tokens` reads it."""
 
     @property
     def block_size(self) -> int: ...
@@ -118,15 +120,16 @@ class Groups(Protocol):
 
 
 def hit_tokens(state: Groups, event: Admitted) -> int:
-    """Return how many tokens are in the prefix hits of an admission."""
-    if state.num_groups > 1:  # the hits of all groups are counted by their tokens
+    """Return the number of tokens that the prefix hits of an admission contain."""
+    if state.num_groups > 1:  # the hits contain blocks of all groups
         return max(0, event.num_computed)
     return len(event.cached_blocks) // 4 * state.block_size
 
 
 def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:
-    """Return the tokens that determine the contents of the blocks [first, last): `width` tokens for each
-    block, int32 [last - first, width].
+    """Return the tokens that determine the contents of the blocks [first, last), int32 [last - first, width].
+
+    These are `width` tokens for each block.
     """
     if width == size:
         return token_ids[first * size : last * size].reshape(-1, size)
@@ -137,14 +140,14 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 def block_extras(
     request: Request, first: int, last: int, block_size: int, ahead: int = 0, whole_prompt: bool = False
 ) -> dict[int, bytes]:
-    """Return the facts that determine the contents of blocks [first, last) beside their tokens, as bytes
-    keyed by block number. Blocks without such facts have no entry.
+    """Return what determines the contents of the blocks [first, last) in addition to their tokens.
 
-    The facts are the media embeddings in the block or in the `ahead` tokens after it: for each run, the
-    item's hash, the run's position relative to the block, and its first embedding's index. Block 0 also
-    has the hash of the tenant's salt and the adapter's digest. Each hash is followed by its length, so that
-    equal bytes mean equal facts. With `whole_prompt` block 0 also has the prompt's hash, because the KV of
-    each token depends on the whole prompt.
+    The result maps a block's number to bytes. Blocks that only their tokens determine have no entry. The
+    bytes describe the media embeddings in the block and in the `ahead` tokens after it: for each run the
+    item's hash, the run's position relative to the block, and the index of the run's first embedding. For
+    block 0 they also contain the hash of the tenant's salt and the digest of the adapter. With `whole_prompt`
+    block 0 also has the hash of the prompt, because the KV of each token depends on the whole prompt. The
+    length of each hash is included, so that equal bytes mean equal facts.
     """
     extras: dict[int, bytes] = {}
     for item in request.media[num_before(request.media, first * block_size) :]:
@@ -168,7 +171,7 @@ def block_extras(
 
 
 def _prompt_hash(request: Request) -> bytes:
-    """Return SHA-256 over the prompt's token ids and media."""
+    """Return the SHA-256 hash of the prompt's token ids and media."""
     found = hashlib.sha256(request.prompt_token_ids.astype("<i4").tobytes())
     for item in request.media:
         found.update(_PART.pack(len(item.mm_hash), item.start, len(item.runs)) + item.mm_hash)
@@ -177,7 +180,7 @@ def _prompt_hash(request: Request) -> bytes:
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:
-    """Return how many tokens of one request a step may compute at most; 0: no limit. There is no limit if the
-    engine has only one request.
+    """Return the maximum number of tokens of one request that a step may compute; 0: no limit. There is no
+    limit if the engine has only one request.
     """
     return config.long_prefill_token_threshold if num_requests > 1 else 0

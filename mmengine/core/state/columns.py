@@ -1,7 +1,7 @@
-"""The running batch's columns: one value for each row.
+"""Declares the columns of the running batch: numpy arrays with one value, or one line, for each row.
 
-A state and its view share these declarations: the state has arrays, the view has the same arrays without
-write access. A column's annotation holds the dtype from which a state makes the array.
+A state and its view share these declarations. The state has writable arrays, and the view has the same arrays
+without write access. A column's annotation contains the dtype with which a state creates the array.
 """
 
 from typing import Annotated, Any, Generic, Protocol, TypeVar, dataclass_transform, get_type_hints
@@ -10,13 +10,13 @@ import numpy as np
 
 NEVER = np.int32(2**31 - 1)
 # Values of the column `ended`. RUNS_ON: the request continues. STOPPED: a stop condition ended the text.
-# BROKEN: the row alone failed, for example with NaN logits. LOST: the row's whole step failed. LEFT: the
-# request has left, but a step in flight still has the row. CRASHED: the process that computed the row died.
+# BROKEN: only this row failed, for example with NaN logits. LOST: the row's whole step failed. LEFT: the
+# request has left, but a step in flight still computes the row. CRASHED: the process that computed it died.
 RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 
 
 class ReadOnlyArray(Protocol):
-    """A numpy array without its writing methods. Results computed from it are ordinary arrays."""
+    """A numpy array without the methods that write. Results computed from it are ordinary arrays."""
 
     def __getitem__(self, key: Any, /) -> Any: ...
     def __len__(self) -> int: ...
@@ -39,44 +39,45 @@ Int64 = Annotated[Array, np.int64]
 
 @dataclass_transform(frozen_default=True)
 def never_assigned(cls: type[Class]) -> type[Class]:
-    """Tell a type checker that no code assigns to the attributes that the class declares."""
+    """Tell type checkers that the attributes that the class declares are never assigned."""
     return cls
 
 
 @never_assigned
 class RowColumns(Generic[Array]):
-    """Columns that decisions read and that the state's digest covers."""
+    """Columns that decisions read. The state's digest covers these columns."""
 
-    num_tokens: Int32[Array]  # known tokens
-    num_computed: Int32[Array]  # tokens whose KV exists, or will exist after the open step
-    max_total: Int32[Array]  # known tokens at which the request ends by length; NEVER for a free row
-    num_blocks: Int32[Array]  # held blocks
+    num_tokens: Int32[Array]  # number of known tokens
+    num_computed: Int32[Array]  # number of tokens whose KV exists, or will exist after the open step
+    max_total: Int32[Array]  # number of known tokens at which the length limit applies; NEVER for a free row
+    num_blocks: Int32[Array]  # number of held blocks
     next_media: Int32[Array]  # start of the first embedding run that is not computed yet, or NEVER
-    release_at: Int32[Array]  # computed tokens at which an encoder reference may be dropped, or NEVER
-    num_filled: Int32[Array]  # full blocks whose content is recorded
-    scheduled: Int32[Array]  # tokens in the open step
-    scheduled_drafts: Int32[Array]  # drafts at the end of `scheduled`
-    num_drafts: Int32[Array]  # drafts after the known tokens, for the next step
+    release_at: Int32[Array]  # number of computed tokens at which encoder outputs may be released, or NEVER
+    num_filled: Int32[Array]  # number of full blocks whose content is recorded
+    scheduled: Int32[Array]  # number of tokens in the open step
+    scheduled_drafts: Int32[Array]  # number of drafts at the end of the `scheduled` tokens
+    num_drafts: Int32[Array]  # number of drafts after the known tokens, for the next step
     drafter: Int32[Array]  # the number of the drafter that made these drafts
     plain_from: Int32[Array]  # blocks from this token on have no extra digest (media, salt, adapter)
-    content: Int64[Array]  # content id of the last full block, the parent of the next block
+    content: Int64[Array]  # content id of the last full block, which is the parent of the next block
     ended: Int8[Array]
 
 
 @never_assigned
 class FlightColumns(Generic[Array]):
-    """Columns for overlapping steps; all zero if steps do not overlap."""
+    """Columns for steps that overlap. All values are 0 if steps do not overlap."""
 
-    in_flight: Int32[Array]  # dispatched steps that contain the row
-    num_pending: Int32[Array]  # tokens that these steps will give the row
-    # The row waits for the steps in flight when its known and pending tokens reach this number (without its
-    # sign). Negative for a row with a grammar; 0 for a row that waits for each step.
+    in_flight: Int32[Array]  # number of dispatched steps that contain the row
+    num_pending: Int32[Array]  # number of tokens that the row will get from these steps
+    # When the number of known and pending tokens reaches the absolute value, the row must wait for the
+    # steps in flight. The value is negative for a row with a grammar, and 0 for a row that waits for each
+    # step.
     runs_ahead_to: Int32[Array]
 
 
 @never_assigned
 class StateColumns(Generic[Array]):
-    """Columns for models with recurrent states; all zero for other models."""
+    """Columns for models with recurrent states. All values are 0 for other models."""
 
     state_slot: Int32[Array]  # the row's slot, or NO_STATE
     keep_at: Int32[Array]  # number of tokens after which the row's state is kept next, or NEVER
@@ -85,14 +86,14 @@ class StateColumns(Generic[Array]):
 
 @never_assigned
 class WideColumns(Generic[Array]):
-    """Columns with many int32 values for each row."""
+    """Columns with a line of int32 values for each row."""
 
-    token_ids: Array  # [row, position]: known tokens, then drafts
-    block_table: Array  # [row, number in the row]: block ids; 0 after the row's last block
+    token_ids: Array  # [row, position]: the known tokens, then the drafts
+    block_table: Array  # [row, block number in the row]: block ids; 0 after the row's last block
 
 
 class Columns(RowColumns[Array], FlightColumns[Array], StateColumns[Array], WideColumns[Array]):
-    """All columns."""
+    """All columns of the running batch."""
 
 
 def _dtypes(columns: type) -> dict[str, type[np.signedinteger]]:
@@ -113,8 +114,8 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.ndarray]:
-    """Return all columns by name, filled with zeros, for rows with `num_tokens` tokens and `num_blocks`
-    blocks."""
+    """Return all columns by name, filled with zeros. The wide columns have space for `num_tokens` tokens and
+    `num_blocks` blocks in each row."""
     columns = {name: np.zeros(rows, dtype) for name, dtype in {**COLUMNS, **STATE_COLUMNS}.items()}
     return {
         **columns,
@@ -124,8 +125,8 @@ def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.nd
 
 
 def _wide_column(rows: int, width: int) -> np.ndarray:
-    """Return zeros, int32 [rows, width]. Rows are an odd number of cache lines apart. With a power of two,
-    the same column of all rows would map to a few sets of the CPU cache.
+    """Return zeros, int32 [rows, width]. The distance between rows is an odd number of cache lines. With a
+    power of two, the same column of all rows would compete for a few sets of the CPU cache.
     """
     lines = -(-width // 16) | 1
     return np.zeros((rows, lines * 16), np.int32)[:, :width]

@@ -1,8 +1,8 @@
-"""A state's digest as a tree: a hash for each column, and the root over these hashes.
+"""Computes a state's digest as a tree: a hash for each column, and a root hash over these hashes.
 
-A checkpoint has the root, the first 4 bytes of each column's hash, and a 4-byte checksum over the values of
-each live request. Two states are equal if their roots are equal. If the roots differ, the other values show
-which columns and requests differ.
+A CHECKPOINT event contains the root, the first 4 bytes of each column's hash, and a 4-byte checksum over the
+values of each live request. Two states are equal if their roots are equal. If the roots differ, the column
+hashes and checksums show which columns and requests differ.
 """
 
 import hashlib
@@ -16,32 +16,32 @@ from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
-SHOWN_BYTES = 4  # bytes of a column's hash in a checkpoint
-# The columns in the order of a checkpoint. A change of this list requires a new SCHEMA_VERSION.
+SHOWN_BYTES = 4  # number of bytes of each column's hash in a checkpoint
+# Names of the columns in the order of a checkpoint. A change of this list requires a new SCHEMA_VERSION.
 COLUMN_NAMES = (
     *(*COLUMNS, "token_ids", "block_table", "running"),
     *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
-BLOCK_GROUPS = "block groups"  # after the other columns, for models with block groups
-STATE_SLOTS = "state slots"  # after the other columns, for models with recurrent states
-ADAPTERS = "adapters"  # after STATE_SLOTS, for engines with adapters
-SESSIONS = "sessions"  # after ADAPTERS, while any session is open
-TENANTS = "tenants"  # last, while several tenants have live requests
-_FACTS = 10  # values of a request in `_Sums.known`
-# Odd factors for the checksums, so that small numbers do not cancel each other out. The checksums need not
-# resist attacks.
+BLOCK_GROUPS = "block groups"  # follows the columns above, for models with block groups
+STATE_SLOTS = "state slots"  # follows these, for models with recurrent states
+ADAPTERS = "adapters"  # follows these, for engines with adapters
+SESSIONS = "sessions"  # follows these, while any session is open
+TENANTS = "tenants"  # comes last, while several tenants have live requests
+_FACTS = 10  # number of values for each request in `_Sums.known`
+# Odd factors for the checksums, so that small differences do not cancel out. The checksums find differences;
+# they are no protection against attacks.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
 
 
 def state_digest(state: State) -> bytes:
-    """Return a 16-byte digest over all values that decisions read and over every token so far."""
+    """Return a 16-byte digest of all values that decisions read and of all tokens so far."""
     return checkpoint(state).digest
 
 
 def checkpoint(state: State) -> ev.Checkpoint:
-    """Return CHECKPOINT: the digest, and the checksums that show where two states differ."""
+    """Return CHECKPOINT with the state's digest and the checksums that show where two states differ."""
     sums = _Sums(state)
     kept = [state.grammar_slots.digest()]
     kept += [_windows(state)] if state.num_groups > 1 else []
@@ -56,9 +56,8 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the columns in which `logged` differs from this state, and the requests that
-    differ, as (id, row or NO_ROW). The request list is empty if the two have different numbers of live
-    requests.
+    """Return the names of the columns, and (id, row or NO_ROW) of the requests, in which `logged` differs
+    from this state. If the numbers of live requests differ, the list of requests is empty.
     """
     here = checkpoint(state)
     every = [
@@ -79,8 +78,8 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
 
 
 def differing_places(one: bytes, other: bytes) -> list[int]:
-    """Return which 4-byte checksums differ, by index. A checksum that only one side has counts as
-    different.
+    """Return the indices of the 4-byte checksums that differ. A checksum that is missing in `one` or in
+    `other` counts as different.
     """
     count = min(len(one), len(other)) // SHOWN_BYTES
     first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))
@@ -96,18 +95,18 @@ _NOTHING = _hash(b"")
 
 
 class _Sums:
-    """Computes the columns with requests' values, and meanwhile a checksum for each request."""
+    """Computes the hashes of columns with values of requests, and a checksum for each request."""
 
     def __init__(self, state: State):
         self._state, self._requests = state, list(state.requests.values())
-        # [column, running row]
+        # [column, running row]: values of the columns with one value for each row
         self.cells = np.array([getattr(state, name)[state.running] for name in COLUMNS], np.int64)
-        self._own = [0] * len(self._requests)  # for each request, a CRC-32 of its values of variable size
+        self._own = [0] * len(self._requests)  # for each request, a CRC-32 of its values with variable length
         rows = np.array([each.row for each in self._requests], np.int64)
-        # the last entry is for waiting requests
+        # row -> index of its request in `_requests`, or -1; the last entry is for requests without a row
         of_row = np.full(state.config.num_rows + 1, -1, np.int64)
         of_row[rows] = np.arange(len(rows))
-        self._places = of_row[state.running]  # the index of each running row's request in `_requests`
+        self._places = of_row[state.running]  # index in `_requests` for each running row
         self._facts = np.zeros((len(rows), _FACTS), np.int64)
 
     def wide(self) -> tuple[bytes, bytes, bytes]:
@@ -124,7 +123,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return the columns "requests" (values of each request that are not in its row) and "waiting"."""
+        """Return the columns "requests" (the values of each request outside of its row) and "waiting"."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):
@@ -160,7 +159,7 @@ class _Sums:
         sums += np.array(self._own, np.uint64) * _FACTORS[_FACTS]
         factors = _FACTORS[_FACTS + 1 : _FACTS + 1 + len(COLUMNS), None]
         of_row, places = (self.cells.view(np.uint64) * factors).sum(axis=0, dtype=np.uint64), self._places
-        if (places < 0).any():  # the request of this row left while a step still has the row
+        if (places < 0).any():  # requests have left while a step still computes their rows
             of_row, places = of_row[places >= 0], places[places >= 0]
         sums[places] += of_row
         sums ^= sums >> np.uint64(29)

@@ -1,8 +1,9 @@
-"""The base class of draft arbiters: the counters, the measurements of each draft level, and the times of
-reviews.
+"""The base class of draft arbiters, which decide in each step which drafters draft and how many drafts rows
+get.
 
-A draft level is the highest number among the drafters that draft: ALL_DRAFTERS, NO_DRAFTERS, or a number
-between. A bucket groups similar batch sizes (step_cost.py). A review chooses the draft level again.
+The class has the counters, the measurements of each draft level, and the times of reviews. A draft level is
+the highest number among the drafters that draft: ALL_DRAFTERS, NO_DRAFTERS, or a number between them. A
+bucket groups similar batch sizes (step_cost.py). A review chooses the draft level anew.
 """
 
 from abc import ABC, abstractmethod
@@ -18,9 +19,9 @@ from mmengine.core.state.step_cost import ONE, StepCosts
 ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # draft levels
 NO_BUCKET = -1
 NO_LIMITS = np.zeros((0, 0), np.int32)
-WINDOW = 16  # steps between reviews while no request arrives
-SETTLED = 32  # steps for which drafts stay off, and most steps until a review after the batch changed
-MAX_EMPTY = 4  # after so many consecutive steps without drafts, the drafters count as having none
+WINDOW = 16  # number of steps between reviews while no request arrives
+SETTLED = 32  # number of steps without drafts after turning off; maximum until a review after a batch change
+MAX_EMPTY = 4  # after more consecutive steps without drafts, the drafters are assumed to have none
 _COUNTERS = (
     *("steps", "bucket", "num_rows", "level", "until_review", "rest_steps", "was_off", "has_arrivals"),
     *(
@@ -37,7 +38,7 @@ Waits = dict[int, tuple[int, int]]
 
 
 class SavedGoodput(msgspec.Struct, array_like=True):
-    """An arbiter in a snapshot."""
+    """The state of an arbiter in a snapshot."""
 
     counters: dict[str, int]
     arrays: dict[str, bytes]
@@ -47,49 +48,49 @@ class SavedGoodput(msgspec.Struct, array_like=True):
 
 
 class DraftArbiter(ABC):
-    """Chooses a draft level for each step, and limits each row's drafts.
+    """Chooses a draft level for each step, and limits the number of each row's drafts.
 
-    Arrays are [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter. `overlaps`:
-    steps overlap, but the loop waits for each step after which drafters draft. So drafting costs time even if
-    the drafters return no drafts.
+    Arrays are indexed by [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter.
+    `overlaps`: steps overlap, but the loop waits for each step after which drafters draft. In that case
+    drafting costs time even if the drafters return no drafts.
     """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):
         self._most, self._overlaps = most, overlaps
         self.acceptance, self.costs = Acceptance(num_rows), StepCosts()
-        self.levels: dict[int, int] = {}  # bucket -> the last chosen level
-        self.waits: Waits = {}  # bucket -> the cost of the last trial, and when the next trial is due
+        self.levels: dict[int, int] = {}  # bucket -> the level that was chosen last
+        self.waits: Waits = {}  # bucket -> (loss of the last trial, time at which the next trial is due)
         self.draft_limits = np.full((DRAFTERS, num_rows), most, np.int32)
         self.steps = 0
-        self.bucket, self.num_rows = NO_BUCKET, 0  # of the last decode-only step; rows of the last step
+        # The bucket of the last decode-only step, and the number of rows in the last step.
+        self.bucket, self.num_rows = NO_BUCKET, 0
         self.level = ALL_DRAFTERS  # the current draft level
-        self.until_review = 0  # steps until the next review
-        self.rest_steps = 0  # how many of the next steps have no drafts
-        self.was_off = False  # no drafter drafted, and no row had drafts, in the last step
-        self.has_arrivals = True  # a request was admitted since the last decode-only step
-        self.has_limits = False  # some row may have fewer drafts than the setting allows
-        self.has_tried_limits = False  # whether fewer drafts were tried when all drafts did not pay
+        self.until_review = 0  # number of steps until the next review
+        self.rest_steps = 0  # number of next steps that have no drafts
+        self.was_off = False  # whether no drafter drafted and no row had drafts in the last step
+        self.has_arrivals = True  # whether a request was admitted since the last decode-only step
+        self.has_limits = False  # whether some row may have fewer drafts than the setting allows
+        self.has_tried_limits = False  # whether fewer drafts were tried after all drafts lost time
         # The bucket of the last batch that was not shrinking, and the bucket of the last review.
         self.full_bucket, self.reviewed_bucket = NO_BUCKET, NO_BUCKET
-        self.turned_off_at = 0  # the step in which drafts were turned off
-        self.empty_steps = 0  # consecutive steps in which drafters drafted and no row had drafts
+        self.turned_off_at = 0  # number of the step in which drafts were turned off
+        self.empty_steps = 0  # number of consecutive steps in which drafters drafted but no row had drafts
         self.times_plain = True  # whether the times of steps without drafts are measured
 
     def admit(self, row: int) -> None:
-        """Forget the row's counts: another request has the row."""
+        """Forget the row's counts, because another request has the row now."""
         self.has_arrivals = True
         self.acceptance.admit(row)
         self.draft_limits[:, row] = self._most
 
     def draft_level_after(self, num_rows: int) -> int:
-        """Return the draft level that applies after the step that is decided now, which has `num_rows`
-        rows.
-        """
+        """Return the draft level after the step that is being decided, which has `num_rows` rows."""
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """Return how many drafts each of `rows` may have from each drafter, int32 [drafters, n]. An array
-        with the shape [0, 0] means no drafts, and None means no limit.
+        """Return the maximum number of drafts of each drafter for each of `rows`, int32 [drafters, n].
+
+        An array with shape [0, 0] means no drafts, and None means no limit.
         """
         level = self.draft_level_after(len(rows))
         if level == NO_DRAFTERS:
@@ -101,7 +102,7 @@ class DraftArbiter(ABC):
         return room
 
     def count_step(self, num_rows: int, has_drafts: bool, ns: int, level: int | None = None) -> bool:
-        """Count a step that took `ns`. Returns True if `record_step` need not be called for this step.
+        """Count a step that took `ns`. Returns True if the step need not be passed to `record_step`.
         `level`: as in `record_step`.
         """
         self.steps += 1
@@ -120,7 +121,7 @@ class DraftArbiter(ABC):
         return not self.times_plain
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Note verified drafts, as `Acceptance.judge` does."""
+        """Record verified drafts, as `Acceptance.judge` does."""
         self.acceptance.judge(rows, drafters, drafted, counts)
 
     def record_step(
@@ -134,17 +135,17 @@ class DraftArbiter(ABC):
         level: int | None = None,
         reading_ns: int = 0,
     ) -> None:
-        """Record a step with `rows` that took `ns`. The step verified `drafts` drafts, gave `tokens` tokens,
-        and made `made` drafts for the next step.
+        """Record a step with `rows` that took `ns`. The step verified `drafts` drafts, returned `tokens`
+        tokens, and proposed `made` drafts for the next step.
 
-        `only_decodes`: the step computed no prompts. In a step with prompts, the drafter's head read them in
-        `reading_ns`. `level`: the draft level after the step, if it was decided before the previous step had
-        returned; None: the current level.
+        `only_decodes`: whether the step computed no prompts. In a step with prompts, the drafter's head took
+        `reading_ns` to read the prompts. `level`: the draft level after the step, if this level was decided
+        before the previous step had returned; None: the current level.
         """
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level
         is_off = level == NO_DRAFTERS
-        self.was_off = is_off and only_decodes and not drafts  # the first step after prompts is slow
+        self.was_off = is_off and only_decodes and not drafts  # the first step after a prompt is slow
         if drafts or made:
             self.empty_steps = 0
         if only_decodes and num_rows:
@@ -173,7 +174,7 @@ class DraftArbiter(ABC):
         )
 
     def restore(self, saved: SavedGoodput) -> None:
-        """Restore what `saved` returned. Raises ValueError or KeyError for anything else."""
+        """Restore the values that `saved` returned. Raises ValueError or KeyError for invalid values."""
         for owner, name in self._counters():
             setattr(owner, name, type(getattr(owner, name))(saved.counters[name]))
         for name, array in self._arrays():
@@ -187,7 +188,7 @@ class DraftArbiter(ABC):
         return msgspec.msgpack.encode(self.saved())
 
     def _counters(self) -> Iterator[tuple[object, str]]:
-        """Yield (object, attribute name) for each integer that a snapshot saves."""
+        """Yield (object, attribute name) for each integer that a snapshot contains."""
         return ((self, name) for name in _COUNTERS)
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -199,7 +200,7 @@ class DraftArbiter(ABC):
         """Return the draft level for a step with `num_rows` rows."""
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
-        """Decide on the draft level after a decode-only step of this bucket, if a decision is due."""
+        """Decide on the draft level after a decode-only step in this bucket, if a decision is due."""
         has_arrivals, other, self.bucket = self.has_arrivals, bucket != self.bucket, bucket
         self.has_arrivals = False
         if has_arrivals:
@@ -215,26 +216,26 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
-        """Choose the draft level after a decode-only step with `rows`, unless rest steps are left. `is_due`:
-        requests arrived, or a review is due."""
+        """Choose the draft level after a decode-only step with `rows`, unless steps of a rest are left.
+        `is_due`: whether requests arrived or a review is due."""
 
     def _begin_review(self) -> None:
-        """Begin a review: count the rows' drafts so far, and plan the next review after WINDOW steps."""
+        """Begin a review: count the drafts so far, and plan the next review after WINDOW steps."""
         if self.bucket == self.reviewed_bucket:
-            self.full_bucket = self.bucket  # the batch does not shrink
+            self.full_bucket = self.bucket  # the batch has not shrunk since the last review
         self.reviewed_bucket, self.until_review = self.bucket, WINDOW
         self.acceptance.count()
         self.acceptance.fade()
 
     def _rate(self, level: int) -> int | None:
-        """Return the tokens per time at a level, relative to steps without drafts (65536: equal). None if
-        this is not known.
+        """Return the tokens per time at a level, relative to steps without drafts (65536: equal), or None if
+        too little was measured.
         """
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts for `rows` to the drafts likely enough to be accepted. Returns True if steps
-        with these limits must be measured before the level is chosen.
+        """Limit the drafts of `rows` to those that are likely enough to be accepted. Returns True if steps
+        with the new limits must be measured before the level is chosen.
         """
         least = self.costs.least_chance(self.bucket, self.level)
         if not least:

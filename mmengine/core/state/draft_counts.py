@@ -1,4 +1,4 @@
-"""Counts the drafts that a step computed and accepted."""
+"""Counts the drafts that steps verified and accepted, for statistics."""
 
 from typing import NamedTuple
 
@@ -9,17 +9,17 @@ from mmengine.events import vocabulary as ev
 
 
 class StepDrafts(NamedTuple):
-    """The m rows of a step that had drafts. Each array is [m], int32 unless noted."""
+    """The m rows of a step that had drafts. The arrays have the shape [m], and dtype int32 unless noted."""
 
-    places: np.ndarray  # intp, indices into the rows that sampled
-    drafters: np.ndarray  # the number of each row's drafter
-    proposed: np.ndarray  # how many drafts were verified
-    accepted: np.ndarray  # how many drafts were accepted; one more token follows them
+    places: np.ndarray  # intp, the rows' indices among the rows that sampled
+    drafters: np.ndarray  # number of the drafter of each row
+    proposed: np.ndarray  # number of drafts that were verified
+    accepted: np.ndarray  # number of drafts that were accepted, without the token that follows them
 
 
 class DraftCounts(NamedTuple):
-    """Drafts and runs, counted for a drafter or a request. A run is one row's drafts in one step. It
-    gives the accepted drafts and one more token.
+    """Counts of drafts and runs, for a drafter or a request. A run is one row's drafts in one step. A run
+    returns the accepted drafts and one more token.
     """
 
     runs: int = 0
@@ -28,7 +28,7 @@ class DraftCounts(NamedTuple):
 
     @property
     def length(self) -> float:
-        """The mean number of accepted drafts in a run, without the token after them."""
+        """The mean number of accepted drafts in a run, without the additional token."""
         return self.accepted / max(self.runs, 1)
 
     def __str__(self) -> str:
@@ -39,8 +39,8 @@ class DraftCounts(NamedTuple):
 
 
 def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
-    """Return the drafts of the `sampled` rows (intp) in the step that `event` reports, or None if there were
-    no drafts. Call this function before the event is applied to `state`.
+    """Return the drafts of the `sampled` rows (intp) in the step that `event` reports, or None if there
+    were no drafts. Call this function before the event is applied to `state`.
     """
     if event.counts is None:
         return None
@@ -53,7 +53,7 @@ def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepD
 
 
 def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
-    """Return `counts`, keyed by drafter, with a step's drafts added."""
+    """Return drafter number -> counts: the given `counts` plus the drafts of a step."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():
         selected, old = step.drafters == number, found.get(number, DraftCounts())

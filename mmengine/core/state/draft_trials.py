@@ -1,48 +1,46 @@
-"""Decides how much a trial of drafts may lose, and when the next trial begins.
+"""Decides when a trial of drafts has lost too much time, and when the next trial may begin.
 
-The class is an account of times in ns, computed from the step times in the log. While drafts are on, the time
-for each step with drafts (including a share of the time for reading prompts) is compared with the time that
-as many tokens take without drafts. After drafts were turned off, the next trial begins when the last trial's
-loss is small in relation to the time since then.
+A trial is a period in which drafts are on, to find out whether they save time. All times come from the step
+times in the log, in ns. During a trial, the time of each step with drafts (including a share of the time for
+reading prompts) is compared with the time that as many tokens take without drafts. After drafts were turned
+off, the next trial begins when the loss of the last trial is small compared with the time since then.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
 
-SOONEST, LATEST = 512, 8192  # in steps without drafts: the shortest and longest time before the next trial
+SOONEST, LATEST = 512, 8192  # minimum and maximum time before the next trial, in steps without drafts
 SHARE = 128  # the time until the next trial is at least SHARE times the loss of the last trial
-# In steps without drafts: a trial ends with this loss, or with twice this loss before ENOUGH_DRAFTED steps.
+# A loss of so many steps without drafts ends a trial. Before ENOUGH_DRAFTED steps it must be twice as large.
 TOO_MUCH = 6
-KEPT_GAIN = 8  # in steps without drafts: the largest gain that later losses are offset against
+KEPT_GAIN = 8  # maximum gain, in steps without drafts, that can offset later losses
 MOST_NS = 1 << 60
 COUNTERS = ("clock_ns", "lost_ns", "sunk_ns", "num_drafted", "is_proven")
 
 
 class DraftTrials:
-    """The account of trials. `waits`: bucket -> the last trial's loss in ns, and the time on `clock_ns`
-    before which no other trial begins.
+    """Accounts for the time that trials lose. `waits`: bucket -> (loss of the last trial in ns, time on
+    `clock_ns` before which no other trial begins).
     """
 
     def __init__(self, waits: dict[int, tuple[int, int]]) -> None:
         self.waits = waits
-        self.clock_ns = 0  # the time of all steps
-        self.lost_ns = (
-            0  # loss relative to steps without drafts, at the trial's current level; negative: a gain
-        )
-        self.sunk_ns = (
-            0  # loss at earlier levels of the same trial, and before the first drafts were verified
-        )
-        self.num_drafted = 0  # steps at this level that verified drafts
+        self.clock_ns = 0  # the sum of the times of all steps
+        # Time lost against steps without drafts, at the trial's current level. Negative: time gained.
+        self.lost_ns = 0
+        # Time lost at earlier levels of the trial, and before the first drafts were verified.
+        self.sunk_ns = 0
+        self.num_drafted = 0  # number of steps at this level that verified drafts
         self.is_proven = False  # whether drafts were found to save time
 
     def count_step(self, ns: int) -> None:
         self.clock_ns = min(self.clock_ns + max(ns, 0), MOST_NS)
 
     def begin(self, *, is_proven: bool = False) -> None:
-        """Begin a trial: drafts are turned on."""
+        """Begin a trial, because drafts were turned on."""
         self.lost_ns, self.sunk_ns, self.num_drafted, self.is_proven = 0, 0, 0, is_proven
 
     def continue_trial(self) -> None:
-        """Continue the trial with another draft level. The loss so far is added to `sunk_ns`."""
+        """Continue the trial with another draft level. The previous loss is added to `sunk_ns`."""
         self.sunk_ns, self.lost_ns, self.num_drafted = self.sunk_ns + max(self.lost_ns, 0), 0, 0
         self.is_proven = False
 
@@ -51,12 +49,14 @@ class DraftTrials:
         self.waits.pop(bucket, None)
 
     def record(self, drafts: int, made: int, ns: int, without_ns: int, plain_ns: int) -> None:
-        """Record a step that took `ns`, verified `drafts` drafts and made `made` drafts. Without drafts, the
-        step's tokens would have taken `without_ns`. `plain_ns`: the time of a step without drafts.
+        """Record a step that took `ns`, verified `drafts` drafts and proposed `made` drafts.
+
+        `without_ns`: the time that the step's tokens would have taken without drafts. `plain_ns`: the time of
+        one step without drafts.
         """
         lost_ns = min(ns - without_ns, MOST_NS)
         self.num_drafted += drafts > 0
-        if made and not self.num_drafted:  # a drafter had to read the tokens that it missed
+        if made and not self.num_drafted:  # a drafter first had to read tokens that it had missed
             self.sunk_ns = min(self.sunk_ns + max(lost_ns, 0), MOST_NS)
         else:
             self.lost_ns = max(min(self.lost_ns + lost_ns, MOST_NS), -KEPT_GAIN * plain_ns)
@@ -67,18 +67,20 @@ class DraftTrials:
         return self.num_drafted > 0 and self.lost_ns > times * TOO_MUCH * plain_ns
 
     def end(self, bucket: int, plain_ns: int, soonest: int = SOONEST) -> None:
-        """End the trial: drafts are turned off, for at least `soonest` steps."""
+        """End the trial, because drafts were turned off. The next trial begins at least `soonest` steps
+        later.
+        """
         lost_ns = self.sunk_ns + max(self.lost_ns, 0)
         wait = min(max(soonest * plain_ns, SHARE * lost_ns), LATEST * plain_ns)
         self.waits[bucket] = (lost_ns, min(self.clock_ns + wait, MOST_NS))
 
     def waits_for(self, bucket: int) -> bool:
-        """Return whether this bucket's next trial must wait."""
+        """Return whether the next trial in this bucket must wait."""
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return how many steps of `plain_ns` are left until the next trial in this bucket. The waiting
-        times for buckets with up to 1.5 times as many rows count too."""
+        """Return the number of steps of `plain_ns` until the next trial in this bucket. Waiting times of
+        other buckets with up to 1.5 times as many rows count too."""
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]
         return -(-max(max(untils, default=0) - self.clock_ns, 0) // max(plain_ns, 1))

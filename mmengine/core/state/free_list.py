@@ -1,16 +1,16 @@
-"""The free KV blocks, in the order in which they are given out, stored in arrays.
+"""The list of free KV blocks, in the order in which requests get them. The list is stored in arrays.
 
-Blocks without cached content are given out first, the last freed first (a stack). Then come blocks with
-content, the least recently used first (a queue). If a cached block is used again, its entry stays in the
-queue and is skipped later. An entry is live while it carries its block's current stamp; `take` increments the
-stamp.
+First come blocks without cached content, the most recently freed block first (a stack). Then come blocks with
+cached content, the least recently used block first (a queue). If a free cached block is used again, its entry
+stays in the queue and is skipped later. An entry is live while its stamp equals the current stamp of its
+block. `take` increments the block's stamp.
 """
 
 import numpy as np
 
 
 class FreeList:
-    """A pool's free blocks. Block 0, which pads batches, is never free."""
+    """The free blocks of a pool. Block 0, with which batches are padded, is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -26,8 +26,8 @@ class FreeList:
         self._queue[: self._tail] = np.arange(1, num_blocks, dtype=np.int32)
 
     def peek(self, count: int) -> np.ndarray:
-        """Return the next `count` blocks, int32, without taking them. At least `count` blocks must be
-        free."""
+        """Return the next `count` blocks, int32, without taking them. The list must have at least `count`
+        blocks."""
         if self._top:
             line, stamps = self._stack[: self._top][::-1], self._stack_stamp[: self._top][::-1]
         else:
@@ -38,8 +38,8 @@ class FreeList:
         return self.order(count)
 
     def order(self, count: int | None = None) -> np.ndarray:
-        """Return the free blocks in the order in which they are given out, int32: the first `count`, or
-        all.
+        """Return the next `count` free blocks, int32, in the order in which requests get them. None: all free
+        blocks.
         """
         stack = self._stack[: self._top][::-1]
         live = stack[self._is_live(stack, self._stack_stamp[: self._top][::-1])]
@@ -58,15 +58,15 @@ class FreeList:
         return np.concatenate(parts)
 
     def lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the stack and the queue: the free blocks without content, of which the last is given out
-        next, and the free blocks with content, of which the first is given out next. Both are int32.
+        """Return (stack, queue), both int32. The stack has the free blocks without content, and its last
+        block is used next. The queue has the free blocks with content, and its first block is used next.
         """
         stack, queue = self._stack[: self._top], self._queue[self._head : self._tail]
         on_stack = self._is_live(stack, self._stack_stamp[: self._top])
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore what `lines` returned. Raises ValueError if a block occurs twice, and for block 0."""
+        """Restore what `lines` returned. Raises ValueError if a block occurs twice or block 0 occurs."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or the dummy")
@@ -76,12 +76,12 @@ class FreeList:
         self._stack[: self._top], self._queue[: self._tail] = stack, queue
 
     def take(self, blocks: np.ndarray) -> None:
-        """Remove these blocks, int32, from the free blocks."""
+        """Remove these blocks, int32, from the list of free blocks."""
         head, no_dead_entry = self._head + len(blocks), self._no_dead_entry()
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            # A skipped entry may be dead while its block has a live entry later in the queue.
+            # The removed entries may be dead, with live entries of the same blocks later in the queue.
             if not no_dead_entry:
                 self._stamp[blocks] += 1
         else:
@@ -89,7 +89,7 @@ class FreeList:
             self._trim()
 
     def give_front(self, blocks: np.ndarray) -> None:
-        """Add blocks without content; the last block is given out next."""
+        """Add blocks without content. The last of `blocks` is used next."""
         if self._top + len(blocks) > len(self._stack):
             self._top = _compact(self, self._stack, self._stack_stamp, 0, self._top)
         end = self._top + len(blocks)
@@ -99,7 +99,7 @@ class FreeList:
         self.num_free += len(blocks)
 
     def give_back(self, blocks: np.ndarray) -> None:
-        """Add blocks with content at the queue's end. The first block is given out first."""
+        """Add blocks with content to the end of the queue. The first of `blocks` is used first."""
         if self._tail + len(blocks) > len(self._queue):
             self._tail = _compact(self, self._queue, self._queue_stamp, self._head, self._tail)
             self._head = 0
@@ -116,11 +116,11 @@ class FreeList:
         return self._stamp[blocks] == stamps
 
     def _trim(self) -> None:
-        """Drop dead entries from the stack's top and the queue's head."""
+        """Drop dead entries from the top of the stack and from the head of the queue."""
         while self._top:
             low = max(0, self._top - 256)
             live = self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
-            dead = int(live[::-1].argmax())  # dead entries above the topmost live entry
+            dead = int(live[::-1].argmax())  # number of dead entries above the topmost live entry
             if live[-1 - dead]:
                 self._top -= dead
                 break
@@ -136,7 +136,7 @@ class FreeList:
 
 
 def _compact(owner: FreeList, blocks: np.ndarray, stamps: np.ndarray, start: int, end: int) -> int:
-    """Move the live entries in [start, end) to the front of the array and return their number."""
+    """Move the live entries in [start, end) to the front of the array. Returns the number of live entries."""
     live = owner._is_live(blocks[start:end], stamps[start:end])
     kept = int(live.sum())
     blocks[:kept], stamps[:kept] = blocks[start:end][live], stamps[start:end][live]

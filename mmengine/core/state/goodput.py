@@ -1,25 +1,26 @@
-"""Chooses which drafters draft and how many drafts each row has, so that the engine gives most tokens per
+"""Chooses which drafters draft and how many drafts each row has, so that the engine produces most tokens per
 time.
 
-The name and the aim come from goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving
-Large Language Models Using Goodput", arXiv 2406.14066): accepted tokens per time. SmartSpec predicts goodput
-from a linear model for a step's time and from acceptance rates. Here a draft level's goodput is
-measured, and only the number of a row's drafts is computed from the drafts' chance to be accepted.
+The name and the aim come from goodput (accepted tokens per time) in SmartSpec (Liu et al., "Optimizing
+Speculative Decoding for Serving Large Language Models Using Goodput", arXiv 2406.14066). SmartSpec predicts
+goodput from acceptance rates and a linear model of step times. Here the goodput of a draft level is measured.
+Only the number of each row's drafts is computed from the probability that drafts are accepted.
 
-The arbiter is a fold over steps' times and tokens. It uses only integers, so that a replay of the log
-makes the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
-drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
+The arbiter is a fold over the times and tokens of steps. It uses only integers, so a replay of the log makes
+the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
+drafters draft, or all except the last ones. The goodput of a level is computed from its last few steps
 (step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level, each row has
-as many drafts as are likely enough to be accepted: draft j has the chance p^j, where p is estimated for each
-row and drafter.
+as many drafts as are likely enough to be accepted: draft j has the probability p^j, where p is estimated for
+each row and drafter.
 
 Avoiding a loss of time is more important than a gain. A trial is compared with steps without drafts that ran
-just before. If a trial loses too much, it ends at once, and the next trial waits until this loss is small in
-relation to the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for
-smaller batches.
+just before. If a trial loses too much, it ends at once. The next trial waits until the loss is small compared
+with the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for smaller
+batches.
 
-A level change costs time, because a drafter that did not draft must first read the tokens that it missed.
-So the level is reviewed when requests arrive and then every few steps, and a shrinking batch keeps its level.
+A change of the level costs time, because a drafter that did not draft must first read the tokens that it
+missed. The level is therefore reviewed only when requests arrive and then every few steps. A shrinking batch
+keeps its level.
 """
 
 from collections.abc import Iterator
@@ -32,26 +33,26 @@ from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-FEW = 8  # in batches of up to so many rows all drafters draft before anything was measured
-AT_FIRST = 3  # steps between reviews while the goodput of drafts is unknown
-# Steps without drafts in a rest, which measures their time. The first of them still verifies drafts.
+FEW = 8  # in batches of at most so many rows, all drafters draft until something is measured
+AT_FIRST = 3  # number of steps between reviews while the goodput of drafts is unknown
+# Length of a rest, in steps. A rest measures steps without drafts. Its first step still verifies drafts.
 REST = 8
-RARELY, OFTEN = 128, 64  # steps with drafts between two rests: RARELY if drafts gain clearly, else OFTEN
-CLEARLY = ONE + ONE // 4  # from this goodput relative to no drafts on, no other level is tried
-LONGEST = 512  # most steps between reviews
-IN_VAIN = 8  # a trial ends after so many first steps in which drafters draft but no row has drafts
+RARELY, OFTEN = 128, 64  # steps with drafts between rests: RARELY if drafts gain clearly, else OFTEN
+CLEARLY = ONE + ONE // 4  # with this goodput relative to no drafts, no other level is tried
+LONGEST = 512  # maximum number of steps between reviews
+IN_VAIN = 8  # a trial ends if drafters draft in so many first steps but no row gets drafts
 # A trial must gain 1/MORE over no drafts; another level must gain 1/STAYS over the current level.
 MORE, STAYS = 16, 16
 
 
 class Goodput(DraftArbiter):
-    """See DraftArbiter. `waits`: as in DraftTrials."""
+    """Chooses draft levels by measured goodput. `waits`: as in DraftTrials."""
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool = False):
         super().__init__(num_rows, most, overlaps=overlaps)
         self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
         self.level, self.turned_off_at = NO_DRAFTERS, -SETTLED
-        # the bucket whose steps without drafts are timed again before a trial
+        # The bucket in which steps without drafts are measured again before a trial.
         self.retimed_bucket = NO_BUCKET
 
     def admit(self, row: int) -> None:
@@ -76,7 +77,7 @@ class Goodput(DraftArbiter):
 
     def _level_for(self, num_rows: int) -> int:
         """Return the level for a step with `num_rows` rows. After arrivals, this is the best known level of
-        the bucket.
+        the bucket for this number of rows.
         """
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
@@ -86,14 +87,14 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether a new, larger batch arrived. A rest that began with the old batch's last rows
-        must then end, because the drafters can read the new prompts only now.
+        """Return whether a new, larger batch arrived. If a rest began with the last rows of the old batch,
+        the rest must end now, because the drafters can read the new prompts only now.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
-        """Return the level to use for a bucket without measurements. This is the level from the next larger
-        bucket in which drafters draft. If there is none, all drafters draft in small batches.
+        """Return the level for a bucket without measurements. This is the level of the next larger bucket in
+        which drafters draft. If there is no such bucket, all drafters draft in small batches only.
         """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
         if larger:
@@ -127,7 +128,7 @@ class Goodput(DraftArbiter):
         super().record_step(rows, drafts, tokens, made, ns, only_decodes, level, reading_ns)
 
     def _enter(self, bucket: int, level: int) -> None:
-        """Switch to `level`, the bucket's known or presumed level, after requests joined the batch."""
+        """Switch to `level`, which is known or presumed for the bucket, after requests joined the batch."""
         if level != NO_DRAFTERS and self.level == NO_DRAFTERS:
             self._turn_on()
             self.trials.begin(is_proven=(self.costs.rate(bucket, level) or 0) > ONE)
@@ -136,7 +137,7 @@ class Goodput(DraftArbiter):
     def _record_drafted(
         self, bucket: int, num_rows: int, drafts: int, made: int, tokens: int, ns: int
     ) -> None:
-        """Record a decode-only step in which drafts took part."""
+        """Record a decode-only step that verified drafts, or in which drafters could draft."""
         self.prompts.tokens += max(tokens - num_rows, 0)
         plain_ns = self.costs.plain_ns(bucket, num_rows)
         if plain_ns:
@@ -155,7 +156,9 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much. If the batch has shrunk, the loss counts for its former bucket."""
+        """End a trial that lost too much. If the batch has shrunk, the loss counts for the larger bucket that
+        the batch had before.
+        """
         if self.bucket == self.full_bucket:
             self.acceptance.count()
             self.costs.add_failure(self.bucket, self.level)
@@ -166,13 +169,13 @@ class Goodput(DraftArbiter):
         self.bucket = drained
 
     def _review(self, rows: np.ndarray, plain_ns: int) -> None:
-        """Review the draft level: try drafts, begin a rest, or choose the best level."""
+        """Review the draft level: begin a trial, begin a rest, or choose the best level."""
         self._begin_review()
         if self.level == NO_DRAFTERS:
             self._try(plain_ns)
             return
         if self.bucket == self.full_bucket and self._needs_rest():
-            self.costs.forget_plain(self.bucket)  # the machine and the requests may have changed since
+            self.costs.forget_plain(self.bucket)  # old times may be wrong for the current requests
             self.rest_steps, self.until_review = REST, REST
             return
         if self._limit(rows):
@@ -193,7 +196,7 @@ class Goodput(DraftArbiter):
         self.level = self.levels[self.bucket] = level
 
     def _try(self, plain_ns: int) -> None:
-        """Let all drafters draft, if a trial is due and the time for steps without drafts is known."""
+        """Begin a trial of all drafters, if a trial is due and the time of steps without drafts is known."""
         self.until_review = SETTLED
         if self.steps - self.turned_off_at < SETTLED or self.bucket != self.full_bucket:
             return
@@ -219,13 +222,13 @@ class Goodput(DraftArbiter):
 
     def _turn_off(self, plain_ns: int) -> None:
         if self.bucket != self.full_bucket:
-            self.trials.begin()  # the loss happened with more rows
+            self.trials.begin()  # the loss belongs to a batch with more rows
         self.trials.end(self.bucket, plain_ns)
         self.level = self.levels[self.bucket] = NO_DRAFTERS
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
-        """Return whether the time for steps without drafts must be measured (again)."""
+        """Return whether the time of steps without drafts must be measured, for the first time or again."""
         if not self.costs.knows_plain(self.bucket):
             return True
         rate = self._rate(self.level)
@@ -236,8 +239,8 @@ class Goodput(DraftArbiter):
         return self.costs.rate(self.bucket, level, self.prompts.ns_a_token())
 
     def _best_level(self) -> int:
-        """Return the best level, or a level without measurements that is to be tried. A level must be better
-        than no drafts: by 1/16 while the trial has not proved a gain.
+        """Return the best level, or a level that must be tried because it has no measurements. A level
+        must be better than no drafts; by at least 1/MORE until the trial has proved a gain.
         """
         least, best, found = ONE if self.trials.is_proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for level in (ALL_DRAFTERS, *self.acceptance.before_last()):

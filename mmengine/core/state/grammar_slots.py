@@ -1,8 +1,8 @@
-"""Slots for grammars that many requests share, so that a log stores each such grammar once.
+"""Slots for grammars that many requests share, so that a log stores each such grammar only once.
 
-A QUEUED event names a slot. If the event also has the grammar's source, the source is stored in the slot.
-Otherwise the request uses the grammar that the slot stores. The slots' contents depend only on the
-log's events. `mmengine log verify` derives each event's slot again.
+A QUEUED event names a slot. If the event also contains the source of a grammar, the source is stored in the
+slot. Otherwise the request uses the grammar that is already in the slot. The contents of the slots depend
+only on the events in the log, so `mmengine log verify` derives the slot of each event again.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ import msgspec
 from mmengine.events.vocabulary import NO_SLOT, Queued
 
 MAX_SLOTS = 32
-SHORTEST = 256  # characters; a shorter grammar is written without a slot, because a slot would save nothing
-LONGEST = 2**20  # characters; a longer grammar gets no slot, which bounds the size of all slots together
+SHORTEST = 256  # minimum length in characters; a slot for a shorter grammar would save nothing
+LONGEST = 2**20  # maximum length in characters, which limits the size of all slots together
 
 
 class GrammarSlots:
-    """A log's slots, ordered by last use. The most recently used slot is the last."""
+    """The slots of one log, ordered by their last use. The most recently used slot is the last one."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[str, str]] = {}  # slot -> (kind, source)
@@ -25,8 +25,8 @@ class GrammarSlots:
         self._slot_of: dict[tuple[str, str], int] = {}
 
     def whole(self, queued: Queued) -> Queued:
-        """Return QUEUED with its grammar's source and without a slot number. Raises ValueError if the event
-        needs a grammar from an empty slot.
+        """Return QUEUED with the source of its grammar and without a slot number. Raises ValueError if the
+        event refers to an empty slot.
         """
         grammar = queued.grammar
         if queued.grammar_slot == NO_SLOT:
@@ -39,8 +39,9 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
 
     def written(self, queued: Queued) -> Queued:
-        """Return QUEUED as it must be written to the log, with a slot if one is useful. In a replay the
-        argument already names a slot. Raises ValueError as `whole` does.
+        """Return QUEUED as it must be written to the log, with a slot number if a slot saves space.
+
+        In a replay the argument already has a slot number. Raises ValueError as `whole` does.
         """
         queued = self.whole(queued)
         grammar = queued.grammar
@@ -55,8 +56,8 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar_slot=slot)
 
     def named(self, queued: Queued) -> Queued:
-        """Return QUEUED with a slot number instead of the grammar's source, if a slot contains the grammar;
-        otherwise return the same event.
+        """Return QUEUED with a slot number instead of the grammar's source. If no slot contains the grammar,
+        the event is returned unchanged.
         """
         grammar = queued.grammar
         slot = None if grammar is None else self._slot_of.get((grammar.kind, grammar.source))
@@ -66,8 +67,8 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=slot)
 
     def keep(self, queued: Queued) -> None:
-        """Store the event's grammar in its slot, or mark the slot as used last. Raises ValueError if the slot
-        number is out of range, or if the grammar is missing or too long.
+        """Store the event's grammar in its slot, or mark the slot as the last used one. Raises ValueError if
+        the slot number is out of range, or if the grammar is missing or too long.
         """
         slot, grammar = queued.grammar_slot, queued.grammar
         if slot == NO_SLOT:

@@ -1,15 +1,17 @@
-"""Decides whether the next step is decided while a step runs, if `max_in_flight` allows it.
+"""Decides whether the next step can be decided while a step runs, if `max_in_flight` is 2.
 
-The next step waits if it depends on the running step's result: on how many drafts are accepted, or on the
-drafts that the step returns. Then the whole step waits, and not only the rows with drafts. If these rows were
-left out in every other step, they would decode at half the speed: the batch would split into two halves that
-alternate, and each half would be as slow as the whole batch. If a row ends with its next token, only this row
-is left out in the next step (core/decide/running.py).
+The next step must wait if its decisions depend on the running step's result: on the number of accepted
+drafts, or on the drafts that the running step proposes. In this case the whole step waits, not only the rows
+with drafts. If these rows were left out of every other step, the batch would split into two halves that
+alternate. Each half would take as long as the whole batch, so all rows would decode at half the speed.
 
-A grammar needs a row's last token to mask the next token's logits. Only sampling needs the mask: the
-forward pass does not, and the executor samples after it has the previous step's tokens. A row with a grammar
-and `on_truncation` "close" makes the step wait, because the engine may change the row's text after sampling,
-and the row must continue from the changed text.
+A row that ends with its next token does not make the step wait. Only this row is left out of the next step
+(core/decide/running.py).
+
+A grammar needs a row's last token to mask the logits of the next token. The forward pass does not need the
+mask, and the executor samples only after it has the tokens of the previous step, so rows with grammars do not
+wait either. The exception is a row with a grammar and `on_truncation` "close". Its text may be changed after
+sampling, and the row must continue from the changed text.
 """
 
 import numpy as np
@@ -21,16 +23,16 @@ from mmengine.core.state.view import View
 from mmengine.request import Request
 
 AHEAD = "ahead"  # the step was decided while another step ran
-# Reasons why a step was not decided while another step ran, as the metric names them.
+# Reasons for not deciding a step while another step ran. These are the values of a metric's label.
 DRAFTS = "drafts"  # the previous step verified drafts, or returned drafts
-GRAMMAR_ROWS = "forms"  # a row with a grammar must be completed within its budget (`on_truncation` "close")
-BLOCKS = "blocks"  # a request must be preempted, and no blocks become free while a step runs
-ALONE = "alone"  # no step ran, or no request could be computed beside the running step
+GRAMMAR_ROWS = "forms"  # a row's grammar must be completed within its budget (`on_truncation` "close")
+BLOCKS = "blocks"  # a request must be preempted, but no blocks become free while a step runs
+ALONE = "alone"  # no step was running, or no request could be computed beside the running step
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
 def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
-    """Return the draft level that applies after a step with `rows`. The level is decided before the step is
+    """Return the draft level that applies after a step with `rows`. Call this function before the step is
     dispatched.
     """
     config = state.config
@@ -40,28 +42,30 @@ def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
 
 
 def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
-    """Return `StepPlan.draft_room` for a step with `rows`."""
+    """Return `StepPlan.draft_room`, the limits of drafts, for a step with `rows`."""
     if view.config.drafts_for == "forms" and not _has_grammar_rows(view, rows):
         return NO_LIMITS
     return None if view.goodput is None else view.goodput.draft_limits_of(rows)
 
 
 def waits_for(view: View) -> str:
-    """Return DRAFTS or GRAMMAR_ROWS if the next step must wait for the running step's result, else ""."""
+    """Return DRAFTS or GRAMMAR_ROWS if the next step must wait for the result of the running step, else
+    "".
+    """
     flight = view.flights[-1]
     if flight.draft_level != NO_DRAFTERS:
         return DRAFTS
     if view.verifies and view.scheduled_drafts[flight.rows].any():
         return DRAFTS
     if view.has_drafts and view.num_drafts[view.running].any():
-        return DRAFTS  # steps with and without drafts are not mixed
+        return DRAFTS  # a step with drafts runs alone
     if not view.runs_ahead_to[flight.sampled].all():
         return GRAMMAR_ROWS
     return ""
 
 
 def runs_ahead_to(state: State, row: int, request: Request) -> int:
-    """Return the value of the column `runs_ahead_to` for `request` in `row`."""
+    """Return the value of the column `runs_ahead_to` for a request that gets the row."""
     end = int(state.max_total[row])
     if request.grammar is None:
         return end

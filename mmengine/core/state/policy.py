@@ -1,7 +1,7 @@
-"""Policies: pure functions that order waiting requests and choose which running request is preempted.
+"""Scheduling policies: they order waiting requests and select the running request that is preempted.
 
-A policy has two functions. `rank` orders the waiting queue (smallest first). `victim` picks the running
-request that loses its blocks when no block is free.
+A policy consists of two pure functions. `rank` gives the order of the waiting queue, smallest first. `victim`
+selects the running request that loses its blocks when no block is free.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,11 @@ from mmengine.registry import Registry
 
 
 class Policy(NamedTuple):
-    """A scheduling policy. `prefill_first`: if prompts can be computed, a step computes only prompts, and the
-    decoding rows wait. `num_ahead`: how many of a rank's first values, such as the priority, come before the
-    order of the tenants (core/state/tenants.py).
+    """A scheduling policy.
+
+    `prefill_first`: while prompts can be computed, a step computes only prompts, and decoding rows wait.
+    `num_ahead`: how many of a rank's first values, such as the priority, take precedence over the order of
+    the tenants (core/state/tenants.py).
     """
 
     rank: Callable[[RequestState | RequestView], tuple[int, ...]]
@@ -58,10 +60,10 @@ POLICIES: Registry[Policy] = Registry(
     is_one=lambda found: isinstance(found, Policy),
     unknown="no policy is called {name!r}; there are {known}",
 )
-# Registers a policy in this process; an installed package uses an entry point instead. Raises ConfigError for
-# a name that is taken.
+# Registers a policy in this process. An installed package uses an entry point instead. Raises ConfigError if
+# the name is already used.
 register_policy = POLICIES.register
-# Returns the policy with a name. Raises ConfigError with the known names for an unknown name.
+# Returns the policy with the given name. Raises ConfigError, with the known names, for an unknown name.
 policy_named = POLICIES.load
 
 
@@ -69,11 +71,11 @@ def _preempted_first(request: RequestState | RequestView) -> tuple[int, ...]:
     return (-request.preempted, request.arrival)
 
 
-# vLLM puts a preempted request at the front of its queue, so the last preempted request comes first.
+# vLLM puts a preempted request at the front of its queue, so the most recently preempted request comes first.
 _VLLM_FCFS = Policy(_preempted_first, _last_admitted)
 
 
 def policy_of(config: EngineConfig) -> Policy:
-    """Return the settings' policy. Raises ConfigError like `policy_named`."""
+    """Return the policy that the settings select. Raises ConfigError as `policy_named` does."""
     vllm_fcfs = config.compat != "" and config.policy == "fcfs"
     return _VLLM_FCFS if vllm_fcfs else policy_named(config.policy)

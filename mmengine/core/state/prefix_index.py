@@ -1,10 +1,13 @@
-"""Finds the block that holds a given content, so that equal prefixes are computed only once.
+"""Finds the KV block that holds a given content, so that equal prefixes are computed only once.
 
-The content of a block is the content before it, its token ids, and its extra digest (media and salt). Each
-distinct content gets a number, the content id. A block's hash key is the sum of its parent's content id times
-an odd factor, its token ids times odd factors, and a hash of the extra digest, modulo 2^64. A lookup also
-compares parent, tokens and extra digest themselves. A hit is therefore exact, by induction over a prefix's
-blocks. A key collision only causes a miss.
+The content of a block consists of the previous block's content, the block's token ids, and its extra digest
+(media, salt, adapter). Each distinct content has a number, the content id. The previous block's content id is
+called the parent.
+
+A block's hash key is the sum, modulo 2^64, of its parent times an odd factor, its token ids times odd
+factors, and a hash of the extra digest. A lookup also compares the parent, the tokens and the extra digest
+themselves. By induction over the blocks of a prefix, a hit is therefore exact. A collision of keys only
+causes a miss.
 """
 
 import zlib
@@ -15,17 +18,18 @@ import numpy as np
 
 NO_CONTENT = -1
 NO_BLOCK = -1
-ROOT = 0  # the content id of the empty prefix, the parent of first blocks
+ROOT = 0  # the content id of the empty prefix, which is the parent of a prompt's first block
 _MASK = 2**64 - 1
-_FEW = 4  # in `insert_many`: with fewer blocks, a loop is faster than numpy
-_MANY = 8  # in `insert_chain`: with so many blocks or more, numpy is faster than a loop
+_FEW = 4  # `insert_many`: for fewer blocks, a Python loop is faster than numpy
+_MANY = 8  # `insert_chain`: for at least so many blocks, numpy is faster than a Python loop
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """A block pool's prefix index. For each block it has the content id (or NO_CONTENT), the parent's
-    content id, the tokens and the hash key. `width`: how many tokens determine a block's content: the block
-    size, or one more.
+    """The prefix index of a block pool. For each block it has the content id (or NO_CONTENT), the parent, the
+    tokens and the hash key.
+
+    `width`: number of tokens that determine the content of a block. This is the block size, or one more.
     """
 
     def __init__(self, num_blocks: int, width: int):
@@ -33,19 +37,20 @@ class PrefixIndex:
         self._parent = np.zeros(num_blocks, np.int64)
         self._tokens = np.zeros((num_blocks, width), np.int32)
         self._key = np.zeros(num_blocks, np.uint64)
-        # block -> extra digest, for blocks that overlap media or begin a prompt with a salt or an adapter
+        # block -> extra digest, for blocks with media and for the first blocks of prompts with salt or
+        # adapter
         self.extra: dict[int, bytes] = {}
         self._owner: dict[int, int] = {}  # key -> the block that lookups return
-        # key -> further blocks with the same content, which lookups do not return
+        # key -> blocks with the same content as the owner, which lookups do not return
         self.twins: dict[int, list[int]] = {}
         self.next_content = ROOT + 1
-        # odd factors, one for each token position
+        # One odd factor for each token position.
         powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(width)]
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the part of each block's key that depends on its tokens, uint64 [n]. `tokens`: int32 [n,
-        width].
+        """Return the part of each block's key that depends only on the tokens, uint64 [n]. `tokens`: int32
+        [n, width].
         """
         return tokens.astype(np.uint64) @ self._factors
 
@@ -59,8 +64,9 @@ class PrefixIndex:
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """Return the blocks, int32, that hold a sequence's longest known prefix. Each block's parent is
-        the block before it. `tokens`: int32 [n, width]. `extras`: index into `tokens` -> extra digest.
+        """Return the blocks, int32, that hold the longest known prefix of a sequence of blocks.
+
+        `tokens`: the tokens of each block, int32 [n, width]. `extras`: index into `tokens` -> extra digest.
         """
         blocks, parent = list[int](), ROOT
         for number, part in enumerate(self.token_parts(tokens).tolist()):
@@ -81,8 +87,8 @@ class PrefixIndex:
         return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record the content of `block`, and return its content id. If the key collides with that of another
-        content, or `parent` is NO_CONTENT, nothing is recorded and NO_CONTENT is returned.
+        """Record the content of `block`, and return its content id. If `parent` is NO_CONTENT, or if the key
+        collides with the key of another content, nothing is recorded and NO_CONTENT is returned.
         """
         if parent == NO_CONTENT:
             return NO_CONTENT
@@ -105,15 +111,15 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """Record the contents of one row's n consecutive blocks. Each block is the parent of the next block.
-        Returns the last block's content id, or NO_CONTENT if a key collided. Blocks from the first collision
-        on are not recorded.
+        """Record the contents of n consecutive blocks of a row. Each block is the parent of the next block.
 
-        `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`: index into `blocks` -> extra digest.
+        Returns the content id of the last block. If a key collides, this block and the following blocks are
+        not recorded, and NO_CONTENT is returned. `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`:
+        index into `blocks` -> extra digest.
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            # the content is new, so no block can have it as its parent yet
+            # If this content is new, no recorded block can have it as a parent.
             newest = content == self.next_content - 1
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}
@@ -125,8 +131,8 @@ class PrefixIndex:
     def _append_chain(
         self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> bool:
-        """Record all blocks as a chain after the newest content. If a key is already used, nothing is changed
-        and False is returned.
+        """Record all blocks as a chain after the newest content. If a key is already used, nothing is
+        changed, and False is returned.
         """
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
@@ -142,10 +148,11 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Record the contents of n blocks of different rows. The blocks were filled by decoding and have no
-        extra digests. Returns their content ids, int64 [n].
+        """Record the contents of n blocks that belong to different rows. Returns their content ids, int64
+        [n].
 
-        `blocks`: int32 [n]. `parents`: content ids, int64 [n]. `tokens`: int32 [n, width].
+        The blocks were filled by decoding, so they have no extra digests. `blocks`: int32 [n]. `parents`:
+        content ids, int64 [n]. `tokens`: int32 [n, width].
         """
         if len(blocks) < _FEW:
             columns = blocks.tolist(), parents.tolist(), self.token_parts(tokens).tolist()
@@ -191,13 +198,13 @@ class PrefixIndex:
         keys: np.ndarray,
         content: np.ndarray,
     ) -> None:
-        where = blocks.astype(np.intp)  # converted once for all four assignments
+        where = blocks.astype(np.intp)  # converted once for four assignments
         self.content[where], self._parent[where], self._key[where] = content, parents, keys
         self._tokens[where] = tokens
 
     def forget(self, blocks: np.ndarray) -> None:
-        """Forget the contents of blocks that will be overwritten. If a block has a twin, a block with the
-        same content, lookups return the twin from now on.
+        """Forget the contents of blocks that will be overwritten. If another block with the same content
+        exists (a twin), lookups return the twin from now on.
         """
         content = self.content[blocks]
         if content.max(initial=NO_CONTENT) == NO_CONTENT:
@@ -225,8 +232,8 @@ class PrefixIndex:
             self.twins.pop(key, None)
 
     def columns(self) -> tuple[np.ndarray, ...]:
-        """Return four arrays with an entry for each block: content id, parent, tokens, key. Entries are valid
-        only for blocks with content.
+        """Return four arrays with an entry for each block: content ids, parents, tokens and keys. An entry is
+        valid only if its block has content.
         """
         return self.content, self._parent, self._tokens, self._key
 
@@ -238,8 +245,8 @@ class PrefixIndex:
         twins: Iterable[tuple[int, ...]],
         next_content: int,
     ) -> None:
-        """Restore a saved index; this index must be empty. `columns`: for each array that `columns()`
-        returns, the saved values of `blocks` (intp).
+        """Restore a saved index into this empty index. `columns`: for each array that `columns()` returns,
+        the saved values of `blocks` (intp). `twins`: groups of blocks with equal content.
         """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values
@@ -251,15 +258,15 @@ class PrefixIndex:
         self.next_content = next_content
 
     def follows(self, parent: int) -> np.ndarray:
-        """Return the blocks, int64, whose parent has the content id `parent`."""
+        """Return the blocks, int64, whose parent is the content id `parent`."""
         return np.flatnonzero((self.content != NO_CONTENT) & (self._parent == parent))
 
     def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the tokens that determine the contents of these n blocks, int32 [n, width]."""
+        """Return the tokens that determine the contents of n blocks, int32 [n, width]."""
         return self._tokens[blocks]
 
     def clear(self) -> None:
-        """Forget all contents. Content ids are not used again."""
+        """Forget all contents. Their content ids are never used again."""
         self.content[:] = NO_CONTENT
         self._owner.clear()
         self.twins.clear()
@@ -271,7 +278,8 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 
 
 def _head(extra: bytes) -> int:
-    """Return a 64-bit hash of an extra digest: the first 8 bytes, combined with a checksum over all bytes.
+    """Return a 64-bit hash of an extra digest: its first 8 bytes, combined with a checksum of all bytes.
+
     The checksum is needed because blocks with equal tokens may begin with the same image and continue with
     different images.
     """
@@ -279,7 +287,7 @@ def _head(extra: bytes) -> int:
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Return the same keys as `_key` for arrays of blocks without extra digests. A property test compares the
-    two functions.
+    """Return the keys of many blocks without extra digests. The keys equal those of `_key`, as a property
+    test checks.
     """
     return parts + parents.view(np.uint64) * _PARENT_FACTOR

@@ -1,21 +1,20 @@
-"""Measures the time for reading prompts for drafts, per answer token.
+"""Measures how much time a draft head spends on reading prompts, per answer token.
 
 A draft head reads each prompt before it drafts. For short answers this may take longer than the drafts save.
-The times of decode-only steps do not include it.
+The measured times of decode-only steps do not include this time.
 """
 
-MEMORY = 64  # above so many requests the counts are halved, so that newer requests have more weight
-FIRST_TOKENS, FIRST_REQUESTS = 64, 2  # assumed at the beginning: 32 tokens per answer
+MEMORY = 64  # with more requests the counts are halved, so that newer requests have more weight
+FIRST_TOKENS, FIRST_REQUESTS = 64, 2  # initial counts: they assume 32 tokens per answer
 COUNTERS = ("tokens", "requests", "new_requests", "read_ns", "read_requests")
 
 
 class PromptCost:
     def __init__(self) -> None:
         self.tokens, self.requests = FIRST_TOKENS, FIRST_REQUESTS
-        self.new_requests = 0  # requests admitted since the last step with prompts returned
-        self.read_ns = self.read_requests = (
-            0  # time for reading prompts, and the requests whose prompts were read
-        )
+        self.new_requests = 0  # number of requests admitted since the result of the last step with prompts
+        # The time for reading prompts, and the number of requests whose prompts were read.
+        self.read_ns = self.read_requests = 0
 
     def admit(self) -> None:
         """Count a request that got a row."""
@@ -25,8 +24,8 @@ class PromptCost:
             self.tokens, self.requests = self.tokens // 2, self.requests // 2
 
     def read(self, ns: int) -> None:
-        """Count a returned step with prompts. `ns`: the time for reading these prompts for drafts; 0: no head
-        read them.
+        """Count the result of a step with prompts. `ns`: the time in which a draft head read these prompts;
+        0 if no head read them.
         """
         if ns > 0:
             self.read_ns += ns

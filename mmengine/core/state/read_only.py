@@ -1,7 +1,8 @@
-"""Read-only views of a state's parts. A type checker reports every write through a view.
+"""Read-only views of a state's parts, for the functions that decide.
 
-Arrays, dicts, pools and caches also refuse writes at run time. Lists and requests do not: at run time they
-are the state's own objects, because a wrapper that refuses writes would be slower to read.
+A type checker reports every write through a view. Arrays, dicts, pools and caches also refuse writes at run
+time. Lists and requests do not: at run time they are the state's own objects, because reading through a
+wrapper would be slower.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -27,21 +28,21 @@ from mmengine.events.vocabulary import AdapterLoaded, Queued
 from mmengine.request import Request
 
 T = TypeVar("T")
-# An attribute that the state assigns again over time, so a view must read it from the state at each access.
+# Marks an attribute that the state assigns again, so that a view must read it from the state at each access.
 Current = Annotated[T, "current"]
 
 
 @dataclass_transform(frozen_default=True)
 class ReadOnly:
-    """A read-only view of another object, the target. The view has the attributes that a subclass declares,
-    with the target's values.
+    """A read-only view of another object, its target. The view has the attributes that a subclass declares,
+    with the values of the target's attributes.
 
-    `Current` attributes are read from the target at each access, and all others once, when the view is made.
-    Arrays are views without write access, dicts are mapping proxies, and an object whose annotation is a
-    ReadOnly class is wrapped in that class.
+    `Current` attributes are read from the target at each access. All other attributes are read once, when the
+    view is created. Arrays become views without write access, and dicts become mapping proxies. If an
+    attribute's annotation is a ReadOnly class, the value is wrapped in this class.
     """
 
-    _shown: ClassVar[dict[str, Any]] = {}  # name -> annotation, without `Current` attributes
+    _shown: ClassVar[dict[str, Any]] = {}  # attribute name -> annotation, without `Current` attributes
     _target: Any
 
     def __init_subclass__(cls) -> None:
@@ -50,7 +51,7 @@ class ReadOnly:
         cls._shown = {}
         for name, hint in hints.items():
             if "current" in getattr(hint, "__metadata__", ()):
-                setattr(cls, name, property(attrgetter(f"_target.{name}")))  # needs no call of Python code
+                setattr(cls, name, property(attrgetter(f"_target.{name}")))  # runs no Python code at access
             elif not name.startswith("_"):
                 cls._shown[name] = hint
 
@@ -107,8 +108,8 @@ class RequestView(ReadOnly):
 
 
 class RequestsByRow(Protocol):
-    """The array `State.requests_by_row`: the request in each row. A free row holds None, but callers do not
-    read free rows.
+    """The type of `State.requests_by_row`: the request in each row. A free row contains None, but callers
+    never read free rows.
     """
 
     @overload
@@ -118,7 +119,7 @@ class RequestsByRow(Protocol):
 
 
 class RunningView(ReadOnly):
-    """The running batch: its rows in admission order, intp, and their requests."""
+    """The running batch: its rows in admission order (intp), and the requests in these rows."""
 
     running: Current[ReadOnlyArray]
     requests_by_row: RequestsByRow
@@ -150,14 +151,14 @@ class GoodputView(ReadOnly):
 
 
 class GrammarSlotsView(ReadOnly):
-    """A view of a GrammarSlots."""
+    """A view of a GrammarSlots object."""
 
     written: Callable[[Queued], Queued]
 
 
 class BlocksView(ReadOnly):
-    """A view of a BlockPool with its free list and its index. `references` and `content` have an entry for
-    each block.
+    """A view of a BlockPool with its free list and its prefix index. `references` and `content` have an entry
+    for each block.
     """
 
     num_blocks: int
@@ -178,7 +179,7 @@ class WindowsView(ReadOnly):
 
 
 class EncoderCacheView(ReadOnly):
-    """A view of an EncoderCache."""
+    """A view of an EncoderCache object."""
 
     capacity: int
     used: Current[int]
@@ -192,7 +193,7 @@ class EncoderCacheView(ReadOnly):
 
 
 class StatesView(ReadOnly):
-    """A view of a StateSlots."""
+    """A view of a StateSlots object."""
 
     num_free: Current[int]
     find: Callable[[int], int]
@@ -200,7 +201,7 @@ class StatesView(ReadOnly):
 
 
 class AdaptersView(ReadOnly):
-    """A view of an AdapterPool."""
+    """A view of an AdapterPool object."""
 
     num_held: Current[int]
     loaded: Current[tuple[bytes, ...]]

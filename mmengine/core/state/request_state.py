@@ -1,4 +1,4 @@
-"""One live request's state, apart from its row's columns."""
+"""The state of one live request, except for the values in the columns of its row."""
 
 from dataclasses import dataclass, field
 
@@ -8,57 +8,57 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
-NO_ROW = -1  # in `row`: the request waits
-NEVER_RAN = -1  # in `num_cached` and `admitted_step`: the request had no row yet
-# Values of `store`. SETTLED: the request does not wait for the block store. ASKED: it waits for OFFERED.
-# FETCHING: it waits for fetched blocks.
+NO_ROW = -1  # value of `row`: the request has no row, because it waits
+NEVER_RAN = -1  # value of `num_cached` and `admitted_step`: the request never had a row
+# Values of `store`. SETTLED: the request does not wait for a block store. ASKED: it waits for OFFERED.
+# FETCHING: it waits for blocks that are being fetched.
 SETTLED, ASKED, FETCHING = 0, 1, 2
-DEADLINE = "deadline"  # the reason of a lost fetch: the store did not answer in time
+DEADLINE = "deadline"  # the reason of LOST if the store did not reply in time
 NO_BLOCKS = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """One live request's state. `arrival`: the request's number in arrival order, from 0. `rank`: the
-    request's sort key in the waiting queue.
+    """The state of one live request. `arrival`: the request's number in the order of arrival, from 0. `rank`:
+    the request's sort key in the waiting queue.
     """
 
     request: Request
     arrival: int
-    tokens: np.ndarray  # int32, the known tokens when the request last lost its row, or at its arrival
+    tokens: np.ndarray  # int32, the known tokens at arrival, or when the request last lost its row
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # the number of the request's last preemption, counted over all requests from 1
-    num_cached: int = NEVER_RAN  # prompt tokens that were cached at the first admission
+    preempted: int = 0  # the number of its last preemption; all requests' preemptions are counted, from 1
+    num_cached: int = NEVER_RAN  # number of prompt tokens that were cached at the first admission
     waits_for_grammar: bool = False
-    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # hold the swapped KV
-    num_swapped: int = 0  # tokens whose KV is in `host_blocks`
-    admitted_step: int = NEVER_RAN  # the step of the last admission
-    idle_preemptions: int = 0  # consecutive preemptions without a token in between
-    # Failed steps in which the request was alone, or 1 if it only failed together with others.
+    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks with swapped KV
+    num_swapped: int = 0  # number of tokens whose KV is in `host_blocks`
+    admitted_step: int = NEVER_RAN  # number of the step that admitted the request last
+    idle_preemptions: int = 0  # number of consecutive preemptions without a token between them
+    # Number of failed steps with only this request; 1 if it failed only together with other requests.
     failures: int = 0
-    # After a failed step, the request may only join steps with so many rows; 0: no limit.
+    # After a failed step, the request may only join steps with at most so many rows; 0: no limit.
     isolation_rows: int = 0
     cancelled: str = ""
-    detail: str = ""  # how the text ended, or the error
-    # indices of the items whose encoder outputs the request references
+    detail: str = ""  # what ended the text, or the error
+    # Indices of the media items whose encoder outputs the request references.
     held_media: set[int] = field(default_factory=set)
-    media_work: tuple[int, ...] = ()  # work to encode each item; () if a step has no limit for this work
+    media_work: tuple[int, ...] = ()  # encoder work of each item; () if a step has no limit for this work
     has_large: bool = False  # whether an item needs more work than one step may do
     store: int = SETTLED
-    num_offered: int = 0  # blocks of the request's prefix that a store offers
-    # blocks that the request holds while it fetches, in order
+    num_offered: int = 0  # number of blocks of the request's prefix that a block store offers
+    # Blocks that the request holds during a fetch, in order.
     fetch_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
-    num_fetching: int = 0  # the last `num_fetching` of `fetch_blocks` have not arrived
+    num_fetching: int = 0  # number of blocks at the end of `fetch_blocks` that have not arrived
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
 
     def may_fetch(self, block_size: int) -> bool:
-        """Return whether a store can have useful blocks: the request has at least one full block before its
-        last token, and its prompt need not be computed for prompt logprobs.
+        """Return whether a block store could help the request. It can if the request has a full block before
+        its last token, and if its prompt need not be computed for prompt logprobs.
         """
         scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
         return len(self.tokens) > block_size and not scored
@@ -107,7 +107,7 @@ def queued_of(request: Request) -> Queued:
 
 
 def media_keys_of(request: Request) -> tuple[bytes, ...]:
-    """Return the encoder cache's key for each media item in the request."""
+    """Return the key in the encoder cache for each media item of the request."""
     return tuple(
         encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
     )

@@ -1,10 +1,11 @@
-"""Sessions: request chains, and the KV blocks that a session keeps between its requests.
+"""Sessions: chains of requests, for example the turns of a chat, whose KV blocks are kept between requests.
 
-A session has its requests' tokens and media, and the positions where the requests began. The next
-request continues after these tokens, and its prefix hits find the computed blocks. To protect these blocks
-from eviction, a session holds a *lease*: references to the full blocks of its tokens. All leases together
-have a limit. If a request would otherwise wait or be preempted, leases are shortened from their end,
-beginning with the least recently used session.
+A session contains the tokens and media of its requests, and the positions at which the requests begin. The
+next request continues after these tokens, and its prefix hits find the computed blocks. To protect these
+blocks from eviction, a session holds a *lease*: references to the full blocks of its tokens.
+
+The total size of all leases is limited. If a request would otherwise wait or be preempted, leases are
+shortened from their ends, beginning with the least recently used session.
 """
 
 from dataclasses import dataclass, field
@@ -17,12 +18,12 @@ from mmengine.request import MediaItem, num_before
 
 NO_BLOCKS = np.zeros(0, np.int32)
 NO_REQUEST = ""
-IDLE = "idle"  # the reason in SESSIONCLOSED if the session was not used
+IDLE = "idle"  # the reason in SESSIONCLOSED for a session that was closed because nobody used it
 
 
 class Chunk(NamedTuple):
-    """A session's part that one request added. `start`: its first token's position. `num_outputs`:
-    how many tokens at its end are the answer. The other fields are as in APPENDED.
+    """The part of a session that one request added. `start`: position of its first token. `num_outputs`:
+    number of answer tokens at its end. The other fields are as in APPENDED.
     """
 
     start: int
@@ -33,8 +34,8 @@ class Chunk(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How the running request continues its session: the fields in APPENDED. `num_kept` is at
-    most the session's length.
+    """Describes how the running request continues its session, with the fields of APPENDED. `num_kept` is at
+    most the length of the session.
     """
 
     num_kept: int
@@ -45,8 +46,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """One open session. `tokens`: int32. `live`: the session's unfinished request, or NO_REQUEST.
-    `leased`: the leased blocks in order, int32. `used`: the last lease's time on `Sessions.clock`.
+    """One open session. `tokens`: int32. `live`: id of the session's unfinished request, or NO_REQUEST.
+    `leased`: the leased blocks in order, int32. `used`: the time of its last lease, on `Sessions.clock`.
     """
 
     session_id: str
@@ -60,8 +61,8 @@ class SessionState:
     place: Place = Place(0, 0, False)
     leased: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
     used: int = 0
-    num_grown: int = 0  # requests that became part of the session
-    is_settled: bool = False  # LEASED was applied for the request that is about to end
+    num_grown: int = 0  # number of requests that became part of the session
+    is_settled: bool = False  # whether LEASED was applied for the request that is about to end
 
     def before(self, num_kept: int) -> tuple[MediaItem, ...]:
         """Return the media within the session's first `num_kept` tokens."""
@@ -69,30 +70,32 @@ class SessionState:
 
 
 class Sessions:
-    """The open sessions, keyed by id, in the order in which they were opened. Only `evolve` calls methods
-    that change them.
+    """The open sessions by id, in the order in which they were opened. Only `evolve` calls methods that
+    change this object.
     """
 
     def __init__(self) -> None:
         self.all: dict[str, SessionState] = {}
-        self.of_request: dict[str, SessionState] = {}  # id of the unfinished request -> its session
-        self.clock = 0  # counts leases
+        self.of_request: dict[str, SessionState] = {}  # id of an unfinished request -> its session
+        self.clock = 0  # number of leases so far
 
     def __len__(self) -> int:
         return len(self.all)
 
     @property
     def num_leased(self) -> int:
-        """How many blocks are leased; a block that two sessions hold counts twice."""
+        """The number of leased blocks. A block that two sessions lease counts twice."""
         return sum(len(session.leased) for session in self.all.values())
 
     def leased(self) -> np.ndarray:
-        """Return all leased blocks, int32. A block that several sessions hold occurs several times."""
+        """Return all leased blocks, int32. A block that n sessions lease occurs n times."""
         return np.concatenate([NO_BLOCKS, *(session.leased for session in self.all.values())])
 
     def by_age(self) -> list[SessionState]:
-        """Return the sessions that hold leases, in the order in which leases are taken back: sessions without
-        an unfinished request come first, and among equals the least recently used session."""
+        """Return the sessions with leases, in the order in which leases are shortened.
+
+        Sessions without an unfinished request come first. Among equals, the least recently used comes first.
+        """
         holders = [session for session in self.all.values() if len(session.leased)]
         return sorted(holders, key=lambda session: (session.live != NO_REQUEST, session.used))
 
@@ -107,19 +110,19 @@ class Sessions:
         return session
 
     def begin(self, session: SessionState, request_id: str, place: Place) -> None:
-        """Note that `request_id` is the session's unfinished request."""
+        """Record that `request_id` is the session's unfinished request."""
         session.live, session.place = request_id, place
         self.of_request[request_id] = session
 
     def end(self, request_id: str) -> SessionState | None:
-        """Note that the request ended, and return its session or None."""
+        """Record that the request has ended. Returns the request's session, or None."""
         session = self.of_request.pop(request_id, None)
         if session is not None:
             session.live, session.is_settled = NO_REQUEST, False
         return session
 
     def digest_parts(self) -> bytes:
-        """Return the values that decisions read, as bytes for the state's digest."""
+        """Return the values that decisions read, encoded for the state's digest."""
         said = [
             (
                 *(each.session_id, each.cache_salt, each.live, each.used, each.place),

@@ -1,8 +1,9 @@
-"""The engine's state: the result of all events so far. Most values are columns with one entry for
-each row.
+"""The engine's state, which is the result of applying all events so far. Most values are columns with one
+entry for each row.
 
-Only `evolve` writes to a state. Decisions read the state through a `View`, which has no writing methods. A
-row is a slot in the running batch. A waiting request has no row; its tokens are in its RequestState.
+Only `evolve` writes to a state. Decisions read the state through a `View`, which has no methods that write. A
+row is a slot in the running batch. A waiting request has no row, and its tokens are in its RequestState. The
+open step is the step to which decisions are being added.
 """
 
 import hashlib
@@ -34,18 +35,18 @@ _NO_ROWS = frozen(np.zeros(0, np.intp))
 
 
 class History:
-    """A 16-byte BLAKE2b digest over a sequence of pieces. Each piece is hashed together with the digest so
-    far, so a snapshot needs to hold only this digest."""
+    """A 16-byte BLAKE2b digest of a sequence of byte strings. Each string is hashed together with the
+    previous digest, so a snapshot needs only the last digest to continue."""
 
     def __init__(self) -> None:
         self._digest = bytes(16)
 
     def update(self, piece: bytes) -> None:
-        """Add a piece, such as token ids as bytes."""
+        """Add a byte string, such as token ids."""
         self._digest = hashlib.blake2b(self._digest + piece, digest_size=16).digest()
 
     def digest(self) -> bytes:
-        """Return the digest over all pieces so far."""
+        """Return the digest of all byte strings so far."""
         return self._digest
 
     def restore(self, digest: bytes) -> None:
@@ -54,7 +55,7 @@ class History:
 
 
 class State(Columns[np.ndarray]):
-    """One engine's state: its rows' columns, its requests, its pools and the open step."""
+    """The state of one engine: the rows' columns, the requests, the pools and the open step."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
@@ -62,8 +63,8 @@ class State(Columns[np.ndarray]):
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.num_rows, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # The KV of a drafter at a position also depends on the next token. vLLM 0.32 computes the last cached
-        # block again instead (core/decide/start.py).
+        # A drafter's KV at a position also depends on the next token. vLLM 0.32 instead computes the last
+        # cached block again (core/decide/start.py).
         reads_ahead = bool(config.lookahead_tokens) and config.compat != "vllm-0.32"
         self.content_width = config.block_size + reads_ahead
         num_blocks = -(-config.max_model_len // config.block_size)
@@ -71,14 +72,14 @@ class State(Columns[np.ndarray]):
         self.max_total[:] = NEVER
         if config.num_state_slots:
             self.keep_at[:] = NEVER
-        # [row, block number]: the tokens that determine the block's content; a view of `token_ids`.
+        # [row, block number]: the tokens that determine the content of the block; a view of `token_ids`.
         windows = sliding_window_view(self.token_ids, self.content_width, axis=1)
         self.block_tokens = windows[:, :: config.block_size]
         self.requests_by_row = np.full(rows, None, object)  # RequestState or None
-        self.num_with_media = 0  # rows whose request has media
-        self.num_prefills = 0  # rows of prefill-only requests
+        self.num_with_media = 0  # number of rows whose request has media
+        self.num_prefills = 0  # number of rows with prefill-only requests
         self.free_rows = list(range(rows - 1, -1, -1))
-        # Row numbers are intp, because numpy would convert any other integer type at each use as an index.
+        # Row numbers are intp, because numpy would convert another integer type each time they are an index.
         self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # sorted by rank
@@ -90,14 +91,14 @@ class State(Columns[np.ndarray]):
         num_windows = self.windows.num_groups
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width, num_windows)
         self.encoder = EncoderCache(config.encoder_cache_size)
-        self.part: Part | None = None  # the last scheduled part of the item that is being encoded
-        self.num_large = 0  # requests with an item that needs more work than one step may do
+        self.part: Part | None = None  # the part that was scheduled last, of the item that is being encoded
+        self.num_large = 0  # number of requests with an item that needs more work than one step may do
         self.states = StateSlots(config.num_state_slots, self.blocks.content)
         self.adapters = AdapterPool(config.lora_bytes if config.max_loras else 0)
-        # the last block of the array is given out next
+        # The last block of the array is used next.
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]
         # `has_drafts`: whether any row has drafts after its known tokens. `verifies`: whether any step
-        # verifies drafts. Both may be True for a while after the last draft.
+        # verifies drafts. Both may stay True for a few steps after the last draft.
         self.has_drafts = self.verifies = False
         self.goodput: Goodput | None = None  # chooses the drafters and the number of drafts
         if config.draft_policy == "goodput" and config.num_draft_tokens:
@@ -106,49 +107,48 @@ class State(Columns[np.ndarray]):
         self.grammar_failed: list[str] = []
         self.grammar_slots = GrammarSlots()
         self.sessions = Sessions()
-        self.fetching: dict[str, None] = {}  # requests that hold blocks which a block store fills
-        self.suspects: dict[str, None] = {}  # requests that run apart after a failed step
-        # By vLLM's asynchronous rules: rows of preempted requests whose tokens are in flight -> the request,
-        # and whether these tokens are dropped.
+        self.fetching: dict[str, None] = {}  # requests with blocks that are being fetched from a block store
+        self.suspects: dict[str, None] = {}  # requests that run apart from others after a failed step
+        # Only by vLLM's asynchronous rules: row of a preempted request whose tokens are in flight ->
+        # (request, whether these tokens are dropped).
         self.stale: dict[int, tuple[RequestState, bool]] = {}
-        self.stopped: list[str] = []  # waiting requests that end with tokens from before their preemption
-        self.thrashing: list[str] = []  # requests that reached thrash_limit and are not reported yet
-        self.resetting = False  # the running requests are about to be preempted and start again
-        self.step = 0  # the open step, or the next one
-        self.flights: deque[Flight] = deque()  # dispatched steps, the oldest first
-        # Rows whose requests have left although a step still has the row -> the encoder keys that they hold.
+        self.stopped: list[str] = []  # waiting requests that end by tokens from before their preemption
+        self.thrashing: list[str] = []  # requests that reached thrash_limit and were not reported yet
+        self.resetting = False  # whether the running requests are about to be preempted for a cache reset
+        self.step = 0  # number of the open step, or of the next step
+        self.flights: deque[Flight] = deque()  # dispatched steps, oldest first
+        # row -> encoder keys of its request, for requests that left while a step still computes the row
         self.leaving: dict[int, list[bytes]] = {}
-        self.last_rows = _NO_ROWS  # the rows of the step before; SCHEDULED with `rows` None refers to them
-        self.due_places: np.ndarray | None = None  # the result of `due` since the last event, or None
+        self.last_rows = _NO_ROWS  # rows of the previous step, to which SCHEDULED with `rows` None refers
+        self.due_places: np.ndarray | None = None  # the result of `due`, until the next event
         self.history = History()
-        self.checkpointed_step = 0  # the step of the last CHECKPOINT
+        self.checkpointed_step = 0  # number of the step of the last CHECKPOINT
         self.reset_step()
 
     def reset_step(self) -> None:
-        """Reset the open step's budgets and lists."""
+        """Reset the budgets and lists of the open step."""
         self.is_open = False
         self.preempted_in_step = False
         self.tokens_left = self.config.token_budget
         self.encoder_left = self.config.encoder_budget
-        self.work_left = (
-            self.config.encoder_piece
-        )  # encoder work left for items that are not split into parts
+        # Encoder work that is left for items that are not split into parts.
+        self.work_left = self.config.encoder_piece
         self.step_part: Part | None = None
         self.tenants.num_passed.clear()
         self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
-        self.num_decided = 0  # this step's work is decided for the first `num_decided` running rows
-        self.made_room_for = (NO_ROW, 0)  # the row for which another row was preempted, and its tokens
-        self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, request and the item's index
+        self.num_decided = 0  # number of running rows, in order, whose work in this step is decided
+        self.made_room_for = (NO_ROW, 0)  # (row for which another row was preempted, tokens of its chunk)
+        self.step_encoded: list[tuple[bytes, Request, int]] = []  # (key, request, index in its media)
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # requests whose KV the open step copies to the host
-        self.step_kept: list[np.ndarray] = []  # int32 [n, 3]: row, tokens after which its state is kept, slot
-        # blocks that arrived from a block store, with the id of their request
+        self.step_kept: list[np.ndarray] = []  # int32 [n, 3]: (row, tokens that its state covers, slot)
+        # (request id, blocks) for blocks that arrived from a block store
         self.step_fetched: list[tuple[str, np.ndarray]] = []
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 
     def enqueue(self, request: RequestState) -> None:
-        """Insert a request without a row into the waiting queue, by its rank."""
+        """Insert a request without a row into the waiting queue, ordered by rank."""
         request.rank = self.policy.rank(request)
         insort(self.waiting, request, key=lambda waiting: waiting.rank)
         self.tenants.enqueue(request)
@@ -172,7 +172,7 @@ class State(Columns[np.ndarray]):
         return tuple(item.mm_hash for item in request.media)
 
     def weigh_media(self, req_state: RequestState) -> None:
-        """Compute the encoder work for the request's items, if a step has a limit for this work."""
+        """Compute the encoder work of each media item of the request, if steps have a limit for this work."""
         piece, even = self.config.encoder_piece, self.config.encoder_even_patches
         media = req_state.request.media
         if piece and media:
@@ -180,24 +180,24 @@ class State(Columns[np.ndarray]):
             req_state.has_large = max(req_state.media_work) > piece
 
     def known_tokens(self, req_state: RequestState) -> np.ndarray:
-        """Return a live request's prompt and its answer so far, int32. A request with a row returns a view of
-        the row, which later events change.
+        """Return the prompt of a live request and its answer so far, int32. For a request with a row this
+        is a view of the row, which later events change.
         """
         row = req_state.row
         return req_state.tokens if row == NO_ROW else self.token_ids[row, : self.num_tokens[row]]
 
     def sampled_drafts(self) -> np.ndarray:
-        """Return how many drafts each of `sampled_rows` verifies, int32."""
+        """Return the number of drafts that each row in `sampled_rows` verifies, int32."""
         if self.flights and self.flights[0].num_drafts is not None:
             return self.flights[0].num_drafts
         return self.scheduled_drafts[self.sampled_rows()]
 
     def sampled_rows(self) -> np.ndarray:
-        """Return the rows, intp, that give tokens in the step that returns next."""
+        """Return the rows, intp, that sample tokens in the oldest step without a result."""
         return self.flights[0].sampled if self.flights else self._due_rows()
 
     def pooled_rows(self) -> list[int]:
-        """Return the rows of pooled requests whose prompts are complete with the step that returns next."""
+        """Return the rows of pooled requests whose prompts end in the oldest step without a result."""
         if not self.num_prefills:
             return []
         flight = self.flights[0] if self.flights else None
@@ -209,12 +209,12 @@ class State(Columns[np.ndarray]):
         return [row for row, one in live if one is not None and one.request.pooling is not None]
 
     def filled_blocks(self) -> list[np.ndarray]:
-        """Return the blocks whose content is complete with the step that returns next."""
+        """Return the blocks whose content is completed by the oldest step without a result."""
         return self.flights[0].filled if self.flights else self.step_filled
 
     def due(self) -> np.ndarray:
-        """Return the indices into `step_rows`, intp, for the rows that sample: after the step, all of their
-        known and pending tokens are computed.
+        """Return the indices into `step_rows`, intp, of the rows that sample. These are the rows whose known
+        and pending tokens are all computed after the step.
         """
         if self.due_places is None:
             ends = self.num_tokens[self.step_rows]
@@ -231,8 +231,8 @@ class State(Columns[np.ndarray]):
         return rows if len(due) == len(rows) else rows[due]
 
     def step_of(self, event: ev.Event) -> int:
-        """Return the step to which `event` belongs if it is the next event: the oldest step in
-        flight for EXECUTED and FAILED, else the open or next step.
+        """Return the number of the step to which `event` belongs, if it is the next event. This is the oldest
+        step in flight for EXECUTED and FAILED, and the open or next step for other events.
         """
         returns = isinstance(event, (ev.Executed, ev.Failed))
         return self.flights[0].step if returns and self.flights else self.step

@@ -1,40 +1,42 @@
-"""Measures decode-only steps with and without drafts, for each row count.
+"""Measures the times of decode-only steps with and without drafts, for different numbers of rows.
 
-A bucket groups similar row counts. For each bucket the last few steps of each kind are kept:
-steps without drafts and, for each draft level, steps that verified drafts. With two steps in flight, steps
-after which drafters could draft count as steps with drafts too, because the loop waits for them. A draft
-level's gain is its steps' tokens per time, relative to the lower quartile of the steps without drafts.
-A time counts as at most 1.5 times the usual time, because other work on the machine can make a single step
-much longer. If a bucket has too few steps without drafts, a similar bucket is used.
+A bucket groups similar numbers of rows. For each bucket the last few steps of each kind are kept: steps
+without drafts and, for each draft level, steps that verified drafts. With two steps in flight the loop waits
+for a step after which drafters may draft, so such a step counts as a step with drafts too.
+
+The gain of a draft level is the tokens per time of its steps, relative to the lower quartile of the steps
+without drafts. Other work on the machine can make a single step much longer, so a time counts as at most 1.5
+times the usual time. If a bucket has too few steps without drafts, a similar bucket is used.
 """
 
 from collections.abc import Sequence
 from statistics import median_low
 
 ONE = 1 << 16
-MEMORY = 16  # kept steps of one kind
-ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # how many kept steps without and with drafts a result needs
-# How many rows the steps with drafts must have together, because a single request proves little.
+MEMORY = 16  # number of kept steps of one kind
+ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # minimum numbers of kept steps, without and with drafts, for a result
+# Minimum total number of rows in the steps with drafts, because a single request proves little.
 ENOUGH_ROWS = 16
-MOST_NS = 1 << 40  # longer step times are cut to this time, because a log may contain any number
-_OFFSET = 8  # the fixed cost of a step, in rows, for comparing steps with different numbers of rows
+MOST_NS = 1 << 40  # longer step times are reduced to this time, because a log may contain any number
+_OFFSET = 8  # the fixed cost of a step, expressed in rows, to compare steps with different numbers of rows
 _LARGEST = 1 << 26
 
-DraftedStep = tuple[int, int, int, int]  # ns, tokens, rows, drafts
+DraftedStep = tuple[int, int, int, int]  # (ns, tokens, rows, drafts)
 
 
 class StepCosts:
     def __init__(self) -> None:
-        self._plain: dict[int, list[int]] = {}  # bucket -> ns per row, with _OFFSET added to the rows
+        self._plain: dict[int, list[int]] = {}  # bucket -> list of ns per row, with _OFFSET added to the rows
         self._drafted: dict[tuple[int, int], list[DraftedStep]] = {}  # (bucket, draft level) -> steps
-        self.since_plain: dict[
-            int, int
-        ] = {}  # bucket -> steps with drafts since the last step without drafts
+        # bucket -> number of steps with drafts since the last step without drafts
+        self.since_plain: dict[int, int] = {}
 
     @staticmethod
     def bucket(num_rows: int) -> int:
-        """Return a row count's bucket. Each number up to 8 has its own bucket. Larger numbers with the
-        same length in bits and the same first three bits share a bucket.
+        """Return the bucket of a number of rows.
+
+        Each number up to 8 has its own bucket. Larger numbers share a bucket if their binary forms have the
+        same length and the same first three bits.
         """
         shift = max(0, num_rows.bit_length() - 3)
         return num_rows if num_rows <= 8 else 4 * shift + (num_rows >> shift)
@@ -45,15 +47,15 @@ class StepCosts:
         _add(self._plain.setdefault(bucket, []), max(1, min(ns, MOST_NS) // (num_rows + _OFFSET)))
 
     def add_drafted(self, bucket: int, level: int, num_rows: int, drafts: int, tokens: int, ns: int) -> None:
-        """Record a step that verified `drafts` drafts and gave `tokens` tokens. `ns`: the step's time,
-        including the time for making the next drafts.
+        """Record a step that verified `drafts` drafts and returned `tokens` tokens. `ns`: the step's time,
+        including the time for proposing the next drafts.
         """
         self.since_plain[bucket] = self.since_plain.get(bucket, 0) + 1
         step = (max(1, min(ns, MOST_NS)), tokens, num_rows, drafts)
         _add(self._drafted.setdefault((bucket, level), []), step)
 
     def add_failure(self, bucket: int, level: int) -> None:
-        """Record that the drafters at this level gave no drafts, or that their drafts lost time."""
+        """Record that the drafters at this level proposed no drafts, or that their drafts lost time."""
         self._drafted[bucket, level] = [(MOST_NS, 0, ENOUGH_ROWS, 1)] * ENOUGH_DRAFTED
 
     def wants_plain(self, bucket: int) -> bool:
@@ -61,20 +63,20 @@ class StepCosts:
         return len(self._plain.get(bucket, ())) < MEMORY // 2
 
     def knows_plain(self, bucket: int, *, itself: bool = False) -> bool:
-        """Return whether the time of steps without drafts is known. `itself`: a similar bucket does not
-        count.
+        """Return whether the time of steps without drafts is known. `itself`: only the bucket itself counts,
+        not a similar bucket.
         """
         if itself:
             return len(self._plain.get(bucket, ())) >= ENOUGH_PLAIN
         return self._plain_of(bucket) is not None
 
     def plain_ns(self, bucket: int, num_rows: int) -> int:
-        """Return the time for a step with `num_rows` rows without drafts; 0: unknown."""
+        """Return the time of a step with `num_rows` rows without drafts; 0: unknown."""
         return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
-        """Return the tokens per time at a level, relative to steps without drafts (65536: equal). None if
-        there are too few steps. `beside_ns`: time per token that drafts cost outside these steps.
+        """Return the tokens per time at a level, relative to steps without drafts (65536: equal), or None if
+        too few steps were measured. `beside_ns`: time per token that drafts cost outside of these steps.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -85,15 +87,16 @@ class StepCosts:
         return min(without * ONE // took, _LARGEST)
 
     def capped_ns(self, bucket: int, level: int, num_rows: int, drafts: int, ns: int) -> int:
-        """Return a step's time, capped at 1.5 times the usual time."""
+        """Return the step's time, but at most 1.5 times the usual time."""
         steps = self._drafted.get((bucket, level), ())
         return _capped(steps, ns, num_rows, drafts) if drafts and len(steps) >= MEMORY // 4 else ns
 
     def least_chance(self, bucket: int, level: int) -> int:
-        """Return the least acceptance chance at which a draft is worth its time, in 1/65536; 0: unknown.
+        """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
+        unknown.
 
-        The chance is a draft's time relative to a token's best time, divided by 3, because a step's drafts
-        share some cost.
+        The probability is the time of a draft divided by the best time of a token, and divided by 3 because
+        the drafts of a step share some cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -106,11 +109,11 @@ class StepCosts:
         return min(max(ns - without, 0) * ONE // max(3 * drafts * token_ns, 1), ONE // 2)
 
     def forget_plain(self, bucket: int) -> None:
-        """Forget the times of steps without drafts."""
+        """Forget the measured times of steps without drafts."""
         self._plain.pop(bucket, None)
 
     def forget_drafted(self, bucket: int) -> None:
-        """Forget the steps with drafts, at all levels."""
+        """Forget the measured steps with drafts, at all levels."""
         for key in [key for key in self._drafted if key[0] == bucket]:
             del self._drafted[key]
 
@@ -129,8 +132,8 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """Return a row's time in a step without drafts, in ns, or None if this is not known. It
-        comes from the nearest measured bucket with between half and twice as many rows.
+        """Return the time of a row in a step without drafts, in ns, or None if it is unknown. It is taken
+        from the nearest measured bucket that has between half and twice as many rows.
         """
         rows, found = rows_of(bucket), None
         for other, times in self._plain.items():
@@ -142,7 +145,7 @@ class StepCosts:
 
 
 def rows_of(bucket: int) -> int:
-    """Return a bucket's smallest row count."""
+    """Return the smallest number of rows in a bucket."""
     shift = bucket // 4 - 1
     return bucket if bucket <= 8 else (4 + bucket % 4) << shift
 

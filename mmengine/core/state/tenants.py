@@ -1,10 +1,13 @@
-"""The tenants' waiting requests, and the order in which tenants are served: deficit round robin by tokens.
+"""The waiting requests of each tenant, and the order in which tenants are served: deficit round robin by
+tokens.
 
-A tenant is whom a request belongs to, such as the owner of an API key. While requests wait, each token that a
-step computes for a tenant adds one token to its debt. The tenant with the smallest debt is served next; this
-is deficit round robin with a quantum of one token. All debts end when no request waits or one tenant is left,
-so a tenant does not pay for tokens that no other tenant wanted. The queue of a single tenant is in the
-policy's order.
+A tenant is the party to which a request belongs, such as the owner of an API key. While requests wait, a
+tenant's debt grows by one for each token that a step computes for the tenant. The tenant with the smallest
+debt is served next. This is deficit round robin with a quantum of one token.
+
+All debts become 0 when no request waits or only one tenant is left. A tenant therefore does not pay for
+tokens that no other tenant wanted. If there is only one tenant, its requests are served in the policy's
+order.
 """
 
 from bisect import insort
@@ -21,7 +24,7 @@ from mmengine.core.state.request_state import RequestState
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A tenant with live requests. `number`: its place in `Tenants.debts`. `turn`: the number of its last
+    """A tenant with live requests. `number`: its index in `Tenants.debts`. `turn`: the number of its last
     admission, or 0. `waiting`: its waiting requests, sorted by rank."""
 
     name: str
@@ -34,20 +37,22 @@ class Tenant:
 class Tenants:
     """The tenants of all live requests.
 
-    `num_ahead`: how many of a rank's first values come before the tenants' order, such as the priority.
+    `num_ahead`: how many of a rank's first values, such as the priority, take precedence over the order of
+    the tenants.
     """
 
     def __init__(self, num_rows: int, num_ahead: int, *, is_fair: bool):
         self._num_ahead, self._is_fair = num_ahead, is_fair
         self.all: dict[str, Tenant] = {}
-        self.debts = np.zeros(8, np.int64)  # tokens, by the tenant's number
-        self.of_row = np.zeros(num_rows, np.intp)  # the number of each running row's tenant
-        self.turns = 0  # admissions since the debts began
+        self.debts = np.zeros(8, np.int64)  # number of tokens, indexed by the tenant's number
+        self.of_row = np.zeros(num_rows, np.intp)  # the number of the tenant in each running row
+        self.turns = 0  # number of admissions since the debts began
         self.num_waiting = 0
-        self.num_passed: dict[str, int] = {}  # by tenant: waiting requests that the open step passed over
+        # tenant -> number of waiting requests that decisions of the current step passed over
+        self.num_passed: dict[str, int] = {}
 
     def join(self, req_state: RequestState) -> None:
-        """Add a live request to its tenant."""
+        """Add a live request to its tenant, which is created if necessary."""
         name = self._name_of(req_state)
         tenant = self.all.get(name)
         if tenant is None:
@@ -59,7 +64,7 @@ class Tenants:
         tenant.num_live += 1
 
     def leave(self, req_state: RequestState) -> None:
-        """Remove a request that has ended and does not wait any more."""
+        """Remove a request that has ended and no longer waits."""
         tenant = self._of(req_state)
         tenant.num_live -= 1
         if not tenant.num_live:
@@ -69,8 +74,8 @@ class Tenants:
                 self._cancel_debts()
 
     def enqueue(self, req_state: RequestState) -> None:
-        """Insert a waiting request, by its rank. A tenant whose first request waits begins with at least
-        the smallest debt of the tenants that wait already."""
+        """Insert a waiting request, ordered by rank. If it is its tenant's only waiting request, the tenant's
+        debt is raised to the smallest debt of the tenants with waiting requests."""
         tenant = self._of(req_state)
         if not tenant.waiting and self.num_waiting:
             least = min(self.debts[other.number] for other in self.all.values() if other.waiting)
@@ -85,8 +90,8 @@ class Tenants:
             self._cancel_debts()
 
     def admit(self, req_state: RequestState, row: int) -> None:
-        """Remove a request that gets a row from the queue. The open step has passed over all requests before
-        it."""
+        """Remove a request from the queue, because it gets a row. All requests before it in the order of
+        service count as passed over by the current step."""
         tenant = self._of(req_state)
         if len(self.all) == 1:
             self.num_passed[tenant.name] = tenant.waiting.index(req_state)
@@ -102,24 +107,26 @@ class Tenants:
         self.dequeue(req_state)
 
     def charge(self, rows: ReadOnlyArray | np.ndarray, num_tokens: np.ndarray | int) -> None:
-        """Add the tokens that a step computes for `rows`, intp, to their tenants' debts."""
+        """Add the tokens that a step computes for `rows` (intp) to the debts of the rows' tenants."""
         if len(self.all) > 1 and self.num_waiting:
             np.add.at(self.debts, self.of_row[rows], num_tokens)
 
     def rest(self) -> Iterable[RequestState]:
-        """Return the waiting requests that the open step has not passed over, in the order of service."""
+        """Return the waiting requests that the current step did not pass over yet, in the order of
+        service.
+        """
         if len(self.all) > 1:
             return self._in_turns()
         tenant = next(iter(self.all.values()), None)
         return tenant.waiting[self.num_passed.get(tenant.name, 0) :] if tenant is not None else ()
 
     def passed(self) -> list[RequestState]:
-        """Return the waiting requests that the open step passed over."""
+        """Return the waiting requests that the current step passed over."""
         several = [self.all[name].waiting[:end] for name, end in self.num_passed.items()]
         return [req_state for waiting in several for req_state in waiting]
 
     def saved(self) -> tuple[tuple[str, int, int, int], ...]:
-        """Return (name, debt, turn, passed requests) for each tenant, sorted by name."""
+        """Return (name, debt, turn, number of passed requests) for each tenant, sorted by name."""
         names = sorted(self.all)
         tenants = (self.all[name] for name in names)
         return tuple(
@@ -128,7 +135,7 @@ class Tenants:
         )
 
     def restore(self, saved: Iterable[tuple[str, int, int, int]], turns: int) -> None:
-        """Restore the debts. All live requests must have joined."""
+        """Restore what `saved` returned. All live requests must have joined before."""
         self.turns = turns
         for name, debt, turn, num_passed in saved:
             tenant = self.all[name]
@@ -140,7 +147,7 @@ class Tenants:
         self.of_row[req_state.row] = self._of(req_state).number
 
     def digest_parts(self) -> bytes:
-        """Return the debts of several tenants as bytes; b"" for one tenant, which has none."""
+        """Return the debts of several tenants as bytes, or b"" if there is only one tenant."""
         if len(self.all) < 2:
             return b""
         return msgspec.msgpack.encode((self.turns, [each[:3] for each in self.saved()]))

@@ -1,4 +1,4 @@
-"""A read-only view of the state, for the functions that decide."""
+"""A read-only view of the state, which the functions that decide get instead of the state."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +29,9 @@ from mmengine.request import Request
 
 
 class View(Columns[ReadOnlyArray], RunningView):
-    """A read-only view of a State. Attributes have the same names; the comments in State explain them."""
+    """A read-only view of a State. The attributes have the same names as in State, where comments explain
+    them.
+    """
 
     config: EngineConfig
     policy: Policy
@@ -87,5 +89,5 @@ class View(Columns[ReadOnlyArray], RunningView):
         self._show(state)
 
     def due(self) -> np.ndarray:
-        """Return the same as `State.due`."""
+        """Return the result of `State.due`."""
         return self._target.due()

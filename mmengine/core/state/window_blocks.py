@@ -1,8 +1,9 @@
-"""KV blocks of the groups whose layers see only a window (block_groups without the first group).
+"""The KV blocks of block groups with a window. A block group is a set of layers that share block tables.
 
-A row's blocks have the same numbers in all groups: number n holds the tokens from n * block_size on. In a
-group with a window the row holds no blocks before the first key that a later query sees. The blocks of all
-groups come from one pool.
+Layers with a sliding window read only the last keys, so a row can release old blocks. The layers without a
+window form the first block group, which prefix_index.py handles. Rows number their blocks in the same way in
+all groups: block number n holds the tokens from n * block_size on. In a group with a window the row holds no
+blocks before the first key that a later query reads. The blocks of all groups come from one pool.
 """
 
 from collections import deque
@@ -19,11 +20,10 @@ _NO_BLOCKS = np.zeros(0, np.int32)
 
 
 class WindowIndex:
-    """Finds the block of a group with a window that holds the KV of a content.
+    """Finds the block of a window group that holds the KV of a given content.
 
-    A content is the content id that the prefix index has for the first group's block with the same number, so
-    it stands for all tokens up to the block's end. `keys` has content * num_groups + group for each block, or
-    NO_CONTENT.
+    A content is a content id of the prefix index. It stands for all tokens up to the end of the first group's
+    block with the same number. `keys`: content * num_groups + group for each block, or NO_CONTENT.
     """
 
     def __init__(self, num_blocks: int, num_groups: int):
@@ -36,8 +36,8 @@ class WindowIndex:
         return self._block_of.get(content * self.num_groups + group, NO_BLOCK)
 
     def insert(self, blocks: np.ndarray, contents: np.ndarray) -> None:
-        """Record the contents of `blocks`, int32 [num_groups, n]. `contents`: int64 [n]. Block 0 and
-        NO_CONTENT are left out, and a content that another block has already."""
+        """Record the contents of `blocks`, int32 [num_groups, n]. `contents`: int64 [n]. Entries with block 0
+        or NO_CONTENT are ignored, and so are contents that another block already holds."""
         keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]
         known = (blocks != 0) & (contents != NO_CONTENT)
         keys, blocks = keys[known], blocks[known]
@@ -52,27 +52,28 @@ class WindowIndex:
         deque(map(self._block_of.pop, keys[keys != NO_CONTENT].tolist(), repeat(None)), maxlen=0)
 
     def forget_contents(self, contents: np.ndarray) -> None:
-        """Forget the blocks of all groups that hold these contents, int64 [n]."""
+        """Forget these contents, int64 [n], in all groups."""
         keys = contents[contents != NO_CONTENT] * self.num_groups + np.arange(self.num_groups)[:, None]
         found = [self._block_of.pop(key, 0) for key in keys.ravel().tolist()]
         self.keys[found] = NO_CONTENT
 
     def clear(self) -> None:
-        """Forget all contents."""
+        """Forget all recorded contents."""
         self.keys[:] = NO_CONTENT
         self._block_of.clear()
 
     def restore(self, blocks: np.ndarray, keys: np.ndarray) -> None:
-        """Restore the keys of these blocks, which a snapshot has saved. This index must be empty."""
+        """Restore the keys of these blocks from a snapshot. This index must be empty."""
         self.keys[blocks] = keys
         self._block_of.update(zip(keys.tolist(), blocks.tolist(), strict=True))
 
 
 class WindowTables:
-    """The rows' block tables of the groups with a window. Only `evolve` calls methods that change them.
+    """The block tables of all rows for the groups with a window. Only `evolve` calls methods that change
+    them.
 
     `tables`: int32 [group, row, number], 0 for a number that the row does not hold. `first_held`: int32
-    [group, row], the first number that the row holds; the last one is the same as in the first group.
+    [group, row], the first number that the row holds. The last number is the same as in the first group.
     `release_at`: int32 [row], the number of computed tokens at which the row can next release blocks.
     """
 
@@ -85,18 +86,18 @@ class WindowTables:
         self.release_at = np.full(rows if groups else 0, NEVER, np.int32)
 
     def first_needed(self, num_computed: np.ndarray | int) -> np.ndarray:
-        """Return each group's first block number that queries from token `num_computed` on read, int64
+        """Return the first block number that queries from token `num_computed` on read in each group, int64
         [group, n]."""
         return np.maximum(num_computed - self.windows + 1, 0) // self._size
 
     def fill_row(
         self, row: int, cached: np.ndarray, new: np.ndarray, computed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Put an admitted row's blocks into its tables, and return those of the first group, as (cached,
+        """Put the blocks of an admitted row into its tables. Returns the first group's blocks as (cached,
         new).
 
-        `cached`: the hits of all groups, one group after the other. `new`: as in `deal`. `computed`: the
-        tokens in prefix hits, a multiple of the block size.
+        `cached`: the hits of each block group in turn. `new`: as in `deal`. `computed`: number of tokens in
+        prefix hits, a multiple of the block size.
         """
         num_hits, first = computed // self._size, self.first_needed(computed)[:, 0]
         place = num_hits
@@ -111,17 +112,20 @@ class WindowTables:
         return cached[:num_hits], by_group[0]
 
     def deal(self, rows: np.ndarray, numbers: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """Put `new` blocks into the tables of all groups, at `numbers` of `rows` (both int [n]), and return
-        the first group's blocks. `new`: a block of each group for the first number, then for the next one.
+        """Put the blocks `new` into the tables of all groups, at the block numbers `numbers` of `rows` (both
+        int [n]). Returns the first group's blocks.
+
+        `new`: one block of each group for the first entry of `rows`, then for the next entry, and so on.
         """
         by_group = new.reshape(-1, self.num_groups + 1).T
         self.tables[:, rows, numbers] = by_group[1:]
         return by_group[0]
 
     def release(self, rows: np.ndarray, num_computed: np.ndarray) -> np.ndarray:
-        """Take the blocks that no later query reads from the rows, and return them, int32. `num_computed`:
-        the tokens of each row that are computed for certain. Rows may share a block, which then occurs
-        several times."""
+        """Take the blocks that no later query reads from the rows, and return these blocks, int32.
+
+        `num_computed`: the number of certainly computed tokens of each row. A block that several rows share
+        occurs several times."""
         ripe = num_computed >= self.release_at[rows]
         if not ripe.any():
             return _NO_BLOCKS
@@ -137,8 +141,8 @@ class WindowTables:
         return blocks
 
     def held_by(self, row: int, num_numbers: int) -> np.ndarray:
-        """Return the row's blocks, int32, one group after the other. `num_numbers`: how many the row has in
-        the first group."""
+        """Return the row's blocks, int32, the blocks of each window group in turn. `num_numbers`: number of
+        the row's blocks in the first group."""
         tables = self.tables[:, row, :num_numbers]
         return tables[np.arange(num_numbers) >= self.first_held[:, row, None]]
 
@@ -148,7 +152,7 @@ class WindowTables:
         self.first_held[:, row], self.release_at[row] = 0, NEVER
 
     def restore_row(self, row: int, first_held: np.ndarray, blocks: np.ndarray) -> None:
-        """Restore what a snapshot has saved: `first_held` [group], and the result of `held_by`."""
+        """Restore a row from a snapshot. `first_held`: [group]. `blocks`: the result of `held_by`."""
         counts = (len(blocks) + int(first_held.sum())) // self.num_groups - first_held
         if counts.min() < 0 or counts.sum() != len(blocks):
             raise ValueError("a row's blocks in windows are not one table for each group")
