@@ -1,11 +1,11 @@
-"""Simulates an engine: the engine's own loop runs a workload from a file, with an arithmetic model.
+"""Simulates an engine: the engine's own loop runs a workload from a file with a fake, arithmetic model.
 
     workload (scenario, requests, trace) ──► Driver ──► EngineCore ──► FakeExecutor
                                                │                          │
                                                └──► Recorder (decisions)  └──► Meter (latencies)
 
-The simulation needs no torch. The time comes from a cost model's clock, in integer ns, so a run is the same
-on every machine.
+The simulation does not need torch. A cost model provides the simulated time, in integer ns, so a run gives
+the same result on every machine.
 """
 
 from mmengine.simulation.driver import Driver, SimulationReport

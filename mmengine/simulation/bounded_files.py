@@ -10,7 +10,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest
 
-MAX_TOKENS = 2**24  # in one prompt or one output
+MAX_TOKENS = 2**24  # maximum number of tokens in one prompt or one output
 MAX_LINE_BYTES = 2**24
 MAX_FILE_BYTES = 2**30
 MAX_LINES = 2**20
@@ -28,8 +28,9 @@ def existing(path: Path) -> Path:
 
 
 def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line) for lines that are not blank, at most `limit` lines. Raises InvalidRequest
-    for a line that is too long, and without `limit` for too many lines.
+    """Yield at most `limit` lines that are not blank, each with its line number, from 1.
+
+    Raises InvalidRequest for a line that is too long and, without `limit`, for too many lines.
     """
     count = number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
@@ -54,7 +55,7 @@ def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
 
 
 def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> T:
-    """Decode JSON as `kind`. Raises InvalidRequest with the mistake and `where`, the file and line."""
+    """Decode JSON as `kind`. Raises InvalidRequest with the mistake and `where` (file and line)."""
     try:
         if isinstance(kind, msgspec.json.Decoder):
             return kind.decode(data)

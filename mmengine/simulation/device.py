@@ -1,4 +1,4 @@
-"""The base class for simulated executors: a device with its own clock computes one step at a time."""
+"""The base class of simulated executors: a device with its own clock that computes one step at a time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from mmengine.simulation.sampled_rows import pooled_vectors
 
 
 class Observer(Protocol):
-    """Sees each step's plan at its dispatch, and its result when it is collected."""
+    """Is told each step's plan when the step is dispatched, and its result when the result is collected."""
 
     def dispatched(self, plan: StepPlan) -> None: ...
 
@@ -21,12 +21,12 @@ class Observer(Protocol):
 
 class Cost(Protocol):
     def price(self, plan: StepPlan, num_embeds: int) -> int:
-        """Return the device time in ns for a step that computes `num_embeds` embeddings."""
+        """Return the device time in ns of a step that computes `num_embeds` embeddings."""
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Return how many embeddings a step computes. A part counts with the item's embeddings times the part's
-    share in the item's work.
+    """Return how many embeddings a step computes. A part of an item counts as the item's embeddings times the
+    part's share of the item's work.
     """
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:
@@ -36,16 +36,20 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return how many embeddings a part adds to the count over the plan's `encode`. The last part's item is
-    in `encode` with all its embeddings, so for that part the result corrects the count and is not positive.
+    """Return how many embeddings a part adds to the sum over the plan's `encode`.
+
+    `encode` contains the item of a last part with all its embeddings. For a last part, the result corrects
+    this sum and is therefore not positive.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share
 
 
 class TimedExecutor:
-    """An executor whose steps take the time that `cost` returns. `host_ns`: returns the engine's own time
-    before a step with a given row count reaches the device. `clock_ns`: the simulated time.
+    """An executor whose steps take the time that `cost` returns.
+
+    `host_ns`: returns the engine's own time before a step reaches the device, given the step's row count.
+    `clock_ns`: the simulated time.
     """
 
     needs_plan = True
@@ -54,8 +58,8 @@ class TimedExecutor:
         self, cost: Cost, observers: tuple[Observer, ...], host_ns: Callable[[int], int] = lambda num_rows: 0
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
-        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time)
-        # when the device becomes idle, and when the last result was collected
+        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time in ns)
+        # time at which the device becomes idle, and at which the last result was collected
         self._free_at_ns = self._since_ns = 0
         self.clock_ns = 0
 
@@ -94,7 +98,7 @@ class TimedExecutor:
         self.clock_ns = max(self.clock_ns, time_ns)
 
     def _set_row(self, row: int, request: Request) -> None:
-        """Give a row to a request."""
+        """Assign a row to a request."""
         raise NotImplementedError
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:

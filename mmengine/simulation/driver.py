@@ -1,8 +1,7 @@
-"""Runs a workload through EngineCore, one simulated step after the other.
+"""Runs a workload through EngineCore, one simulated step after another.
 
-The core asks its source for arrivals after a step was collected and applied, and before it decides the next
-step. At that moment the driver reads the state between the two steps, and then gives the core the arrivals
-and events for the next step.
+Between two steps, after the previous step was applied, the core asks its source for arrivals. The driver is
+this source: it reads the core's state, and then gives the core the arrivals and events for the next step.
 """
 
 from collections.abc import Callable
@@ -28,8 +27,10 @@ NO_GRAMMAR = "the grammar does not compile"
 
 @dataclass(slots=True)
 class SimulationReport:
-    """A run's result. `unfinished`: ids of requests that were cancelled when the workload's steps were over.
-    `num_refused`: how many requests were refused as invalid. `refusal`: the error for the first such request.
+    """The result of a run.
+
+    `unfinished`: ids of requests that were cancelled when the workload's steps were over. `num_refused`:
+    number of requests that were refused as invalid. `refusal`: the error of the first such request.
     """
 
     meter: Meter
@@ -42,7 +43,9 @@ class SimulationReport:
 
 
 class _Feed:
-    """The core's source of observations. When the core asks, `fill` puts the due events into the inbox.
+    """The core's source of observations: the core calls `drain`, and `fill` puts the due events into the
+    inbox.
+
     `leavers`: returns the events for requests that leave while the step runs.
     """
 
@@ -59,9 +62,9 @@ class _Feed:
 
 
 class _Tap(SinkWrapper):
-    """Passes the events FINISHED and PREEMPTED to `see` when they are appended to the log.
+    """Calls `see` for each event FINISHED or PREEMPTED that is appended to the log.
 
-    The fake model fails no step on purpose, so a failed step raises MMEngineError instead of being retried.
+    The fake model never fails a step on purpose, so a failed step raises MMEngineError and is not retried.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Finished | ev.Preempted], None]):
@@ -77,8 +80,8 @@ class _Tap(SinkWrapper):
 
 
 class Driver:
-    """Runs one simulation. `recorder`: receives the decisions. `log`: receives the events. `progress`: is
-    called now and then with the number of requests that have ended.
+    """Runs one simulation. `recorder`: receives the decisions. `log`: receives the events. `progress`: called
+    from time to time with the number of requests that have ended.
     """
 
     def __init__(
@@ -99,8 +102,8 @@ class Driver:
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # events that occur while the step runs
         self._sessions = SessionQueues()
-        # under vLLM's rules: request with a failed grammar -> whether the scheduler has examined the request
-        # since
+        # Only for vLLM's scheduler: id of a request whose grammar failed -> whether the scheduler has
+        # examined the request since the failure.
         self._failed: dict[str, bool] = {}
         self._step = 0
         self._num_steps = 0
@@ -175,7 +178,7 @@ class Driver:
         return [*(ev.Cancelled(event.request_id, "cancelled") for event in leaving), *self._seen_failing()]
 
     def _between_steps(self) -> None:
-        """Give the core the next step's arrivals and events. The previous step was already applied."""
+        """Give the core the arrivals and events of the next step. The previous step was already applied."""
         late, self._late = self._late, []
         now: list[SimEvent] = []
         over = self._step >= self._workload.max_steps
@@ -200,9 +203,10 @@ class Driver:
         self._happen(now)
 
     def _seen_failing(self) -> list[ev.Event]:
-        """Return GRAMMARFAILED for failed grammars that vLLM's scheduler has noticed. It notices a failed
-        grammar when it examines the request. A request that was not examined, because rows or blocks were
-        short, stays in the queue.
+        """Return GRAMMARFAILED for failed grammars that vLLM's scheduler has noticed.
+
+        vLLM notices a failed grammar when it examines the request. A request that was not examined, because
+        rows or blocks were short, stays in the queue.
         """
         names = [name for name, seen in self._failed.items() if seen]
         for name in names:
@@ -210,8 +214,8 @@ class Driver:
         return [ev.GrammarFailed(name, NO_GRAMMAR) for name in names]
 
     def _arrive_until_now(self) -> None:
-        """Submit the requests that have arrived. If the engine has no work, first wait for the next
-        arrival.
+        """Submit the requests that have arrived. If the engine has no work, first advance the clock to the
+        next arrival.
         """
         if not self._core.state.requests and self._next < len(self._pending):
             self._executor.wait_until(self._pending[self._next].arrival)
@@ -266,8 +270,10 @@ class Driver:
                         core.inbox.put(ev.CacheReset(event.reset_running))
 
     def _vllm_refuses_reset(self, leaving: set[str]) -> bool:
-        """Return whether vLLM refuses a cache reset without preemption: it does so while any request holds
-        blocks. `leaving`: requests that end before the reset.
+        """Return whether vLLM refuses to reset the cache without preemption, because a request still holds
+        blocks.
+
+        `leaving`: requests that end before the reset.
         """
         state = self._core.state
         names = {state.requests_by_row[row].request.request_id for row in state.running.tolist()}

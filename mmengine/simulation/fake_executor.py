@@ -1,4 +1,4 @@
-"""The executor for simulations: it computes tokens with the fake model and times with a cost model."""
+"""The executor of simulations: tokens come from the fake model, and times from a cost model."""
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class FakeExecutor(TimedExecutor):
         self._model.set_row(row, sim, self._config.max_model_len, num_before)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """Return the step's result: each row that samples gets one token and one more for each accepted
+        """Return the step's result. Each row that samples gets one token, and one more token per accepted
         draft.
         """
         sampled = sampled_rows(plan)
@@ -64,8 +64,10 @@ class FakeExecutor(TimedExecutor):
     def _ends(
         self, rows: np.ndarray, num_known: np.ndarray, tokens: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return each row's token count, cut after the first stop token and at the request's length limit,
-        and which rows stopped (bool). `tokens`: [rows, places]; `counts`: how many of them the row would get.
+        """Return each row's token count, and which rows stopped (bool).
+
+        A row's tokens are cut after the first stop token and at the request's length limit. `tokens`: [rows,
+        places]. `counts`: the token counts before cutting.
         """
         room = np.maximum(self._model.max_total[rows] - num_known, 1)
         counts = np.minimum(counts, room)
@@ -77,9 +79,11 @@ class FakeExecutor(TimedExecutor):
     def _draft(
         self, rows: np.ndarray, places: np.ndarray, over: np.ndarray, room: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return drafts for the next step, one row after the other, and each row's number of drafts, both
-        int32. A row gets at most `room` drafts, and none if its text is `over`. Returns (None, None) without
-        a drafter.
+        """Return drafts for the next step, one row after another, and each row's number of drafts, both
+        int32.
+
+        A row gets at most `room` drafts, and no drafts if its text is `over`. Returns (None, None) without a
+        drafter.
         """
         count = self._config.num_draft_tokens
         if not count:

@@ -1,10 +1,10 @@
-"""The fake model: a token is computed from a checksum over the request's id and the token's position.
+"""The fake model of simulations. A token is computed from a checksum of the request's id and the position.
 
 A position ("place") counts from the prompt's first token; the output index is the position minus the prompt's
-length. At output index `stop_at` the model emits the request's stop token, and at `bad_at` a token outside
-the grammar. All other tokens lie in the grammar's range (TOKEN_LOW to TOKEN_HIGH without a grammar). Another
-checksum determines how many drafts are right; the drafts after them are wrong. All rows are computed
-together, from arrays.
+length. At output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the
+grammar forbids. All other tokens lie in the grammar's range; without a grammar, in TOKEN_LOW to TOKEN_HIGH.
+Another checksum determines how many drafts are right; all drafts after them are wrong. All rows are computed
+together, with numpy.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ BAD_TOKEN = 7  # outside every grammar
 class FakeModel:
     def __init__(self, num_rows: int):
         self.num_prompt = np.zeros(num_rows, np.int64)
-        # prompt and output tokens at which the request ends by length
+        # number of prompt and output tokens at which the request ends with reason "length"
         self.max_total = np.zeros(num_rows, np.int64)
         self.stop_token = np.full(num_rows, NEVER, np.int64)
         self.stop_at = np.full(num_rows, NEVER, np.int64)
@@ -31,7 +31,7 @@ class FakeModel:
         self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
 
     def set_row(self, row: int, request: SimRequest, max_model_len: int, num_before: int = 0) -> None:
-        """Set the request in a row. `num_before`: how many session tokens precede the request's own
+        """Assign a request to a row. `num_before`: number of session tokens before the request's own
         prompt.
         """
         num_prompt = num_before + request.num_prompt
@@ -56,8 +56,9 @@ class FakeModel:
             self._high = np.pad(self._high, ((0, 0), (0, missing)))
 
     def tokens(self, rows: np.ndarray, places: np.ndarray, *, as_drafted: bool = False) -> np.ndarray:
-        """Return the model's tokens at `places` ([s, k]) in `rows` ([s]), int64 [s, k]. `as_drafted`: return
-        the tokens that the drafter expects, which are never bad tokens.
+        """Return the model's tokens at `places` ([s, k]) in `rows` ([s]), int64 [s, k].
+
+        `as_drafted`: return the tokens that the drafter expects, which are never bad tokens.
         """
         column = rows[:, None]
         output = places - self.num_prompt[column]
@@ -67,8 +68,8 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return `count` drafts for each row from its position in `places` ([s]) on, int64 [s, count], and
-        how many of them its grammar allows, int64 [s].
+        """Return `count` drafts per row, starting at the row's position in `places` ([s]): int64 [s, count].
+        Also return how many of these drafts the row's grammar allows, int64 [s].
         """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)

@@ -1,7 +1,8 @@
-"""Computes CRC-32 over many short texts at once. Each text is a row's prefix followed by a number.
+"""Computes CRC-32 of many short texts at once. Each text is a row's prefix followed by a decimal number.
 
-The fake model's tokens are CRC-32s over texts like "request:1234". CRC-32 processes one byte after the other.
-So the state after a prefix is stored, and the digits of all numbers are processed together with numpy.
+The fake model derives its tokens from CRC-32s of texts like "request:1234". CRC-32 processes one byte after
+another, so the state after each prefix is stored, and numpy then processes the digits of all numbers
+together.
 """
 
 import zlib
@@ -14,12 +15,12 @@ _TABLE = np.array([zlib.crc32(bytes([byte]), _ALL) ^ _ALL for byte in range(256)
 
 
 def prefix_state(text: str) -> int:
-    """Return the CRC's internal state after `text`."""
+    """Return CRC-32's internal state after `text`."""
     return zlib.crc32(text.encode()) ^ _ALL
 
 
 def crc_of_numbers(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return CRC-32 over prefix + decimal number, int64. `states`: results from `prefix_state`, uint32.
+    """Return the CRC-32 of each prefix + decimal number, int64. `states`: results of `prefix_state`, uint32.
     `numbers`: 0 to 2^31 - 1. The two arrays are broadcast.
     """
     state, numbers = np.broadcast_arrays(states.astype(np.uint32), numbers.astype(np.uint32))

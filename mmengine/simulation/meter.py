@@ -1,4 +1,4 @@
-"""Measures a simulation: latencies on the simulated clock, and the resources in use over time."""
+"""Measures a simulation: latencies on the simulated clock, and the use of resources over time."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from mmengine.simulation.workload import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles in ns. They are nearest ranks, so each percentile is a measured value."""
+    """Percentiles in ns by the nearest-rank method, so each percentile is a measured value."""
 
     p50: int = 0
     p90: int = 0
@@ -29,7 +29,7 @@ class Spread:
 
 @dataclass(slots=True)
 class Timeline:
-    """The resources in use over time, with an entry for each dispatched step."""
+    """The resources in use over time. Each array has one entry per dispatched step."""
 
     time_ns: array = field(default_factory=lambda: array("q"))
     running: array = field(default_factory=lambda: array("q"))
@@ -40,7 +40,7 @@ class Timeline:
 
 
 class Meter:
-    """Measures requests. Arrays have an entry for each request in arrival order, so no code loops over
+    """Measures requests. Arrays have one entry per request in arrival order, so that no code loops over
     tokens.
     """
 
@@ -56,7 +56,7 @@ class Meter:
         self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
         self._gaps: list[np.ndarray] = []
-        self.ends: dict[str, int] = {}  # finish reason -> number of requests
+        self.ends: dict[str, int] = {}  # finish reason -> number of requests that ended with it
         self.num_preemptions = 0
         self.num_output_tokens = 0
         self.num_scheduled_tokens = 0
@@ -77,7 +77,7 @@ class Meter:
             self.admitted(admission.request.request_id, admission.row, computed[admission.row])
 
     def admitted(self, request_id: str, row: int, num_computed: int) -> None:
-        """Note an admission. `num_computed`: tokens with KV when the request got its row."""
+        """Record an admission. `num_computed`: number of tokens with KV when the request got its row."""
         number = self._by_row[row] = self._numbers[request_id]
         if self.num_cached[number] == NEVER:
             self.num_cached[number] = num_computed
@@ -86,7 +86,7 @@ class Meter:
         self.sampled(plan.rows[plan.sample], result.counts, clock_ns)
 
     def sampled(self, rows: np.ndarray, counts: np.ndarray | None, clock_ns: int) -> None:
-        """Note that each row got `counts` tokens; None: one each."""
+        """Record that each row got `counts` tokens; None: one token each."""
         numbers = self._by_row[rows]
         counts = np.ones(len(numbers), np.int64) if counts is None else counts.astype(np.int64)
         if (over := self._over[numbers]).any():  # the request ended while this step ran
@@ -117,7 +117,7 @@ class Meter:
         line.tokens.append(num_tokens)
 
     def ttft(self) -> Spread:
-        """Return the times from arrival to the first token."""
+        """Return the percentiles of the times from arrival to the first token."""
         there = self.first_ns != NEVER
         return Spread.of((self.first_ns - self.arrived_ns)[there])
 
@@ -126,12 +126,14 @@ class Meter:
         return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
     def inter_token(self) -> Spread:
-        """Return the times between a request's tokens. If a step gives several tokens, its time is divided
-        among them.
+        """Return the percentiles of the times between a request's tokens. The time of a step that gives
+        several tokens is divided among them.
         """
         return Spread.of(np.concatenate(self._gaps) if self._gaps else np.zeros(0, np.int64))
 
     def end_to_end(self) -> Spread:
-        """Return the times from arrival to the end, for requests that ended by stop or length."""
+        """Return the percentiles of the times from arrival to the end, for requests ended by stop or
+        length.
+        """
         there = self.end_ns != NEVER
         return Spread.of((self.end_ns - self.arrived_ns)[there])

@@ -1,4 +1,4 @@
-"""Draws a simulation over time."""
+"""Draws a simulation's load over time as curves in an image file."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.simulation.meter import Timeline
 
-MAX_POINTS = 4000  # most points in a curve
+MAX_POINTS = 4000  # maximum number of points in a curve
 
 
 def draw(timeline: Timeline, config: EngineConfig, title: str, path: Path) -> None:
-    """Draw running and waiting requests, memory in use, and the used token budget, over simulated time.
+    """Draw running and waiting requests, memory use, and use of the token budget, over simulated time.
 
-    A run with more than 4,000 steps is divided into at most 4,000 spans, and the largest value in each span
-    is drawn.
+    A run with more than 4,000 steps is divided into at most 4,000 spans, and each curve shows the largest
+    value in each span.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because only a plot needs it
     from matplotlib.figure import Figure

@@ -1,9 +1,8 @@
-"""Records a simulation's decisions, with a record for each step, and finds the first difference between two
-runs.
+"""Records a simulation's decisions, one record per step, and finds the first difference between two runs.
 
-A record has hard fields, which are decisions and tokens, and soft fields, which are numbers of free resources
-and the queues. `free` and `enc_free` are counted after the step was decided, `free_after` and
-`enc_free_after` after its tokens were applied. An empty hard field is left out, except `sched`.
+A record has hard fields (decisions and tokens) and soft fields (queues and numbers of free resources). `free`
+and `enc_free` are counted after the step was decided; `free_after` and `enc_free_after` are counted after the
+step's tokens were applied. An empty hard field is left out, except `sched`.
 """
 
 import json
@@ -30,24 +29,24 @@ _ORDER = ("step", *HARD_FIELDS[:-2], *_DECIDED, *HARD_FIELDS[-2:], *_UPDATED)
 
 @dataclass(slots=True)
 class _Open:
-    """An incomplete record. `aborted`: requests that are aborted while the step runs; their output is
-    dropped.
+    """The incomplete record of a step. `aborted`: requests that are aborted while the step runs, so that
+    their output is dropped.
     """
 
     record: Record
     aborted: set[str]
-    runs: bool = False  # whether the step was dispatched and not collected
+    runs: bool = False  # whether the step has been dispatched but not collected
     keep: bool = False  # whether the record will be written
     evicted: tuple[bytes, ...] = ()  # encoder keys
     encoded: Set[bytes] = frozenset()  # encoder keys
 
 
 class Recorder:
-    """Assembles records from the executor's plans and results and from the sink's events, and passes each
-    record to `write`.
+    """Builds records from the executor's plans and results and from the sink's events, and passes each record
+    to `write`.
 
-    `media_names`: encoder key -> name for the item. `queues`: record the ids instead of the numbers of
-    running and waiting requests.
+    `media_names`: encoder key -> name of the item. `queues`: whether to record the ids of running and waiting
+    requests instead of their numbers.
     """
 
     def __init__(self, write: Callable[[Record], None], media_names: dict[bytes, str], *, queues: bool):
@@ -56,11 +55,11 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        self._ending = _Open({}, set())  # the record that gets the next ends; this first record is discarded
+        self._ending = _Open({}, set())  # gets the next ends; this first record is discarded
         self._names: dict[int, str] = {}  # row -> request id
 
     def begin(self, step: int, aborted: set[str]) -> None:
-        """Begin the record for a step. `aborted`: requests that will be aborted while the step runs."""
+        """Begin the record of a step. `aborted`: requests that will be aborted while the step runs."""
         self._flush()
         self._ending = _Open({"step": step, "sched": []}, aborted)
         self._open.append(self._ending)
@@ -83,7 +82,7 @@ class Recorder:
             record["admit"] = {name: computed[name] for name in admitted}
         encoded: dict[str, list[int]] = {}
         for item in plan.encode:
-            if item.request.request_id in names:  # False if the request was preempted in the same step
+            if item.request.request_id in names:  # no if the request was preempted in the same step
                 encoded.setdefault(item.request.request_id, []).append(item.index)
         record["enc"] = encoded
         here.evicted = plan.evict
@@ -105,21 +104,23 @@ class Recorder:
         self._ending.record.setdefault("preempt", []).append(request_id)
 
     def finished(self, request_id: str, reason: str) -> None:
-        """Note a request's end. Aborted requests have no end in the records."""
+        """Record the end of a request. The ends of aborted requests are not recorded."""
         if reason != "abort" and request_id not in self._ending.aborted:
             self._ending.record.setdefault("finish", {})[request_id] = reason
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """Note the free resources after a step's tokens were applied. Under our own rules, requests that were
-        aborted while the step ran still hold resources at this moment. Then the free resources are left out.
+        """Record the free resources after a step's tokens were applied.
+
+        Nothing is recorded if requests were aborted during the step and mmengine's own scheduler is used,
+        because the aborted requests still hold resources at this moment.
         """
         if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free
             self._ending.record["enc_free_after"] = _encoder_free(state)
 
     def decided(self, state: State) -> None:
-        """Note the state after the step was decided, even if no step could run."""
+        """Record the state after the step was decided, even if no step could run."""
         here = self._open[-1]
         here.keep |= bool(state.requests) or "preempt" in here.record
         if not here.keep:
@@ -145,8 +146,8 @@ class Recorder:
 
 
 def _gone(step: _Open) -> list[bytes]:
-    """Return the evicted keys that the step did not encode again. A key that was evicted twice is listed at
-    its last eviction, as in vLLM.
+    """Return the evicted keys that the step did not encode again. As in vLLM, a key that was evicted twice is
+    listed at the position of its last eviction.
     """
     rest = step.evicted
     return [key for place, key in enumerate(rest, 1) if key not in step.encoded and key not in rest[place:]]
@@ -181,11 +182,11 @@ def read_records(path: Path) -> list[Record]:
 def first_difference(
     expected: list[Record], actual: list[Record], *, soft: bool = False, open_ends: Set[str] = frozenset()
 ) -> str:
-    """Return a text with the first difference between two lists of records: the step, the field and both
-    values; "" if they are equal.
+    """Describe the first difference between two lists of records: the step, the field and both values. Return
+    "" if the lists are equal.
 
-    Steps without running, waiting, ending or preempted requests are skipped. `soft`: also compare soft fields
-    that both records have. `open_ends`: request ids whose `finish` is not compared.
+    Steps without running, waiting, ending or preempted requests are skipped. `soft`: also compare the soft
+    fields that both records have. `open_ends`: ids of requests whose `finish` is not compared.
     """
     if open_ends:
         expected, actual = (

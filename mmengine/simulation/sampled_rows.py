@@ -1,4 +1,4 @@
-"""Finds the rows in a plan that sample, and counts their accepted drafts."""
+"""Finds the rows of a plan that sample tokens, and counts their accepted drafts."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,18 @@ from mmengine.core.executor import PooledVector, StepPlan
 
 
 class SampledRows(NamedTuple):
-    """The s rows in a plan that sample, with arrays that are all int64 [s]."""
+    """The s rows of a plan that sample tokens. All arrays are int64 [s]."""
 
     rows: np.ndarray
-    last: np.ndarray  # the index in the batch of each row's last token
+    last: np.ndarray  # index, in the batch, of each row's last token
     num_drafts: np.ndarray
-    num_known: np.ndarray  # known tokens, without drafts
+    num_known: np.ndarray  # number of known tokens, without drafts
 
     def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return how many drafts each row has before its first wrong draft, int64 [s]. `input_ids`: the
-        plan's tokens with the drafts. `tokens`: the model's tokens from `num_known` on, [s, k + 1].
+        """Return how many drafts each row has before its first wrong draft, int64 [s].
+
+        `input_ids`: the plan's tokens, with the drafts. `tokens`: the model's tokens from `num_known` on, [s,
+        k + 1].
         """
         number = np.arange(tokens.shape[1] - 1)
         there = number < self.num_drafts[:, None]
@@ -28,8 +30,8 @@ class SampledRows(NamedTuple):
 
 
 def pooled_vectors(plan: StepPlan, sums: np.ndarray) -> tuple[PooledVector, ...]:
-    """Return a vector for each pooled row, float32 [4]. `sums`: uint64 [t], a number for each of the plan's
-    tokens, from which the row's vector follows.
+    """Return a vector for each pooled row, float32 [4]. `sums`: uint64 [t], one number per token of the plan,
+    from which the vectors are computed.
     """
     last = np.cumsum(plan.num_scheduled, dtype=np.int64) - 1
     found = []

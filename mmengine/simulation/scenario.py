@@ -1,5 +1,5 @@
-"""Reads scenario files: a JSON object with settings, requests, events and expected records (.json), or a
-request in each line, without settings (.jsonl).
+"""Reads scenario files: a JSON object with settings, requests, events and expected records (.json), or lines
+with one request each and no settings (.jsonl).
 """
 
 import codecs
@@ -34,7 +34,7 @@ class _Grammar(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Adapter(msgspec.Struct, forbid_unknown_fields=True):
-    """An adapter in a scenario. Adapters with equal fields have equal contents."""
+    """An adapter in a scenario. Adapters with equal fields count as having equal contents."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
@@ -77,7 +77,7 @@ class _Scenario(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_scenario(path: Path) -> Workload:
-    """Read a scenario. Raises InvalidRequest for an invalid file, with the position in the file."""
+    """Read a scenario. For an invalid file, raises InvalidRequest with the position in the file."""
     data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     scenario = decode(data, _Scenario, str(path))
     return Workload(
@@ -96,7 +96,7 @@ def read_scenario(path: Path) -> Workload:
 
 
 def read_requests(path: Path, limit: int | None) -> Workload:
-    """Read a .jsonl file with requests. Such a file has no events, so grammars are ready at once."""
+    """Read a .jsonl file with requests. Such a file has no events, so all grammars are ready at once."""
     decoder = msgspec.json.Decoder(_Request)
     parsed = [decode(line, decoder, f"{path}, line {number}") for number, line in lines(path, limit)]
     return Workload(
@@ -160,7 +160,7 @@ def _adapter(given: str | _Adapter | None) -> Adapter | None:
     if given is None:
         return None
     asked = _Adapter(given) if isinstance(given, str) else given
-    said = f"{asked.name} {asked.bytes} {asked.visual}"  # any difference means other contents
+    said = f"{asked.name} {asked.bytes} {asked.visual}"  # different fields mean different contents
     return Adapter(name_hash(said), asked.bytes, asked.visual, asked.name)
 
 
@@ -169,8 +169,9 @@ def _or_never(value: int | None) -> int:
 
 
 def _segment(segment: list[Any], where: str) -> tuple[int, Callable[[], np.ndarray]]:
-    """Return the length of a prompt segment, and a function that generates its tokens (int32). A segment is
-    ["lit", [tokens]], ["gen", key, n, start] or ["img", n].
+    """Return the length of a segment of a prompt, and a function that generates the segment's tokens (int32).
+
+    A segment is ["lit", [tokens]], ["gen", key, n, start] or ["img", n].
     """
     match segment:
         case ["lit", list(tokens)] if all(type(t) is int and 0 <= t < 2**31 for t in tokens):

@@ -1,5 +1,5 @@
-"""Handles a workload's requests with sessions. When such a request is submitted, its prompt is put after the
-session's tokens.
+"""Handles the requests of a workload that belong to sessions: delays a request until its session is idle, and
+puts the session's tokens before the request's prompt.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from mmengine.simulation.workload import SimRequest
 
 
 class SessionQueues:
-    """Holds requests until the previous request in their session has ended."""
+    """Holds back requests until the previous request of the same session has ended."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[SimRequest]] = {}
@@ -27,9 +27,7 @@ class SessionQueues:
         self._queues.setdefault(request.session, deque()).append(request)
 
     def due(self, core: EngineCore) -> list[SimRequest]:
-        """Return the next request for each session without a running request, and remove it from its
-        queue.
-        """
+        """Remove and return the next request of each session that has no running request."""
         found = []
         for name in list(self._queues):
             session = core.state.sessions.all.get(name)
@@ -47,8 +45,8 @@ class SessionQueues:
 
 
 def whole_request(core: EngineCore, sim: SimRequest) -> Request:
-    """Return the request with its session's tokens and media before its own. Opens the session if
-    necessary.
+    """Return the request, with its session's tokens and media before its own. Opens the session if it is not
+    open.
     """
     name, sessions = sim.session, core.state.sessions.all
     if name not in sessions and name not in core.inbox.opening:

@@ -1,4 +1,4 @@
-"""Reads a simulation's settings: EngineConfig fields, and other names that scenario files use."""
+"""Reads a simulation's settings: EngineConfig fields, and the other setting names of scenario files."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,14 +11,14 @@ from mmengine.errors import ConfigError
 from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import Workload
 
-# An 8B model in bf16 on a GPU with 80 GiB and 3 TB/s. Weights and activations leave 50 GiB for KV. A token's
-# KV takes 36 layers x 8 heads x 128 values x 2 (key and value) x 2 bytes.
+# An 8B model in bf16 on a GPU with 80 GiB and 3 TB/s. Weights and activations leave 50 GiB for KV. The KV of
+# one token takes 36 layers x 8 heads x 128 values x 2 (key and value) x 2 bytes.
 KV_TOKENS = 50 * 2**30 // (36 * 8 * 128 * 2 * 2)
 COST_8B = CostModel(step_ns=6_000_000, token_ns=27_000, context_ns=50, embed_ns=15_000)
 ROWS, TOKEN_BUDGET = 256, 8192
-MAX_LORAS = 8  # for workloads with adapters; otherwise 0
+MAX_LORAS = 8  # default of max_loras for workloads with adapters
 
-# Scenario settings that are EngineConfig fields with another name.
+# Scenario settings that are EngineConfig fields under another name.
 _NAMES = {"max_num_batched_tokens": "token_budget", "num_spec_tokens": "num_draft_tokens"}
 _DRAFTERS = ("ngram", "eagle3")
 
@@ -27,7 +27,7 @@ _Price = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class _Cost(msgspec.Struct, forbid_unknown_fields=True):
-    """CostModel's fields as a setting. The defaults fit an 8B model."""
+    """The setting `cost`: CostModel's fields. The defaults fit an 8B model."""
 
     step_ns: _Price = COST_8B.step_ns
     token_ns: _Price = COST_8B.token_ns
@@ -57,7 +57,7 @@ class Settings:
 
 
 def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -> Settings:
-    """Read the settings. Raises ConfigError for an unknown key, a wrong type, or contradicting settings.
+    """Read the settings. Raises ConfigError for an unknown key, a wrong type, or settings that conflict.
 
     By default, max_model_len fits the workload's longest request, and the block pool is as large as for an 8B
     model on a GPU with 80 GiB.

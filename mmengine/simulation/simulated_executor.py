@@ -1,9 +1,9 @@
-"""An executor without a model, whose tokens depend on every KV slot that a request reads.
+"""An executor without a model. Its tokens depend on every KV slot that a request reads.
 
-Each slot holds a number computed from its token and from the media feature at its position. The sum over a
-sequence's numbers determines the next token. So a wrong block table, a block that was freed too early, a
-missing feature or a token at a wrong position changes the output. `reference_tokens` computes the right
-tokens.
+Each slot contains a number that is computed from the slot's token and from the media feature at its position.
+The sum of a sequence's numbers determines the next token. A wrong block table, a block that was freed too
+early, a missing feature or a token at a wrong position therefore changes the output. `reference_tokens`
+computes the correct tokens.
 """
 
 from collections import deque
@@ -31,8 +31,10 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A step's simulated time in ns: `step_ns`, plus `token_ns` for each query token, `context_ns` for each
-    token in the rows' contexts, and `embed_ns` for each computed embedding.
+    """The simulated time of a step in ns.
+
+    A step costs `step_ns`, plus `token_ns` per query token, `context_ns` per token in the rows' contexts, and
+    `embed_ns` per computed embedding.
     """
 
     step_ns: int = 200_000
@@ -48,11 +50,11 @@ class CostModel:
 
 
 class SimulatedExecutor:
-    """Executes steps with numbers in place of KV.
+    """Executes steps with numbers instead of KV.
 
-    `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: one token in `eos_in`
-    ends the text; 0: no token does. `check_kv`: add up all slots at each step instead of using stored sums.
-    `arrived`: returns the next fetched blocks for a request, uint64 [n, block_size].
+    `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: one in `eos_in` tokens
+    ends the text; 0: no token does. `check_kv`: add up all slots in each step instead of using stored sums.
+    `arrived`: returns the next blocks that were fetched for a request, uint64 [n, block_size].
     """
 
     needs_plan = True
@@ -76,12 +78,12 @@ class SimulatedExecutor:
         self._arrived = arrived
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
-        self._sums = np.zeros(slots, np.uint64)  # the sum over the sequence up to and including the slot
+        self._sums = np.zeros(slots, np.uint64)  # the sum of the sequence up to and including the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._windows = SimulatedWindows(config, self._values)
         self._features: dict[bytes, int] = {}
-        self._part: EncodePart | None = None  # the last computed part of an item
+        self._part: EncodePart | None = None  # the last part of an item that was computed
         self._requests: list[Request | None] = [None] * config.max_num_seqs
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # each row's last sampled token
         self._plans: deque[StepPlan] = deque()
@@ -94,11 +96,11 @@ class SimulatedExecutor:
 
     def _take(self, request_id: str, count: int) -> np.ndarray:
         if self._arrived is None:
-            raise ExecutorFailed("blocks of a store came, and there is none")
+            raise ExecutorFailed("the plan needs blocks of a store, but there is no store")
         return self._arrived(request_id, count)
 
     def kv(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the slot values in these blocks, uint64 [n, block_size]."""
+        """Return the numbers in the slots of these blocks, uint64 [n, block_size]."""
         return self._values.reshape(-1, self._block_size)[blocks].copy()
 
     def discard(self) -> None:
@@ -136,11 +138,11 @@ class SimulatedExecutor:
     def _go_on(self, part: EncodePart) -> None:
         before = self._part
         if part.start and (before is None or (before.item.key, before.until) != (part.item.key, part.start)):
-            raise ExecutorFailed(f"an item goes on at {part.start}, where it was not left")
+            raise ExecutorFailed(f"an item continues at {part.start}, where its last part did not end")
         self._part = None if part.is_last else part
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with PENDING replaced by the tokens that the rows have sampled since."""
+        """Return the plan with each PENDING replaced by the token that the row has sampled since."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
             return plan  # a step with drafts has no pending tokens; -1 is PADDING here
@@ -165,7 +167,7 @@ class SimulatedExecutor:
             self._adapt(plan, values)
         for span in plan.media:
             if span.item_start + span.length > self._features[span.key]:
-                raise ExecutorFailed("a span leaves its item")
+                raise ExecutorFailed("a span is longer than its item")
             places = np.arange(span.item_start, span.item_start + span.length)
             values[span.start : span.start + span.length] += feature_values(span.key, places)
             if self._atomic_runs:
@@ -184,12 +186,12 @@ class SimulatedExecutor:
         self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
 
     def _adapt(self, plan: StepPlan, values: np.ndarray) -> None:
-        """Add the adapter's number to the values in rows with an adapter. Raises ExecutorFailed if the
+        """Add the adapter's number to the values of rows with an adapter. Raises ExecutorFailed if the
         adapter is not loaded.
         """
         digests = [digest_of(self._request(row).adapter) for row in plan.rows.tolist()]
         if missing := {*digests, b""} - {*plan.adapters, b""}:
-            raise ExecutorFailed(f"a row computes with the adapter {min(missing).hex()}, which is not there")
+            raise ExecutorFailed(f"a row computes with the adapter {min(missing).hex()}, which is not loaded")
         own = np.array([adapter_value(digest) for digest in digests], np.uint64)
         values += np.repeat(own, plan.num_scheduled)
 
@@ -199,9 +201,10 @@ class SimulatedExecutor:
         return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
-        """Return, for each row, the sum over its computed tokens, uint64 [n]. A row may have prefix hits on
-        blocks that another row fills in the same step. Their sums do not exist yet, so the values are added
-        up.
+        """Return the sum of each row's computed tokens, uint64 [n].
+
+        The values are added up if a row may have prefix hits on blocks that another row fills in the same
+        step, because the stored sums of these blocks do not exist yet.
         """
         if not self._check_kv and not plan.admitted:
             index = np.maximum(plan.num_computed - 1, 0)
@@ -217,8 +220,10 @@ class SimulatedExecutor:
         return before
 
     def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """Return the step's result. Each row that samples has `width` columns in the arrays below: the token
-        after its last known token, and the tokens after each draft that follows.
+        """Return the step's result.
+
+        In the arrays below, each row that samples has `width` columns: the token after its last known token,
+        and the tokens after each of its drafts.
         """
         ends = np.cumsum(plan.num_scheduled)[plan.sample]
         num_drafts = (
@@ -255,8 +260,8 @@ class SimulatedExecutor:
     def _stops(
         self, sums: np.ndarray, counts: np.ndarray, requests: list[Request], first_output: np.ndarray
     ) -> tuple[tuple[int, str], ...]:
-        """Return (index, "eos") for rows whose new tokens end the text, and cut their `counts` after
-        the end.
+        """Return (index, "eos") for rows whose new tokens end the text, and cut their `counts` after the
+        end.
         """
         if not self._eos_in:
             return ()
@@ -274,8 +279,9 @@ class SimulatedExecutor:
     def _propose(
         self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return drafts, int32 [s, num_draft_tokens], and how many drafts each row has, int32 [s]. A row's
-        drafts are right up to a position that varies from row to row, and wrong from there on.
+        """Return drafts, int32 [s, num_draft_tokens], and the number of drafts of each row, int32 [s].
+
+        A row's drafts are right up to a position that varies from row to row, and wrong after this position.
         """
         most = self._num_draft_tokens
         drafts = np.zeros((len(sums), most), np.int32)
@@ -302,7 +308,7 @@ def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
 
 
 def adapter_value(digest: bytes) -> int:
-    """Return the number that an adapter adds to a token's value; 0 without an adapter."""
+    """Return the number that an adapter adds to each token's value; 0 without an adapter."""
     return int.from_bytes(digest[:8], "little")
 
 
@@ -318,9 +324,7 @@ def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
 def reference_tokens(
     request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
 ) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that a request must get. They are computed without blocks
-    and steps.
-    """
+    """Return the tokens and the finish reason that a request must get, computed without blocks and steps."""
     prompt = request.prompt_token_ids
     own = np.uint64(adapter_value(digest_of(request.adapter)))
     values = token_values(prompt, np.arange(len(prompt))) + own

@@ -1,7 +1,7 @@
-"""The simulated KV of models that compute embedding runs or prompts whole.
+"""The simulated KV of models that must compute an image, or a whole prompt, in a single step.
 
-A token's number then also depends on the other tokens that it attends to in its step. So a run that is split
-over steps, or a prefix hit with the KV of another prompt, changes the output.
+The number of a token then also depends on the other tokens that it attends to in its step. An image that is
+split over steps, or a prefix hit with the KV of another prompt, therefore changes the output.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ _FACTOR = 0x94D049BB133111EB
 
 
 def run_value(length: int) -> np.uint64:
-    """Return the number that is added to each token of a run with `length` tokens in the same step."""
+    """Return the number that is added to each token of a run if a step computes `length` of its tokens."""
     return np.uint64(length * _FACTOR % 2**64)
 
 
 def prompt_value(request: Request, num_known: int) -> np.uint64:
-    """Return the number that is added to each prompt token if its step computes the prompt's tokens up to
+    """Return the number that is added to each prompt token in a step that computes the prompt up to token
     `num_known`.
     """
     num_known = min(num_known, len(request.prompt_token_ids))

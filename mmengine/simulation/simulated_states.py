@@ -1,8 +1,8 @@
-"""The simulated executor's recurrent states: sums over a row's token values, which are copied and kept as the
-plans say.
+"""The simulated executor's recurrent states. A state is the sum of a row's token values, and is copied and
+kept as the plans say.
 
 A state that belongs to another row, or that covers other tokens than the row has computed, raises
-ExecutorFailed.
+ExecutorFailed. So a wrong plan makes a simulation fail.
 """
 
 import numpy as np
@@ -17,14 +17,15 @@ class SimulatedStates:
     def __init__(self, config: EngineConfig):
         self._sums = np.zeros(config.num_state_slots, np.uint64)
         self._lengths = np.zeros(config.num_state_slots, np.int64)  # tokens that the state covers
-        # [row, draft]: values for tokens after the row's state. They are drafts, which may be rejected.
+        # [row, draft]: values of drafts, which follow the row's state and may be rejected.
         self._pending = np.zeros((config.max_num_seqs, config.num_draft_tokens), np.uint64)
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def run(self, plan: StepPlan, states: StatePlan, values: np.ndarray, before: np.ndarray) -> None:
-        """Update the states. `values` [t]: the values for the step's tokens. `before` [n]: each row's sum
-        over earlier tokens, computed from the KV. Raises ExecutorFailed for a state that does not belong to
-        its row.
+        """Update the states for a step.
+
+        `values` [t]: the values of the step's tokens. `before` [n]: the sum of each row's earlier tokens,
+        computed from the KV. Raises ExecutorFailed for a state that does not belong to its row.
         """
         for source, target in states.begins.tolist():
             if source != target:
@@ -47,7 +48,7 @@ class SimulatedStates:
             start += count
 
     def _go_on(self, row: int, slot: int, num_computed: int, before: int, kept: list[list[int]]) -> None:
-        """Add the previous step's accepted drafts to the row's state, and check the state."""
+        """Add the accepted drafts of the previous step to the row's state, and check the state."""
         stayed = num_computed - int(self._lengths[slot])
         if not 0 <= stayed <= self._num_pending[row]:
             raise ExecutorFailed(

@@ -1,7 +1,8 @@
-"""The simulated KV of block groups with a window.
+"""The simulated KV of block groups with a window, in which wrong block tables are detected.
 
-Each slot of such a group holds a number that depends on all tokens of the row up to its own. So a block that
-was released too early, that another row or group has overwritten, or that holds another prefix is found.
+Each slot of such a group contains a number that depends on all tokens of the row up to the slot's token. The
+check therefore finds a block that was released too early, was overwritten by another row or group, or
+contains another prefix.
 """
 
 import numpy as np
@@ -20,8 +21,10 @@ class SimulatedWindows:
         self._size, self._values = config.block_size, values
 
     def run(self, plan: StepPlan) -> np.ndarray:
-        """Write the step's tokens, whose slots of the first group are written already. Returns a number for
-        each row, uint64 [n]: 0 unless a key in the window of one of its queries is wrong.
+        """Write the numbers of the step's tokens; the slots of the first group must have been written before.
+
+        Returns a number per row, uint64 [n]. The number is 0 unless a key in the window of one of the row's
+        queries is wrong.
         """
         ends = plan.num_computed + plan.num_scheduled
         sums = [self._prefix_sums(plan.block_table[place], end) for place, end in enumerate(ends.tolist())]
@@ -44,5 +47,5 @@ class SimulatedWindows:
 
 
 def _mixed(sums: np.ndarray, group: int) -> np.ndarray:
-    """Return the numbers that a group's slots hold for tokens with these sums over their prefixes."""
+    """Return the numbers in a group's slots for tokens whose prefixes have these sums."""
     return (sums + np.uint64(group + 1)) * _FACTOR

@@ -1,7 +1,7 @@
-"""Reads public request traces, which hold arrival times, lengths and shared prefixes.
+"""Reads public request traces, which contain arrival times, lengths and shared prefixes, but no text.
 
-The traces hold no text, so prompts are generated from numbers. Equal Mooncake blocks have equal tokens; all
-other tokens differ between requests.
+Prompts are generated from numbers. Equal block ids in a Mooncake trace get equal tokens; all other tokens
+differ between requests.
 """
 
 import csv
@@ -19,15 +19,17 @@ from mmengine.request import MediaItem
 from mmengine.simulation.bounded_files import MAX_TOKENS, decode, lines
 from mmengine.simulation.workload import IMAGE_TOKEN, TOKEN_HIGH, TOKEN_LOW, SimRequest, Workload
 
-MOONCAKE_BLOCK = 512  # tokens for one hash id
+MOONCAKE_BLOCK = 512  # number of tokens for each hash id
 MAX_IMAGES = 4096
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_OWN = 2**40  # streams from this number on belong to single requests; smaller numbers are Mooncake hash ids
+_OWN = 2**40  # smaller stream numbers are Mooncake hash ids; larger ones belong to single requests
 
 
 def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
-    """Return the first `count` tokens in each stream, int32 [len(streams), count], from a multiplicative
-    hash. A stream is a number (int64, 0 to 2^43); equal streams have equal tokens.
+    """Return the first `count` tokens of each stream, int32 [len(streams), count].
+
+    A stream is a number (int64, 0 to 2^43) from which a multiplicative hash generates tokens. Equal streams
+    have equal tokens.
     """
     places = streams.astype(np.uint64)[:, None] * np.uint64(2**20) + np.arange(count, dtype=np.uint64)
     once = np.multiply(places, _MIX, dtype=np.uint64)
@@ -36,15 +38,15 @@ def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
 
 
 def _own_tokens(number: int, count: int) -> np.ndarray:
-    """Return `count` tokens that differ from all other requests' tokens. A stream has 2^20 tokens, so a long
-    prompt uses several streams.
+    """Return `count` tokens that differ from the tokens of all other requests. A stream has 2^20 tokens, so a
+    long prompt uses several streams.
     """
     streams = _OWN + number * 16 + np.arange(-(-count // 2**20))
     return stream_tokens(streams, min(count, 2**20)).reshape(-1)[:count]
 
 
 def read_azure(path: Path, limit: int | None) -> Workload:
-    """Read an Azure LLM inference trace: a table with TIMESTAMP, ContextTokens and GeneratedTokens."""
+    """Read an Azure LLM inference trace: a CSV table with TIMESTAMP, ContextTokens and GeneratedTokens."""
     names = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     rows = _csv_rows(path, names, limit)
     requests: list[SimRequest] = []
@@ -66,8 +68,8 @@ def _plain(path: Path, number: int, where: str, arrival: int, num_prompt: int, n
 
 
 def _csv_rows(path: Path, names: tuple[str, ...], limit: int | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row's file and line, for messages, and its values in the columns `names`."""
-    table = lines(path, None if limit is None else limit + 1)  # with the header
+    """Yield, for each row, its file and line (for messages) and its values in the columns `names`."""
+    table = lines(path, None if limit is None else limit + 1)  # the header and `limit` rows
     head = next(table, None)
     columns = [] if head is None else next(csv.reader(io.StringIO(_text(head[1], str(path)))))
     missing = [name for name in names if name not in columns]
@@ -113,7 +115,7 @@ class _Mooncake(msgspec.Struct):
 
 
 def read_mooncake(path: Path, limit: int | None) -> Workload:
-    """Read a Mooncake trace. Each id in `hash_ids` stands for 512 prompt tokens; equal ids have equal
+    """Read a Mooncake trace. Each id in `hash_ids` stands for 512 prompt tokens. Equal ids have equal
     tokens.
     """
     decoder = msgspec.json.Decoder(_Mooncake)
@@ -152,8 +154,9 @@ class _ServeGen(msgspec.Struct):
 
 
 def read_servegen(path: Path, limit: int | None) -> Workload:
-    """Read a multimodal ServeGen trace. A request's media come before its text. All items are distinct, and a
-    modality's items share its tokens evenly.
+    """Read a multimodal ServeGen trace. The media of a request come before its text.
+
+    All items are distinct. The items of a modality share the modality's tokens evenly.
     """
     decoder = msgspec.json.Decoder(_ServeGen)
     requests = []
@@ -190,8 +193,8 @@ def _servegen_request(number: int, row: _ServeGen, where: str) -> SimRequest:
 
 
 def _media(number: int, modality: str, start: int, tokens: int, count: int) -> list[MediaItem]:
-    """Return at most `count` items that share `tokens` embeddings evenly, from prompt token `start` on. No
-    item is empty.
+    """Return at most `count` items that begin at prompt token `start` and share `tokens` embeddings evenly.
+    No item is empty.
     """
     items = []
     for index in range(min(count, tokens)):

@@ -1,4 +1,4 @@
-"""A workload for a simulation: requests with their arrival times, and events at certain steps."""
+"""A simulation's workload: requests with their arrival times, and events at certain steps."""
 
 import hashlib
 from collections import Counter
@@ -10,7 +10,7 @@ import numpy as np
 from mmengine.request import PREFILL, Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
-# generated prompts and the fake model use token ids in [TOKEN_LOW, TOKEN_HIGH)
+# generated prompts and the fake model use token ids from TOKEN_LOW to TOKEN_HIGH - 1
 TOKEN_LOW, TOKEN_HIGH = 1000, 31000
 IMAGE_TOKEN = 151655
 NEVER = -1
@@ -18,13 +18,13 @@ NEVER = -1
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """A request that has not arrived yet. `prompt` generates the prompt's tokens (int32 [num_prompt]) only
-    when the request arrives. In a long trace, only live requests' tokens are therefore in memory.
+    """A request that has not arrived yet.
 
-    `arrival` is a step number in a scenario, and nanoseconds in a trace. The model emits `stop_token` at
-    output index `stop_at`; if `stop_at` is NEVER, the model never emits `stop_token`. `ranges` is the
-    request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index `bad_at` the
-    model emits a token outside its range, unless `bad_at` is NEVER.
+    `prompt` generates the prompt's tokens (int32 [num_prompt]) only when the request arrives, so that only
+    the tokens of live requests are in memory. `arrival` is a step number in a scenario, and nanoseconds in a
+    trace. The model emits `stop_token` at output index `stop_at`; NEVER: the model does not emit it. `ranges`
+    is the request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index
+    `bad_at` the model emits a token outside its range; NEVER: it does not.
     """
 
     request_id: str
@@ -55,9 +55,10 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimEvent:
-    """An event at a step. `op` is abort, grammar_ready, grammar_error, reset_prefix_cache or close_session;
-    for close_session, `request_id` is the session's id. If `late` is true, the event occurs while the step
-    runs, otherwise before the step is decided.
+    """An event at a step. `op` is abort, grammar_ready, grammar_error, reset_prefix_cache or close_session.
+
+    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs, any other
+    event before the step is decided.
     """
 
     step: int
@@ -69,9 +70,10 @@ class SimEvent:
 
 @dataclass(slots=True)
 class Workload:
-    """A workload. If `timed` is true, arrivals are nanoseconds on the simulated clock, otherwise step
-    numbers. If `events` is None, no events report that grammars are ready, so each grammar is ready at once.
-    `expect` has the records that a scenario expects.
+    """The requests and events of a simulation.
+
+    `timed`: whether arrivals are nanoseconds on the simulated clock; otherwise they are step numbers.
+    `events`: None means that each grammar is ready at once. `expect`: the records that a scenario expects.
     """
 
     name: str
@@ -85,13 +87,15 @@ class Workload:
 
     @property
     def without_grammar(self) -> set[str]:
-        """The ids of requests whose grammar fails. Records may differ in the step in which they end."""
+        """The ids of requests whose grammar fails. Records may differ in the step in which these requests
+        end.
+        """
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 
     @property
     def longest(self) -> int:
-        """The number of tokens in the longest request: prompt and output, or the sum over all requests in a
-        session.
+        """The number of tokens in the longest request (prompt and output) or session (sum over its
+        requests).
         """
         of_sessions: Counter[str] = Counter()
         longest = 1
@@ -104,7 +108,7 @@ class Workload:
 
     @property
     def adapters(self) -> set[str]:
-        """The names of all adapters that the requests use."""
+        """The names of all adapters in the workload."""
         return {each.adapter.name for each in self.requests if each.adapter is not None}
 
     @property
@@ -114,8 +118,9 @@ class Workload:
 
 
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
-    """Return tokens `start` to `start + count` from the pseudo-random text `key`, int32. The same key and
-    position always give the same token.
+    """Return tokens `start` to `start + count` of the pseudo-random text `key`, int32.
+
+    The same key and position always give the same token.
     """
     numbers = np.arange(start, start + count, dtype=np.int64)
     crc = crc_of_numbers(np.array([prefix_state(f"{key}:")], np.uint32), numbers)

@@ -1,4 +1,4 @@
-"""Reads a workload from a file in any supported format."""
+"""Reads a workload from a file, and recognises the file's format."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,13 @@ from mmengine.simulation.workload import Workload
 
 _TRACES = {"azure": read_azure, "mooncake": read_mooncake, "servegen": read_servegen}
 FORMATS = ("auto", "scenario", *_TRACES)
-# A field that only one format has -> that format.
+# A field -> the only format that has this field.
 _MARKS = {"hash_ids": "mooncake", "text_tokens": "servegen", "prompt": "scenario"}
 
 
 def load_workload(path: Path, form: str = "auto", limit: int | None = None) -> Workload:
-    """Read at most `limit` requests from a file. `form`: an entry in FORMATS. Raises InvalidRequest for an
-    invalid file.
+    """Read at most `limit` requests from a file. `form`: an entry of FORMATS, or "auto". Raises
+    InvalidRequest for an invalid file.
     """
     existing(path)
     if form == "auto":
