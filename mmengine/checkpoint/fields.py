@@ -1,4 +1,4 @@
-"""Check the fields in an untrusted JSON object. Errors name the wrong field."""
+"""Checks the fields of an untrusted JSON object. Errors name the wrong field."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -7,7 +7,7 @@ from mmengine.errors import ModelError
 
 
 class Fields:
-    """A JSON object in a file. Each getter checks its field and raises ModelError with the field's name if
+    """A JSON object in a file. Each getter checks one field, and raises ModelError with the field's name if
     the value is wrong. A field that is null counts as missing.
     """
 
@@ -54,7 +54,7 @@ class Fields:
     def integers(
         self, name: str, default: list[int] | None, low: int, high: int, length: int
     ) -> tuple[int, ...]:
-        """Return the field's list: at most `length` integers, each in [low, high]."""
+        """Return the list in a field: at most `length` integers, each from `low` to `high`."""
         value = self.values.get(name)
         if value is None:
             value = default

@@ -1,4 +1,4 @@
-"""Reads JSON files, and byte ranges from any file, in an untrusted model folder."""
+"""Reads JSON files, and byte ranges of any file, from an untrusted model folder."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ MAX_JSON_BYTES = 64 * 2**20  # A tokenizer with 250,000 entries needs 12 MB.
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError, also for a pipe or a device, which is never read."""
+    """Open a regular file for reading. Raises OSError; also for a pipe or a device, which is never read."""
     file = os.fdopen(os.open(path, _READ), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -24,8 +24,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
-    """Return `num_bytes` bytes from a file, from offset `start` on. Raises ModelError if the file cannot be
-    read or ends earlier; `what` names the data in the message.
+    """Return `num_bytes` bytes of a file, starting at offset `start`. Raises ModelError if the file cannot be
+    read or ends earlier. `what`: the name of the data for the message.
     """
     try:
         with open_regular(path) as file:
@@ -39,8 +39,8 @@ def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the JSON object in `path`. Raises ModelError if the file is missing, too large, damaged, or
-    holds no object.
+    """Return the JSON object in `path`. Raises ModelError if the file is missing, too large or damaged, or
+    does not contain an object.
     """
     try:
         with open_regular(path) as file:

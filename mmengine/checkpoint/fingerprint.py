@@ -1,5 +1,6 @@
-"""Computes a fingerprint for a folder's weights. Does not import torch, because processors need the
-encoder's fingerprint and must start fast.
+"""Computes a fingerprint of a model's weights, so that different weights are not mistaken for each other.
+
+Does not import torch, because processors need the encoder's fingerprint and must start fast.
 """
 
 import hashlib
@@ -8,19 +9,20 @@ from pathlib import Path
 
 from mmengine.checkpoint.names import TensorNames
 
-# The fingerprint reads a small tensor whole, and of a larger tensor this many chunks, spread over its bytes.
+# The fingerprint reads small tensors whole, and this many chunks of a larger tensor, spread over its bytes.
 SAMPLE_CHUNKS = 16
 SAMPLE_CHUNK_BYTES = 16 * 2**10
 
 
 def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
-    """Return the SHA-256 (hex) over the tensors whose canonical name starts with `prefix`. The result does
-    not depend on file names or on how tensors are divided among files.
+    """Return the SHA-256 (hex) of the tensors whose canonical name starts with `prefix`.
 
-    The hash covers each tensor's name, dtype and shape, and its bytes: a tensor up to 256 KiB whole, and from
-    a larger tensor 16 chunks of 16 KiB, spread evenly and including both ends. So 16 GB take about 0.1 GB of
-    reads. Any training step changes the hash. An edit to bytes between the chunks does not. Raises
-    ModelError.
+    The result does not depend on file names or on how tensors are divided among files.
+
+    The hash covers the name, dtype, shape and bytes of each tensor. Tensors of up to 256 KiB are read whole.
+    Of larger tensors, 16 chunks of 16 KiB are read, spread evenly and including both ends, so that 16 GB of
+    weights take about 0.1 GB of reads. Any training step changes the hash; an edit of bytes between the
+    chunks does not. Raises ModelError.
     """
     digest = hashlib.sha256(b"mmengine weights 1")
     entries = names.entries(folder)
@@ -35,7 +37,7 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
 
 
 def _samples(num_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, length) for each byte range that the fingerprint reads from a tensor."""
+    """Return (offset, length) of each byte range that the fingerprint reads from a tensor."""
     if num_bytes <= SAMPLE_CHUNKS * SAMPLE_CHUNK_BYTES:
         return [(0, num_bytes)]
     last = num_bytes - SAMPLE_CHUNK_BYTES

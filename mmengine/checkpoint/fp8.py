@@ -1,10 +1,10 @@
-"""Reads FP8 weights with block scales, as in the hub's `*-FP8` folders. Does not import torch.
+"""Reads FP8 weights with block scales, as in the `*-FP8` folders of the hub. Does not import torch.
 
-In transformers' `quant_method` "fp8", a matrix `X.weight` with e4m3 values [out, in] comes with
-`X.weight_scale_inv`: a scale for each block of `weight_block_size` rows and columns; blocks at the ends may
-be smaller. Despite the name, a weight is its value times its block's scale. Unquantised modules
-(`modules_to_not_convert`) have no scales. For stacked experts, `X.gate_up_proj` [count, ...], the scales are
-`X.gate_up_proj_scale_inv`, stored like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
+In transformers' `quant_method` "fp8", a matrix `X.weight` of e4m3 values [out, in] comes with a matrix
+`X.weight_scale_inv`: one scale for each block of `weight_block_size` rows and columns. Blocks at the ends may
+be smaller. Despite the name "inv", a weight is its value times the scale of its block. Unquantised modules
+(`modules_to_not_convert`) have no scales. The scales of stacked experts `X.gate_up_proj` [count, ...] are
+`X.gate_up_proj_scale_inv`, stacked like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from mmengine.errors import ModelError
 
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
-_SCALE = "_scale_inv"  # Suffix of a scale's name after its weight's name.
-MAX_BLOCK = 2**14  # Rows or columns in a block.
+_SCALE = "_scale_inv"  # A scale's name is the name of its weight with this suffix.
+MAX_BLOCK = 2**14  # Maximum number of rows, and of columns, in a block.
 
 
 class Block(NamedTuple):
-    """The rows and columns that share a scale."""
+    """The numbers of rows and columns that share a scale."""
 
     rows: int
     columns: int
@@ -33,8 +33,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Entry(TensorEntry):
-    """An e4m3 matrix, or a stack of matrices. `codes`: where the values are stored. `scale`: where
-    the block scales are stored, [ceil(out / rows), ceil(in / columns)] for each matrix.
+    """An e4m3 matrix, or a stack of such matrices.
+
+    `codes`: where the values are stored. `scale`: where the block scales are stored, [ceil(out / rows),
+    ceil(in / columns)] for each matrix.
     """
 
     codes: TensorEntry
@@ -51,7 +53,7 @@ class Fp8Entry(TensorEntry):
 
 
 def block_of(how: Fields) -> Block:
-    """Return the block size that a quantization_config names. Raises ModelError for unsupported options."""
+    """Return the block size in a quantization_config. Raises ModelError for unsupported options."""
     if how.values.get("weight_block_size") is None:
         how.fail("quantization_config has no weight_block_size")
     scheme = how.values.get("activation_scheme", "dynamic")
@@ -70,10 +72,10 @@ def block_of(how: Fields) -> Block:
 
 
 def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | None) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with each FP8 matrix and its scales as one Fp8Entry.
+    """Return the tensors by canonical name, where each FP8 matrix and its scales have become one Fp8Entry.
 
     `block`: the block size from config.json, or None for an unquantised folder. Raises ModelError if a matrix
-    or its scales are missing, or do not fit each other. Of the tensors' data, only scales are read.
+    or its scales are missing, or do not fit each other. Of the data in the files, only scales are read.
     """
     names = [name for name, entry in entries.items() if entry.dtype == STORED]
     scales = {name for name in entries if name.endswith(_SCALE)}
@@ -116,7 +118,7 @@ def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
 
 
 def scaled(codes: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
-    """Return the entry for a matrix or a stack with these codes and scales."""
+    """Return the entry of a matrix, or of a stack of matrices, with these codes and scales."""
     of = (codes.path, codes.stored_name, codes.dtype, codes.shape, codes.start, codes.num_bytes)
     return Fp8Entry(*of, codes, scale, block)
 

@@ -2,16 +2,16 @@
 
 A matrix `X.weight` [out, in] is stored as several tensors. Along `in`, each group of g values shares a scale
 and, if the matrix is not symmetric, a zero. A weight is (code - zero) * scale. Each int32 word packs eight
-4-bit codes, the first code in the lowest bits:
+4-bit codes, starting with the lowest bits. The three layouts are:
 
 * compressed-tensors, "pack-quantized": `X.weight_packed` int32 [out, ceil(in / 8)], which stores code + 8;
-  `X.weight_scale` [out, in / g]; `X.weight_shape`; if not symmetric, `X.weight_zero_point` int32
+  `X.weight_scale` [out, in / g]; `X.weight_shape`; and if not symmetric, `X.weight_zero_point` int32
   [ceil(out / 8), in / g], where a word has the zeros for eight rows
   (https://github.com/vllm-project/compressed-tensors).
 * GPTQ: `X.qweight` int32 [in / 8, out]; `X.qzeros` int32 [in / g, out / 8], which stores zero - 1 unless the
-  format is "gptq_v2"; `X.scales` [in / g, out]; and `X.g_idx`, the group index for each value along `in`.
+  format is "gptq_v2"; `X.scales` [in / g, out]; and `X.g_idx`, the group index of each value along `in`.
   Only groups in ascending order are supported (https://github.com/ModelCloud/GPTQModel).
-* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose words have their eight columns in the
+* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose words contain eight columns in the
   order 0, 2, 4, 6, 1, 3, 5, 7; `X.scales` (https://github.com/casper-hansen/AutoAWQ).
 """
 
@@ -29,9 +29,9 @@ Layout = Literal["compressed-tensors", "gptq", "awq"]
 WORDS, SIZES = "I32", "I64"
 STORED_BYTES = {WORDS: 4, SIZES: 8}
 GROUPS = (32, 64, 128)
-PIECE_VALUES = 2**22  # Approximate maximum number of values that are unpacked at a time.
+PIECE_VALUES = 2**22  # Approximate maximum number of values that are unpacked at once.
 _IN_A_WORD, _MIDDLE = 8, 8
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns, the position of its code in the word.
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns, its code.s position in the word.
 _ENDINGS: dict[Layout, tuple[str, ...]] = {
     "compressed-tensors": (
         "weight_packed",
@@ -47,7 +47,7 @@ _SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class Int4(NamedTuple):
-    """How a folder's matrices are stored. `group`: values per group. `zero_less`: 1 if the files store
+    """How the matrices of a folder are stored. `group`: values per group. `zero_less`: 1 if the files store
     zero - 1 (GPTQ without "gptq_v2"), else 0.
     """
 
@@ -59,8 +59,8 @@ class Int4(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Int4Entry(TensorEntry):
-    """A 4-bit matrix. `shape` is the matrix's shape [out, in]; the other inherited fields describe the tensor
-    with the packed words.
+    """A 4-bit matrix. `shape` is the shape [out, in] of the matrix. The other inherited fields describe the
+    tensor with the packed words.
     """
 
     how: Int4
@@ -103,7 +103,7 @@ class Int4Entry(TensorEntry):
         return values if self.how.layout == "compressed-tensors" else values.T
 
     def _codes(self, words: np.ndarray, rows: slice) -> np.ndarray:
-        """Return the codes for `rows`, int8 [rows, in], after subtracting 8: values from -8 to 7."""
+        """Return the codes of `rows`, int8 [rows, in], minus 8: values from -8 to 7."""
         if self.how.layout == "compressed-tensors":
             return _unpacked(words[rows], 1)[:, : self.shape[1]]
         if self.how.layout == "gptq":
@@ -113,7 +113,7 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """Return the zeros, float32 [out, groups], after subtracting 8."""
+        """Return the zeros, float32 [out, groups], minus 8."""
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:
@@ -123,8 +123,9 @@ class Int4Entry(TensorEntry):
 
 
 def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
-    """Unpack int32 words to int8 codes from -8 to 7 (the stored value minus 8). `axis` becomes eight times as
-    long. `order[i]`: the i-th code's position in its word.
+    """Unpack int32 words to int8 codes from -8 to 7 (the stored value minus 8).
+
+    `axis` becomes eight times as long. `order[i]`: the position of the i-th code in its word.
     """
     shifts = np.array([4 * place for place in order], np.int32)
     spread = np.expand_dims(words, axis + 1) >> (shifts[:, None] if axis == 0 else shifts)
@@ -148,9 +149,10 @@ def _floats(entry: TensorEntry) -> np.ndarray:
 
 
 def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with a single entry for each 4-bit matrix. Reads scales,
-    zeros, stored shapes and group indices from the files, but no codes. Raises ModelError if a tensor that
-    belongs to a matrix is missing or does not fit.
+    """Return the tensors by canonical name, with a single entry for each 4-bit matrix.
+
+    Reads scales, zeros, stored shapes and group indices from the files, but no codes. Raises ModelError if a
+    tensor that belongs to a matrix is missing or does not fit.
     """
     first, *endings = _ENDINGS[how.layout]
     found, used = dict(entries), set[str]()
@@ -163,10 +165,10 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
 
 
 def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str]) -> dict[str, TensorEntry]:
-    """Return the entries without GPTQ matrices' all-zero biases, except biases in `expected`.
+    """Return the entries without the all-zero biases of GPTQ matrices, except biases in `expected`.
 
-    Older AutoGPTQ versions store a bias for every matrix, also if the model has none. Raises ModelError if a
-    bias cannot be read.
+    Older AutoGPTQ versions store a bias for every matrix, even if the model has no biases. Raises ModelError
+    if a bias cannot be read.
     """
     unwanted = set()
     for name, entry in entries.items():
@@ -215,7 +217,7 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
         tuple(part for ending, part in parts.items() if ending not in (scale_name, zero_name)),
         bool((values.astype(np.float16).astype(np.float32) == values).all()),
     )
-    if zeros is not None and not entry._zeros(zeros).any():  # All zeros are 8, so the matrix is symmetric.
+    if zeros is not None and not entry._zeros(zeros).any():  # Every stored zero is 8: a symmetric matrix.
         return replace(entry, zeros=None, others=(zeros, *entry.others))
     return entry
 
@@ -223,8 +225,8 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
 def _shape(
     packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
 ) -> tuple[int, int]:
-    """Return the matrix's shape [out, in]. Raises ModelError if its tensors' shapes do not fit each
-    other, or a tensor has a wrong dtype.
+    """Return the shape [out, in] of a matrix. Raises ModelError if the shapes of its tensors do not fit each
+    other, or if a tensor has a wrong dtype.
     """
     high, wide = packed.shape
     if how.layout == "compressed-tensors":

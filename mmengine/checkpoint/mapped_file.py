@@ -1,7 +1,7 @@
-"""Maps a weights file into memory, so that readers use the system's page cache without a copy.
+"""Maps a weights file into memory, so that readers use the page cache of the system without a copy.
 
 If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader.
-Headers and sizes are checked before a file is mapped (mmengine.checkpoint.tensors).
+Headers and sizes are therefore checked before a file is mapped (mmengine.checkpoint.tensors).
 """
 
 import mmap
@@ -12,7 +12,7 @@ from mmengine.errors import ModelError
 
 
 class MappedFile:
-    """A mapped file. `memory`: the whole file; writes to it do not change the file."""
+    """A mapped file. `memory`: the whole file. Writes to `memory` do not change the file."""
 
     def __init__(self, path: Path) -> None:
         """Map the file. Raises ModelError."""
@@ -25,8 +25,10 @@ class MappedFile:
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Unmap from this process the pages that lie wholly within these bytes. Use it for bytes that are not
-        needed again soon: the page cache still keeps the file's data as long as memory suffices.
+        """Unmap the pages that lie wholly within these bytes. Use it for bytes that are not needed again
+        soon.
+
+        The page cache still keeps the file's data as long as memory suffices.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

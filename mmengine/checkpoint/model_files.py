@@ -1,4 +1,4 @@
-"""Reads a model's files from its folder, or the equivalent data from a GGUF file."""
+"""Reads a model's files: from a model folder, or the equivalent data from a GGUF file."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,24 +16,24 @@ def is_gguf(model: Path) -> bool:
 
 
 def has_model_file(model: Path, name: str) -> bool:
-    """Return whether a model has a file with this name, such as config.json. For a GGUF file: whether
-    `read_model_json` can build that file.
+    """Return whether a model has the file `name`, such as config.json. For a GGUF file: whether
+    `read_model_json` can build this file.
     """
     return name in FILES if is_gguf(model) else (model / name).is_file()
 
 
 def model_file(model: Path, name: str) -> Path:
-    """Return the path to name in errors: the folder's file, or the GGUF file with the same data."""
+    """Return the path that errors name: the folder's file, or the GGUF file with the same data."""
     return model if is_gguf(model) else model / name
 
 
 def read_model_json(model: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in a model's file. Raises ModelError if the file is missing or damaged."""
+    """Return the JSON object in a file of the model. Raises ModelError if it is missing or damaged."""
     return GGUFModel(model).file(name) if is_gguf(model) else read_json(model / name)
 
 
 def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> Mapping[str, TensorEntry]:
-    """Return every tensor in a model's weights by its canonical name. Raises ModelError as `open_tensors` and
+    """Return every tensor of a model by its canonical name. Raises ModelError as `open_tensors` and
     `with_quantised` do.
     """
     if is_gguf(model):
@@ -42,5 +42,5 @@ def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> M
 
 
 def model_weight_files(model: Path) -> list[Path]:
-    """Return the files with a model's weights. Raises ModelError if a file is missing."""
+    """Return the files that contain a model's weights. Raises ModelError if a file is missing."""
     return [model] if is_gguf(model) else weight_files(model)

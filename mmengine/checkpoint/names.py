@@ -1,4 +1,4 @@
-"""Maps the tensor names in files to canonical names. Programs save the same tensor under different names."""
+"""Maps the tensor names in files to canonical names, because programs save a tensor under different names."""
 
 import re
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from pathlib import Path
 from mmengine.checkpoint.model_files import model_tensors
 from mmengine.checkpoint.tensors import TensorEntry
 
-_DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # Old files store this constant.
+_DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # A constant that old files store.
 
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
     """Rules that map stored names to canonical names.
 
-    `beginnings`: pairs: a pattern for a stored name's beginning, and the replacement (`text.`, `visual.`,
-    `lm_head.`), which may use the pattern's groups. The first pattern that matches is used; a name without a
-    match stays unchanged.
+    `beginnings`: pairs of a pattern for the beginning of a stored name and its replacement (`text.`,
+    `visual.`, `lm_head.`). A replacement may use the groups of the pattern. The first pattern that matches is
+    used. A name without a match stays unchanged.
     """
 
     beginnings: tuple[tuple[re.Pattern[str], str], ...]
@@ -31,7 +31,7 @@ class TensorNames:
         return stored
 
     def entries(self, folder: Path) -> dict[str, TensorEntry]:
-        """Return every tensor in a folder or a GGUF file by its canonical name. Raises ModelError as
+        """Return every tensor of a folder or a GGUF file by its canonical name. Raises ModelError as
         `open_tensors` does.
         """
         return dict(model_tensors(folder, self.canonical))

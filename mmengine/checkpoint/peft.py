@@ -1,10 +1,10 @@
-"""Reads a LoRA adapter in PEFT's format: two files in an untrusted folder, whose sizes are limited.
+"""Reads a LoRA adapter in PEFT's format: two files in an untrusted folder, read within size limits.
 
-`adapter_config.json` holds the options. `adapter_model.safetensors` holds, for each changed module, matrices
-A, `base_model.model.<module>.lora_A.weight` [r, in], and B, `.lora_B.weight` [out, r]. The adapter adds
-scale * B A to the module's weight; scale is `lora_alpha / r`, or with `use_rslora` `lora_alpha / sqrt(r)`
-(https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are refused with an error
-that names the field. Pickled weights are never read. Does not import torch.
+`adapter_config.json` contains the options. `adapter_model.safetensors` contains two matrices per changed
+module: A, named `base_model.model.<module>.lora_A.weight`, [r, in], and B, with `lora_B` in its name, [out,
+r]. The adapter adds scale * B A to the module's weight. The scale is `lora_alpha / r`, or with `use_rslora`
+`lora_alpha / sqrt(r)` (https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are
+refused with an error that names the field. Pickled weights are never read. Does not import torch.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from mmengine.errors import ModelError
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
-MAX_CONFIG_BYTES = 2**20  # Limit for adapter_config.json; a usual file has about 1,000 bytes.
+MAX_CONFIG_BYTES = 2**20  # Limit for adapter_config.json; a typical file has about 1,000 bytes.
 MAX_RANK = 512
-MAX_TENSORS = 20_000  # Limit for an adapter; one for all linear layers of a 64-layer model has 900 tensors.
-MAX_PATTERNS = 4096  # Entries in alpha_pattern and rank_pattern.
+MAX_TENSORS = 20_000  # Limit per adapter; one for all linear layers of a 64-layer model has 900.
+MAX_PATTERNS = 4096  # Limit for the entries of alpha_pattern and of rank_pattern.
 PADDED = 16  # Ranks and columns are padded to multiples of this number.
-# Fields that change an adapter beyond two matrices per module. Null, false and empty values count as absent.
+# Fields for PEFT features other than two matrices per module. Null, false and empty values count as absent.
 _REFUSED = (
     *("use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "layer_replication", "target_parameters"),
     *("trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora", "megatron_config"),
@@ -43,7 +43,7 @@ _PATTERN = re.compile(r"\^?[A-Za-z0-9_.]{1,300}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """A module's matrices `a` [rank, in] and `b` [out, rank], and their product's scale."""
+    """The matrices `a` [rank, in] and `b` [out, rank] of a module, and the scale of their product."""
 
     a: TensorEntry
     b: TensorEntry
@@ -54,7 +54,7 @@ class LoraPair:
         return self.a.shape[0]
 
     def num_bytes(self, value_bytes: int) -> int:
-        """Return the pair's size in memory in bytes, if a value takes `value_bytes`."""
+        """Return the pair's size in memory in bytes, where each value takes `value_bytes`."""
         (rank, k), n = self.a.shape, self.b.shape[0]
         rows_a, rows_b = (-(-rows // PADDED) * PADDED for rows in (rank, n))
         return (rows_a * (k + k % 2) + rows_b * (rank + rank % 2)) * value_bytes
@@ -62,8 +62,10 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """A checked adapter. `digest`: SHA-256 over the options and the weights file. `pairs`: keyed by the
-    module's canonical name. `data`: the weights file's bytes, to which the offsets in `pairs` refer.
+    """A checked adapter.
+
+    `digest`: SHA-256 of the options and the weights file. `pairs`: canonical module name -> its matrices.
+    `data`: the bytes of the weights file, to which the offsets in `pairs` refer.
     """
 
     folder: Path
@@ -88,9 +90,9 @@ def read_adapter(
 ) -> AdapterFiles:
     """Return the adapter in `folder`.
 
-    `canonical_name`: maps a model tensor's stored name to the canonical name. `modules`: (out, in) for
-    each module that adapters may change, keyed by canonical name. `max_bytes`: limit for the matrices in
-    memory, where a value takes `value_bytes`. If an adapter exceeds the limit, only its header is read.
+    `canonical_name`: maps the stored name of a model tensor to the canonical name. `modules`: canonical name
+    -> (out, in), for each module that adapters may change. `max_bytes`: limit for the matrices in memory,
+    where each value takes `value_bytes`. If an adapter exceeds the limit, only its header is read.
 
     Raises ModelError for an adapter that is missing, damaged, too large, not supported, or made for another
     model. The message names the file and the field or tensor.
@@ -130,7 +132,7 @@ class _Config:
     alpha: float
     is_rslora: bool
     ranks: frozenset[int]
-    alphas: dict[str, float]  # alpha_pattern: a key applies to modules whose name's last parts equal the key.
+    alphas: dict[str, float]  # alpha_pattern: a key applies to modules whose name ends with the key.
 
     def scale(self, stored: str, rank: int) -> float:
         found = [alpha for name, alpha in self.alphas.items() if _ends_with(stored, name)]
@@ -211,7 +213,7 @@ def _check_is_there(folder: Path) -> None:
 
 
 def _check_bytes(path: Path, entries: list[TensorEntry], data_bytes: int) -> None:
-    """Check that there are not too many tensors, and that every byte of the data belongs to a tensor."""
+    """Raise ModelError for too many tensors, and for bytes that belong to no tensor."""
     if len(entries) > MAX_TENSORS:
         raise ModelError(f"{path} holds {len(entries)} tensors; the limit for an adapter is {MAX_TENSORS}")
     if data_bytes > sum(entry.num_bytes for entry in entries):

@@ -1,4 +1,7 @@
-"""Reads the quantisation in config.json, and joins a folder's quantised tensors. Does not import torch."""
+"""Reads the quantisation in config.json, and joins the tensors that store one quantised matrix.
+
+Does not import torch.
+"""
 
 from pathlib import Path
 
@@ -11,8 +14,8 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
-# Values of compressed-tensors' ActivationOrdering that affect only how weights were calibrated. The layout is
-# the usual one.
+# Values of compressed-tensors' ActivationOrdering that affect only how weights were calibrated. Their layout
+# is the usual one.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "
@@ -21,8 +24,9 @@ SUPPORTED = (
 
 
 def quantisation_of(root: Fields) -> Block | Int4 | None:
-    """Return how this config.json's weights are quantised, or None if they are not. Raises ModelError for
-    unsupported quantisation.
+    """Return how the weights of a model with this config.json are quantised, or None if they are not.
+
+    Raises ModelError for unsupported quantisation.
     """
     if root.values.get("quantization_config") is None:
         return None
@@ -39,9 +43,11 @@ def quantisation_of(root: Fields) -> Block | Int4 | None:
 
 
 def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with a single entry for each quantised matrix, its scales
-    and its zeros. Raises ModelError as `fp8.with_scales` and `int4.with_codes` do, and for quantised tensors
-    in a folder whose config.json has no quantisation.
+    """Return the tensors by canonical name, with a single entry for each quantised matrix, its scales and its
+    zeros.
+
+    Raises ModelError as `fp8.with_scales` and `int4.with_codes` do, and for quantised tensors in a folder
+    whose config.json names no quantisation.
     """
     path = folder / "config.json"
     found = quantisation_of(Fields(read_json(path), path, "")) if path.is_file() else None
@@ -62,9 +68,11 @@ def _packed(how: Fields, layout: Layout) -> Int4:
 
 
 def _form(how: Fields, names: tuple[str, str], known: tuple[str, ...]) -> str:
-    """Return how words are packed: the value of the first field in `names` that exists, in lower
-    case, or known[0] if both are missing. Like transformers' GPTQConfig and AwqConfig, prefers the older
-    field name and ignores case. Raises ModelError if the value is not in `known`.
+    """Return how words are packed: the lower-case value of the first field in `names` that exists, or
+    known[0].
+
+    Like transformers' GPTQConfig and AwqConfig, prefers the older field name and ignores case. Raises
+    ModelError if the value is not in `known`.
     """
     name = next((each for each in names if how.values.get(each) is not None), None)
     if name is None:

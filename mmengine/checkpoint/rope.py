@@ -1,4 +1,4 @@
-"""Reads the rotary embedding's options from a config.json."""
+"""Reads the options of the rotary embedding from a config.json."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ PLAIN = ("default", "mrope")  # "mrope" is an old name for "default" with sectio
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Options for the rotary embedding.
+    """Options of the rotary embedding.
 
     `kind`: how frequencies are scaled. `sections`: how many frequencies use a token's time, height and width
-    position; they add up to half of head_dim. None: all frequencies use the time position, because the three
-    positions are equal for every token. `interleaved`: whether frequencies for time, height and width
-    alternate; otherwise the sections are consecutive.
+    position; the three numbers add up to half of head_dim. None: all frequencies use the time position,
+    because the three positions of each token are equal. `interleaved`: whether the frequencies of time,
+    height and width alternate; otherwise the sections are consecutive.
     """
 
     theta: float
@@ -29,8 +29,9 @@ class RopeConfig:
 
 
 def read_rope(layer: Fields, head_dim: int) -> RopeConfig:
-    """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (older versions). Raises
-    ModelError for invalid values and for an unsupported kind of scaling.
+    """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (older versions).
+
+    Raises ModelError for invalid values and for an unsupported kind of scaling.
     """
     modern = layer.values.get("rope_parameters") is not None
     rope = layer.child("rope_parameters" if modern else "rope_scaling", optional=True)

@@ -1,9 +1,9 @@
-"""Reads stacked experts, which a file stores in a single tensor, as separate matrices. Does not import torch.
+"""Reads the experts that a file stacks in a single tensor as separate matrices. Does not import torch.
 
-transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden], gate's rows and then up's, and
-`X.down_proj` [count, hidden, size]. Some hub folders store each matrix transposed, which the shape shows. A
-shape that fits both layouts counts as not transposed (transformers' `conversion_mapping.py`). FP8 scales are
-stacked and transposed like the matrices.
+transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden], the rows of gate and then of up,
+and `X.down_proj` [count, hidden, size]. Some hub folders store each matrix transposed, which the shape
+reveals. A shape that fits both layouts counts as not transposed (transformers' `conversion_mapping.py`). FP8
+scales are stacked and transposed like the matrices.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,10 @@ _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 
 @dataclass(frozen=True, slots=True)
 class TurnedEntry(TensorEntry):
-    """A matrix [n, k] that is stored transposed. From byte `start` on, the file has k rows with `row_values`
-    values; columns `first` to `first` + n - 1 of these rows are the matrix's rows. `stacked`: the tensor that
-    contains the matrix.
+    """A matrix [n, k] that is stored transposed.
+
+    From byte `start` on, the file contains k rows of `row_values` values. The columns `first` to `first` + n
+    - 1 of these rows are the rows of the matrix. `stacked`: the tensor that contains the matrix.
     """
 
     first: int
@@ -35,8 +36,8 @@ class TurnedEntry(TensorEntry):
 def each_expert(
     entries: dict[str, TensorEntry], count: int, hidden_size: int, intermediate_size: int
 ) -> dict[str, TensorEntry]:
-    """Return the tensors by canonical name, with stacked experts as separate matrices [out, in] named
-    `X.experts.0.gate_proj.weight`. Raises ModelError for a stack whose shape does not fit the sizes.
+    """Return the tensors by canonical name, where stacked experts have become separate matrices [out, in]
+    named `X.experts.0.gate_proj.weight`. Raises ModelError for a stack whose shape does not fit the sizes.
     """
     found = dict(entries)
     parts: tuple[str, ...]
@@ -70,8 +71,9 @@ def _matrices(
 
 
 def _matrix(entry: TensorEntry, i: int, rows: slice, is_turned: bool) -> TensorEntry:
-    """Return `rows` of expert `i`'s matrix, which are columns in the file if `is_turned`. Raises ModelError
-    if these rows share a block's scale with other rows.
+    """Return `rows` of the matrix of expert `i`. If `is_turned`, these rows are columns in the file.
+
+    Raises ModelError if these rows share a block's scale with other rows.
     """
     if isinstance(entry, Fp8Entry):
         block = Block(*reversed(entry.block)) if is_turned else entry.block

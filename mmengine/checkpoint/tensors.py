@@ -1,8 +1,9 @@
-"""Reads a folder's safetensors headers, and checks that the files are complete. Does not import torch.
+"""Reads the headers of a folder's safetensors files, and checks that the files are complete.
 
-A folder is untrusted, so a header's size is limited, and every offset is compared with the file's size
-before any data is used. The format is: the header's length in 8 bytes; a JSON header with the dtype, shape
-and offsets for each tensor; the data (https://huggingface.co/docs/safetensors, "Format").
+A folder is untrusted, so the size of a header is limited, and every offset is compared with the file's size
+before any data is used. A file consists of the header's length in 8 bytes, a JSON header with the dtype,
+shape and offsets of each tensor, and the data (https://huggingface.co/docs/safetensors, "Format"). Does not
+import torch.
 """
 
 import json
@@ -22,13 +23,14 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_SHARDS = 1000
 MAX_NAME_CHARS = 300
-MAX_FILE_NAME_BYTES = 255  # The limit of common file systems.
+MAX_FILE_NAME_BYTES = 255  # The limit in common file systems.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class Coding(NamedTuple):
-    """How a matrix is stored as codes: e4m3, or integers with 8 or 4 bits. `group` neighbouring values of a
-    row share a scale and, if `mins` is true, a minimum.
+    """How a matrix is stored as codes: e4m3, or integers with 8 or 4 bits.
+
+    `group` neighbouring values of a row share a scale and, if `mins` is true, a minimum.
     """
 
     form: Literal["fp8", "int8", "int4"]
@@ -37,9 +39,11 @@ class Coding(NamedTuple):
 
 
 class CodedRows(NamedTuple):
-    """Rows of integer codes. `codes`: int8 [m, k], from -127 to 127, or for 4 bits from -8 to 7. `scales`:
-    float32 [m, ceil(k / group)], exactly representable in float16. `mins`: the minimum that is added to each
-    group's values, float32 with the same shape, or None.
+    """Rows of integer codes.
+
+    `codes`: int8 [m, k], from -127 to 127, or for 4 bits from -8 to 7. `scales`: float32 [m, ceil(k /
+    group)], exactly representable in float16. `mins`: None, or the minimum that is added to the values of
+    each group, with the dtype and shape of `scales`.
     """
 
     codes: np.ndarray
@@ -48,10 +52,10 @@ class CodedRows(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """A GGUF type whose blocks the CPU's kernels multiply as they are stored.
+    """A GGUF type whose blocks the CPU kernels multiply in the stored format.
 
-    `number`: the type's number in GGUF files. `name`: its name. `halves`: the byte offsets of a block's
-    float16 numbers.
+    `number`: the number of the type in GGUF files. `name`: its name. `halves`: byte offsets of the float16
+    numbers in a block.
     """
 
     number: int
@@ -61,7 +65,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor is stored. `start` is its byte offset in `path`."""
+    """Where a tensor is stored. `start`: its byte offset in the file `path`."""
 
     path: Path
     stored_name: str
@@ -72,39 +76,40 @@ class TensorEntry:
 
     @property
     def coding(self) -> Coding | None:
-        """Return how the tensor is stored as codes, or None if it is stored as numbers."""
+        """Return how the tensor is stored as codes, or None if it is stored as plain numbers."""
         return None
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
-        """Yield rows [begin, end) as integer codes, in pieces. A piece is the index of its first row, counted
-        from `begin`, and its rows. Raises ModelError.
+        """Yield rows [begin, end) as integer codes, in pieces.
+
+        A piece is the index of its first row, counted from `begin`, and its rows. Raises ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored as integer codes")
 
     @property
     def blocks(self) -> Blocks | None:
-        """Return the type of a matrix that is stored in rows of GGUF's blocks, else None."""
+        """Return the block type of a matrix that is stored in GGUF blocks, else None."""
         return None
 
     def block_rows(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) as uint8 [m, bytes of a row], like `coded`."""
+        """Yield rows [begin, end) in pieces as `coded` does, but as uint8 [m, bytes per row]."""
         raise NotImplementedError(f"{self.stored_name} is not stored in GGUF's blocks")
 
     @property
     def companions(self) -> tuple["TensorEntry", ...]:
-        """Return the other stored tensors that are needed to decode this tensor, such as scales."""
+        """Return the other stored tensors, such as scales, that are needed to decode this tensor."""
         return ()
 
 
 def open_tensors(
     folder: Path, canonical_name: Callable[[str], str | None], dtypes: Mapping[str, int] = FLOAT_BYTES
 ) -> dict[str, TensorEntry]:
-    """Return every tensor in the folder's weights (`weight_files`) by its canonical name. A tensor is left
-    out if `canonical_name` returns None.
+    """Return every tensor in the folder's weights (`weight_files`) by its canonical name.
 
-    `dtypes`: the allowed dtypes by their safetensors names, each with a value's size in bytes. Raises
-    ModelError if files are missing, cut short or damaged, if a tensor is stored twice, or if its dtype is not
-    allowed.
+    A tensor is left out if `canonical_name` returns None.
+
+    `dtypes`: safetensors name of each allowed dtype -> size of a value in bytes. Raises ModelError if files
+    are missing, cut short or damaged, if a tensor is stored twice, or if its dtype is not allowed.
     """
     entries: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
@@ -128,8 +133,8 @@ def check_tensors(
 ) -> None:
     """Raise ModelError for a tensor that is missing, has a wrong shape, or does not belong to the model.
 
-    `expected`: each model tensor's shape, by canonical name. `optional`: names of tensors that
-    may be missing.
+    `expected`: canonical name -> shape, for each tensor of the model. `optional`: names of tensors that may
+    be missing.
     """
     allowed_missing = frozenset(optional)
     config = "config.json" if folder.is_dir() else "its metadata"
@@ -153,8 +158,10 @@ def check_tensors(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with a folder's weights. As in transformers, model.safetensors is preferred to the
-    files in an index, which may remain from an older save. Raises ModelError if a file is missing.
+    """Return the files with a folder's weights. Raises ModelError if a file is missing.
+
+    As in transformers, model.safetensors is preferred to the files that an index names, which may remain from
+    an older save.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -168,8 +175,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def indexed_files(folder: Path) -> list[str]:
-    """Return the sorted file names in a folder's index; the files need not exist. Raises ModelError
-    for an index without files, with too many files, or with a name that is no file in the folder.
+    """Return the sorted names of the files in a folder's index. The files need not exist.
+
+    Raises ModelError for an index without files, with too many files, or with a name that cannot be a file of
+    the folder.
     """
     index = folder / INDEX_FILE
     weight_map = read_json(index).get("weight_map")
@@ -194,10 +203,10 @@ def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
 
 
 def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str, int]) -> list[TensorEntry]:
-    """Return the tensors in a safetensors file.
+    """Return the tensors of a safetensors file.
 
-    `file` is open at its beginning and has `file_bytes` bytes. `path` is only for messages and entries.
-    Raises ModelError as `open_tensors` does, and OSError if the file cannot be read.
+    `file` must be open at its beginning, and has `file_bytes` bytes. `path` is used only in messages and
+    entries. Raises ModelError as `open_tensors` does, and OSError if the file cannot be read.
     """
     header_bytes = int.from_bytes(file.read(8), "little")
     if file_bytes < 8 or 8 + header_bytes > file_bytes:

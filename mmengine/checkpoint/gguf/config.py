@@ -1,4 +1,4 @@
-"""Builds the config.json and generation_config.json that a GGUF file's metadata corresponds to."""
+"""Builds config.json and generation_config.json from the metadata of a GGUF file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
 OUTPUT = "output.weight"
-MAX_HEADS = 1024  # Limit for query heads, and for key-value heads.
+MAX_HEADS = 1024  # Maximum number of query heads, and of key-value heads.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_INTEGERS = {  # Required keys, each with its field in config.json and its maximum.
+_INTEGERS = {  # Required key -> its field in config.json, and its maximum.
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
     "feed_forward_length": ("intermediate_size", 2**20),
@@ -30,11 +30,13 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A supported architecture. `pairs_rows`: whether the file stores q's and k's rows in pairs, as ggml's
-    rotary embedding needs them (`GGUFEntry.paired_heads`).
+    """A supported architecture.
+
+    `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
+    (`GGUFEntry.paired_heads`).
     """
 
-    name: str  # transformers' name.
+    name: str  # The name of the class in transformers.
     model_type: str
     pairs_rows: bool = False
 
@@ -47,8 +49,8 @@ ARCHITECTURES = {
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Return the file's architecture. Raises ModelError for an unsupported architecture, and for a part of a
-    split file.
+    """Return the architecture of the model in the file. Raises ModelError for an unsupported architecture,
+    and for one part of a split file.
     """
     fields = container.fields
     kind = fields.values.get("general.architecture")
@@ -63,8 +65,10 @@ def architecture_of(container: Container) -> Architecture:
 
 
 def model_config(container: Container) -> dict[str, object]:
-    """Return a text model's config.json, as transformers writes it. Raises ModelError for sizes that are
-    missing or out of range, and for an architecture key that this function does not read.
+    """Return a text model's config.json as transformers writes it.
+
+    Raises ModelError for sizes that are missing or out of range, and for an architecture key that this
+    function does not read.
     """
     found, fields = architecture_of(container), _fields(container)
     for name in sorted(fields.values.keys() - _READ):
@@ -93,8 +97,9 @@ def model_config(container: Container) -> dict[str, object]:
 
 
 def generation_config(container: Container) -> dict[str, object]:
-    """Return generation_config.json, with the tokens that end an answer. Raises ModelError if the file names
-    no such token."""
+    """Return generation_config.json, which names the tokens that end an answer. Raises ModelError if the file
+    names no such token.
+    """
     ends = end_ids(container)
     if not ends:
         container.fields.fail("tokenizer.ggml.eos_token_id is missing; nothing would end an answer")
@@ -102,8 +107,9 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function that maps a tensor's transformers name to its `GGUFEntry.paired_heads`. Raises
-    ModelError."""
+    """Return a function that maps a tensor's transformers name to `GGUFEntry.paired_heads`. Raises
+    ModelError.
+    """
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
     fields = _fields(container)
@@ -113,7 +119,7 @@ def paired_heads(container: Container) -> Callable[[str], int]:
 
 
 def _fields(container: Container) -> Fields:
-    """Return the architecture's metadata, keyed without the architecture's name as prefix."""
+    """Return the metadata of the architecture. Keys are without the prefix "<architecture>."."""
     prefix = f"{container.metadata['general.architecture']}."
     own = {key: value for key, value in container.metadata.items() if key.startswith(prefix)}
     return Fields({key.removeprefix(prefix): value for key, value in own.items()}, container.path, prefix)
@@ -151,10 +157,10 @@ def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, obje
 
 
 def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
-    """Return the Llama 3 rope options from which the file's frequency factors were computed.
+    """Return the Llama 3 rope options that give the frequency factors in the file.
 
     Such factors are 1 for wavelengths up to a quarter of 8,192 positions, `factor` for wavelengths over
-    8,192, and values between 1 and `factor` in the transition. Raises ModelError for other factors.
+    8,192, and between 1 and `factor` for all other wavelengths. Raises ModelError for other factors.
     """
     entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):

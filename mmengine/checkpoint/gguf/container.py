@@ -1,8 +1,9 @@
-"""Reads a GGUF file's metadata, and its tensors' positions.
+"""Reads the metadata of a GGUF file and the positions of its tensors.
 
-The format is: "GGUF", a version, two counts; keys with typed values; for each tensor a name, dimensions, a
-type and an offset; padding, and the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file
-is untrusted, so each count is compared with the file's size before memory is allocated for the items.
+A file consists of "GGUF", a version and two counts; then keys with typed values; then a name, dimensions, a
+type and an offset for each tensor; then padding and the data
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file is untrusted, so each count is compared
+with the file's size before memory is allocated.
 """
 
 import struct
@@ -19,25 +20,26 @@ from mmengine.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_KEYS = 2**16  # Limit for the metadata; usual files have about 40 keys.
-MAX_TENSORS = 2**16  # A model with 100 layers has 1,200.
-MAX_NAME_BYTES = 300  # For a key or a tensor name.
+MAX_KEYS = 2**16  # Maximum number of keys; typical files have about 40.
+MAX_TENSORS = 2**16  # Maximum number of tensors; a model with 100 layers has 1,200.
+MAX_NAME_BYTES = 300  # Maximum length of a key or a tensor name.
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 2**20
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT = "general.alignment"
 _STRING, _ARRAY = 8, 9
-_NUMBERS = {  # The struct format for each numeric type.
+_NUMBERS = {  # The struct format of each numeric type.
     kind: struct.Struct(f"<{form}") for kind, form in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-# Sizes in bytes of the shortest possible key with its value, and of the shortest tensor description.
+# Sizes in bytes of the shortest key with its value, and of the shortest tensor description.
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in the metadata, which is read from the file only when needed. `form`: the struct format for
-    the numbers, or "" for an array of strings.
+    """An array in the metadata, which is read from the file only when needed.
+
+    `form`: the struct format of the numbers, or "" for an array of strings.
     """
 
     path: Path
@@ -63,7 +65,7 @@ class StoredArray:
         return found
 
     def as_integers(self) -> np.ndarray:
-        """Return int64 [count]. Raises ModelError if the array holds no integers."""
+        """Return the integers, int64 [count]. Raises ModelError if the array holds no integers."""
         data = self._read("integers", self.form not in ("", "f", "d", "?"))
         return np.frombuffer(data, f"<{self.form}").astype(np.int64)
 
@@ -80,14 +82,14 @@ Value = bool | int | float | str | StoredArray
 class StoredTensor:
     name: str
     type: StoredType
-    shape: tuple[int, ...]  # The last dimension is contiguous, in whole blocks.
+    shape: tuple[int, ...]  # The last dimension is contiguous and consists of whole blocks.
     start: int  # Byte offset in the file.
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A file's header: metadata, and tensors by name in the file's order."""
+    """The header of a GGUF file: metadata, and tensors by name in the order of the file."""
 
     path: Path
     metadata: dict[str, Value]
@@ -95,14 +97,14 @@ class Container:
 
     @property
     def fields(self) -> Fields:
-        """Return the metadata with getters that check the values."""
+        """Return the metadata as Fields, whose getters check the values."""
         return Fields(dict(self.metadata), self.path, "")
 
 
 def open_container(path: Path) -> Container:
-    """Read a file's header. The memory used depends on the header's size, not on the weights.
+    """Read a file's header. Memory use depends on the size of the header, not of the weights.
 
-    Raises ModelError for a file that is not GGUF version 2 or 3, is damaged or cut short, holds tensors with
+    Raises ModelError for a file that is not GGUF version 2 or 3, is damaged or cut short, contains tensors of
     unsupported types, or has numbers out of range.
     """
     try:
@@ -211,7 +213,7 @@ def _tensors(source: Source, num_tensors: int, alignment: int) -> dict[str, Stor
 
 
 def _tensor(source: Source) -> tuple[str, StoredType, tuple[int, ...], int]:
-    """Return name, type, shape and offset. The caller checks whether the tensor lies within the file."""
+    """Return name, type, shape and offset. The caller must check that the tensor lies within the file."""
     name = _name(source, "a tensor")
     num_dimensions = source.count(4)
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:

@@ -1,8 +1,8 @@
 """Unpacks GGUF's blocks of 256 values: K-quants and IQ4_XS.
 
-Such a block is divided into groups of 16 or 32 values. A value is `d * scale * code`, less `dmin * min` for
-types with minimums; d and dmin are float16, and a group's scale and min are small integers. All products are
-exact in float32, so only the subtraction rounds
+Each block is divided into groups of 16 or 32 values. A value is `d * scale * code`; types with minimums
+subtract `dmin * min`. d and dmin are float16 numbers of the block. scale and min are small integers of the
+group. All products are exact in float32, so only the subtraction rounds
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c).
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 VALUES = 256
-# The values of IQ4_NL's and IQ4_XS's codes.
+# The values that the codes of IQ4_NL and IQ4_XS stand for.
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _NIBBLES = np.array([[0], [4]], np.uint8)
 _PAIRS = np.array([[0], [2], [4], [6]], np.uint8)
@@ -19,8 +19,10 @@ _BITS = np.arange(8, dtype=np.uint8)[:, None]
 
 
 class KBlocks(NamedTuple):
-    """Unpacked blocks. `codes`: int8 [blocks, 256]. `scales`: int8 [blocks, groups]. `d`: float32 [blocks,
-    1]. `mins`: uint8 [blocks, groups], and `dmin`: float32 [blocks, 1], or None for both.
+    """Unpacked blocks.
+
+    `codes`: int8 [blocks, 256]. `scales`: int8 [blocks, groups]. `d`: float32 [blocks, 1]. `mins`: uint8
+    [blocks, groups], and `dmin`: float32 [blocks, 1]; both are None for types without minimums.
     """
 
     codes: np.ndarray
@@ -30,7 +32,7 @@ class KBlocks(NamedTuple):
     dmin: np.ndarray | None = None
 
     def values(self) -> np.ndarray:
-        """Return float32 [blocks, 256], in ggml's order of operations."""
+        """Return the values, float32 [blocks, 256], computed in the order of operations of ggml."""
         out = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
         out *= (self.d * self.scales)[..., None]
         if self.mins is not None and self.dmin is not None:
@@ -39,7 +41,7 @@ class KBlocks(NamedTuple):
 
 
 def half(blocks: np.ndarray, start: int) -> np.ndarray:
-    """Return each block's float16 at byte `start`, as float32 [blocks, 1]."""
+    """Return the float16 at byte `start` of each block, as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
@@ -54,7 +56,7 @@ def q2_k(blocks: np.ndarray) -> KBlocks:
 def q3_k(blocks: np.ndarray) -> KBlocks:
     """Unpack 256 high bits, 64 bytes of low bits, 12 bytes of six-bit scales with offset 32, and d.
 
-    A clear high bit subtracts 4 from a code.
+    A high bit of 0 subtracts 4 from the code.
     """
     high = blocks[:, None, :32] >> _BITS & 1
     codes = _two_bits(blocks[:, 32:96]).view(np.int8) - (4 - 4 * high.view(np.int8)).reshape(-1, VALUES)
@@ -72,7 +74,7 @@ def q4_k(blocks: np.ndarray) -> KBlocks:
 
 
 def q5_k(blocks: np.ndarray) -> KBlocks:
-    """Unpack as `q4_k`, with 256 high bits before the low bits of the codes."""
+    """Unpack as `q4_k` does, with 256 high bits before the low bits of the codes."""
     scales, mins = _six_bits(blocks[:, 4:16])
     codes = (blocks[:, 48:].reshape(-1, 4, 1, 32) >> _NIBBLES & 15).reshape(-1, 8, 32)
     codes |= (blocks[:, None, 16:48] >> _BITS & 1) << 4
@@ -99,7 +101,7 @@ def iq4_xs(blocks: np.ndarray) -> KBlocks:
 
 
 def _two_bits(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 64] to codes [blocks, 256]: each 32 bytes hold four times 32 codes."""
+    """Unpack uint8 [blocks, 64] to codes [blocks, 256]: each 32 bytes contain four times 32 codes."""
     return (packed.reshape(-1, 2, 1, 32) >> _PAIRS & 3).reshape(-1, VALUES)
 
 

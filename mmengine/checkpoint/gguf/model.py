@@ -1,4 +1,4 @@
-"""Presents a GGUF file as the model folder that it corresponds to."""
+"""Presents a GGUF file as the equivalent model folder: config, tokenizer files and tensors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +23,16 @@ class GGUFModel:
         self.container = open_container(path)
 
     def file(self, name: str) -> dict[str, object]:
-        """Return the contents that a file with this name has in a corresponding model folder.
+        """Return what the file called `name` contains in an equivalent model folder.
 
-        `name`: config.json, generation_config.json, tokenizer.json, or tokenizer_config.json, which has the
-        chat template. Raises ModelError if the metadata is missing, damaged or not supported.
+        `name`: config.json, generation_config.json, tokenizer.json, or tokenizer_config.json, which contains
+        the chat template. Raises ModelError if the metadata is missing, damaged or not supported.
         """
         return FILES[name](self.container)
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
-        """Return every tensor by its canonical name, as `open_tensors` does for a folder. `canonical_name`
-        receives the tensors' transformers names. Raises ModelError.
+        """Return every tensor by its canonical name, as `open_tensors` does for a folder.
+
+        `canonical_name` receives the transformers names of the tensors. Raises ModelError.
         """
         return tensor_entries(self.container, canonical_name, paired_heads(self.container))

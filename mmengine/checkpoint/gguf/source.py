@@ -1,4 +1,4 @@
-"""Reads an untrusted file from its beginning, and never allocates more than the file holds."""
+"""Reads an untrusted file from its beginning, and never allocates more memory than the file has bytes."""
 
 import struct
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import BinaryIO, NoReturn
 
 from mmengine.errors import ModelError
 
-MAX_METADATA_BYTES = 128 * 2**20  # All bytes before the weights; a vocabulary of 262,144 tokens takes 16 MB.
-MAX_STRING_BYTES = 16 * 2**20  # For a single string; chat templates have up to 100 kB.
-MAX_STRINGS = 2**21  # For all arrays together; the largest vocabulary and its merges are 777,000 strings.
+MAX_METADATA_BYTES = 128 * 2**20  # Limit for all bytes before the weights; 262,144 tokens take 16 MB.
+MAX_STRING_BYTES = 16 * 2**20  # Limit per string; chat templates have up to 100 kB.
+MAX_STRINGS = 2**21  # Limit for all arrays; the largest vocabulary with merges has 777,000.
 
 
 class Source:
-    """A file with a read position. `position`: the next byte's offset. Every method raises ModelError if the
+    """A file with a read position. `position`: offset of the next byte. Every method raises ModelError if the
     file ends too early.
     """
 
@@ -31,7 +31,7 @@ class Source:
     def take(self, count: int) -> bytes:
         self._advance(count)
         found = self._file.read(count)
-        if len(found) != count:  # Another process has truncated the file since its size was read.
+        if len(found) != count:  # Another process has truncated the file meanwhile.
             self._cut_short()
         return found
 
@@ -48,7 +48,9 @@ class Source:
         return int.from_bytes(self.take(num_bytes), "little")
 
     def text(self, what: str, most: int = MAX_STRING_BYTES) -> str:
-        """Read a UTF-8 string, which is stored after its length in 8 bytes. `what` names it in errors."""
+        """Read a UTF-8 string, which is stored after its length in 8 bytes. `what` names the string in
+        errors.
+        """
         length = self.count(8)
         if length > most:
             self.fail(f"{what} has {length} bytes; the limit is {most}")

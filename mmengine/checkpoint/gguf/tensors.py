@@ -1,4 +1,6 @@
-"""Provides a GGUF file's tensors under their canonical names, as float32 rows or as rows of integer codes."""
+"""Reads the tensors of a GGUF file under their canonical names, as float32 rows or as rows of integer
+codes.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,9 +14,9 @@ from mmengine.checkpoint.gguf.types import BLOCKS, StoredType
 from mmengine.checkpoint.tensors import Blocks, CodedRows, Coding, TensorEntry
 from mmengine.errors import ModelError
 
-ROPE_FACTORS = "rope_freqs.weight"  # Factors for rotary frequencies, which become options in config.json.
-PIECE_VALUES = 2**20  # Values decoded at once: 4 MiB of float32.
-# GGUF's names for a layer's parts; any other name stays unchanged.
+ROPE_FACTORS = "rope_freqs.weight"  # Factors of rotary frequencies; config.json expresses them as options.
+PIECE_VALUES = 2**20  # Number of values decoded at once: 4 MiB of float32.
+# GGUF name -> transformers name for the tensors of a layer. Other names stay unchanged.
 _PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -36,20 +38,21 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 class GGUFEntry(TensorEntry):
     """A tensor in a GGUF file, with methods that decode it.
 
-    `paired_heads`: how many heads, if the file stores each head's rows in pairs (0, d/2, 1, d/2 + 1, …), else
-    0. The methods return such rows in the order 0, 1, 2, …, as safetensors files store them.
+    `paired_heads`: number of heads if the file stores the rows of each head in the order 0, d/2, 1, d/2 + 1,
+    …, else 0. The methods return such rows in the order 0, 1, 2, …, in which safetensors files store them.
     """
 
     type: StoredType
     paired_heads: int = 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) along the first dimension in pieces. A piece is the index of its first row,
-        counted from `begin`, and its values, float32 [n, *shape[1:]]. Raises ModelError if the file cannot be
-        read.
+        """Yield rows [begin, end) along the first dimension, in pieces.
+
+        A piece is the index of its first row, counted from `begin`, and its values, float32 [n, *shape[1:]].
+        Raises ModelError if the file cannot be read.
         """
         row_values = self.num_values // self.shape[0]
-        if row_values % self.type.values:  # The tensor is a vector in blocks, so a row is a single value.
+        if row_values % self.type.values:  # The tensor is a vector, so a row is a single value.
             yield 0, self._read(0, self.num_values)[self._order()[begin:end]]
             return
         step, order = max(1, PIECE_VALUES // row_values), self._order()
@@ -61,7 +64,7 @@ class GGUFEntry(TensorEntry):
 
     @property
     def coding(self) -> Coding | None:
-        """Return the coding for a matrix whose rows are whole blocks; None for any other tensor."""
+        """Return the coding of a matrix whose rows are whole blocks, or None for any other tensor."""
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return self.type.coding if whole else None
 
@@ -95,7 +98,7 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Return the decoded blocks as rows [n, k], ordered like `places`. Raises ModelError for values
+        """Return the decoded blocks as rows [n, k], in the order of `places`. Raises ModelError for values
         that no GGUF writer produces.
         """
         if self.type.coding == Coding("int8", 32) and bool((found.codes == -128).any()):
@@ -114,7 +117,7 @@ class GGUFEntry(TensorEntry):
         return self.num_bytes // self.type.bytes * self.type.values
 
     def _order(self) -> np.ndarray:
-        """Return, for each row, its index in the file, int64 [rows]."""
+        """Return the index in the file of each row, int64 [rows]."""
         places = np.arange(self.shape[0])
         return (
             places.reshape(self.paired_heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -123,15 +126,15 @@ class GGUFEntry(TensorEntry):
         )
 
     def _read(self, begin: int, end: int) -> np.ndarray:
-        """Return the values [begin, end), which are whole blocks, as writable float32 [end - begin]."""
-        # A damaged scale may overflow or be NaN. It is decoded without a warning from numpy.
+        """Return the values [begin, end), which must be whole blocks, as writable float32 [end - begin]."""
+        # A damaged scale may overflow or be NaN, and must not make numpy print a warning.
         with np.errstate(over="ignore", invalid="ignore"):
             values = self.type.decode(self._stored(begin, end)).reshape(-1)
-        # float32 values are a view of the bytes; torch warns about read-only arrays.
+        # float32 values are a read-only view of the bytes, and torch warns about read-only arrays.
         return np.require(values, requirements="W")
 
     def _stored(self, begin: int, end: int) -> np.ndarray:
-        """Return the blocks with the values [begin, end), uint8 [blocks, bytes]."""
+        """Return the blocks that contain the values [begin, end), uint8 [blocks, bytes]."""
         start = self.start + begin // self.type.values * self.type.bytes
         num_bytes = (end - begin) // self.type.values * self.type.bytes
         data = read_range(self.path, start, num_bytes, f"tensor {self.stored_name}")
@@ -143,8 +146,8 @@ def tensor_entries(
 ) -> dict[str, GGUFEntry]:
     """Return every tensor by its canonical name, as `open_tensors` does for a folder.
 
-    `canonical_name` and `paired_heads` receive transformers' names
-    (`model.layers.0.self_attn.q_proj.weight`). Raises ModelError if the rows cannot be divided by the heads.
+    `canonical_name` and `paired_heads` receive transformers names (`model.layers.0.self_attn.q_proj.weight`).
+    Raises ModelError if the rows cannot be divided by the heads.
     """
     entries: dict[str, GGUFEntry] = {}
     for tensor in container.tensors.values():
@@ -162,7 +165,7 @@ def tensor_entries(
 
 
 def plain_name(stored: str) -> str:
-    """Return transformers' name for the text model's tensor that GGUF calls `stored`."""
+    """Return the transformers name of the tensor that GGUF calls `stored`."""
     if found := _LAYER.fullmatch(stored):
         layer, part, kind = found.groups()
         return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored
@@ -171,7 +174,7 @@ def plain_name(stored: str) -> str:
 
 
 def tensor_entry(container: Container, tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
-    """Return a tensor's entry. Raises ModelError if the rows cannot be divided by the heads."""
+    """Return the entry for a tensor. Raises ModelError if the rows cannot be divided by the heads."""
     if paired_heads and tensor.shape[0] % (2 * paired_heads):
         raise ModelError(
             f"{container.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which cannot be divided by "

@@ -1,9 +1,9 @@
-"""Builds the tokenizer.json and tokenizer_config.json that correspond to a GGUF file's vocabulary, which must
-be byte-level BPE.
+"""Builds tokenizer.json and tokenizer_config.json from the vocabulary of a GGUF file, which must be
+byte-level BPE.
 
-The file has a list of tokens, each with a type. Control tokens and user-defined tokens become added tokens in
-tokenizer.json. Tokens at the list's end that only pad it (`[PAD151646]`) are left out, so that no text is
-encoded to their ids.
+The file contains a list of tokens, each with a type. Control tokens and user-defined tokens become added
+tokens in tokenizer.json. Padding tokens at the end of the list (`[PAD151646]`) are left out, so that no text
+is encoded to their ids.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,16 @@ from mmengine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a text is split before BPE merges. `pattern`: a regular expression that matches a piece, or "" for
-    GPT-2's. `ignore_merges`: a piece that is itself a token becomes that token, even if the merges would give
-    other tokens. `adds_bos`: whether texts begin with BOS if the file has no add_bos_token.
+    """How a text is split before BPE merges.
+
+    `pattern`: a regular expression that matches one piece; "" for GPT-2's pattern. `ignore_merges`: a piece
+    that is itself a token becomes this token, even if the merges would give other tokens. `adds_bos`: whether
+    texts begin with BOS if the file does not say so (add_bos_token).
     """
 
     pattern: str = ""
     single_digits: bool = False
-    normalizes: bool = False  # To NFC.
+    normalizes: bool = False  # Whether texts are normalised to NFC.
     ignore_merges: bool = False
     adds_bos: bool = False
 
@@ -45,8 +47,10 @@ def _split(pattern: str) -> dict[str, object]:
 
 
 def _words(digits: str) -> str:
-    """Return the pattern that splits a text into contractions, words (letters with at most one other
-    character before them), numbers (matched by `digits`), runs of other characters, and white space.
+    """Return a pattern that splits a text into contractions, words, numbers, other characters and white
+    space.
+
+    `digits`: the pattern for numbers. A word is letters, with at most one other character before them.
     """
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -70,15 +74,17 @@ PRE_TOKENIZERS = {
 
 
 _PREFIX = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; other types are ordinary BPE tokens.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; all others are BPE tokens.
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # The end of a text, a turn, a message.
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # Ends of a text, of a turn and of a message.
 
 
 def tokenizer_json(container: Container) -> dict[str, object]:
-    """Return tokenizer.json. Raises ModelError for a model that is not byte-level BPE, an unknown
-    pre-tokenizer, duplicate tokens, and merges of strings that are no tokens.
+    """Return tokenizer.json.
+
+    Raises ModelError for a model that is not byte-level BPE, an unknown pre-tokenizer, duplicate tokens, and
+    merges of strings that are not tokens.
     """
     pre = _pre_tokenizer(container)
     tokens, types = _tokens(container)
@@ -112,7 +118,7 @@ def tokenizer_json(container: Container) -> dict[str, object]:
 
 
 def tokenizer_config(container: Container) -> dict[str, object]:
-    """Return tokenizer_config.json: named tokens, whether a text begins with BOS, and the chat template."""
+    """Return tokenizer_config.json: special tokens, whether texts begin with BOS, and the chat template."""
     tokens, _ = _tokens(container)
     ids = token_ids(container)
     config: dict[str, object] = {
@@ -126,8 +132,10 @@ def tokenizer_config(container: Container) -> dict[str, object]:
 
 
 def token_ids(container: Container) -> dict[str, int]:
-    """Return the special token ids that the file names, by key (`eos_token_id`, …). Raises ModelError for an
-    id outside the vocabulary."""
+    """Return the special token ids that the file names, by key (`eos_token_id`, …).
+
+    Raises ModelError for an id outside the vocabulary.
+    """
     fields, last = container.fields, num_tokens(container) - 1
     names = dict.fromkeys((*_NAMED.values(), *_ENDS))
     return {
@@ -136,13 +144,13 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the ids that end an answer, first the text's end (eos_token_id)."""
+    """Return the ids that end an answer, starting with the end of text (eos_token_id)."""
     ids = token_ids(container)
     return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
 
 
 def num_tokens(container: Container) -> int:
-    """Return the token list's length, including padding tokens: how many rows the embedding has."""
+    """Return how many rows the embedding has: the length of the token list, including padding tokens."""
     return _array(container, "tokens").count
 
 
@@ -164,7 +172,7 @@ def _array(container: Container, name: str) -> StoredArray:
 
 
 def _tokens(container: Container) -> tuple[list[str], list[int]]:
-    """Return the tokens and their types, without the padding tokens at the list's end."""
+    """Return the tokens and their types, without the padding tokens at the end of the list."""
     tokens = _array(container, "tokens").as_strings()
     types = _array(container, "token_type").as_integers().tolist()
     if len(tokens) != len(types):

@@ -1,6 +1,7 @@
-"""Decodes GGUF's value types: plain floats, or blocks of 32 or 256 values with scales. Values are computed in
-float32 by the same operations as in ggml's reference, so the bits are the same as in llama.cpp
-(https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c).
+"""Decodes the value types of GGUF: plain floats, or blocks of 32 or 256 values with scales.
+
+Values are computed in float32 with the same operations as in ggml's reference, so that the bits equal
+llama.cpp's (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c).
 """
 
 import math
@@ -27,9 +28,10 @@ _MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """A value type. A block stores `values` values in `bytes` bytes. `decode`: converts uint8 [blocks, bytes]
-    to float32 [blocks, values]. `codes`: for a type with a `coding`, converts the same input to codes
-    [blocks, values], and to scales and optional minimums [blocks, 1].
+    """A value type. A block stores `values` values in `bytes` bytes.
+
+    `decode`: converts uint8 [blocks, bytes] to float32 [blocks, values]. `codes`, for a type with a `coding`:
+    converts uint8 [blocks, bytes] to codes [blocks, values], and to scales and optional minimums [blocks, 1].
     """
 
     name: str
@@ -40,13 +42,14 @@ class StoredType:
     codes: Callable[[np.ndarray], CodedRows] | None = None
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return a tensor's size in bytes. The last dimension must be a multiple of `values`."""
+        """Return the size of a tensor in bytes. The last dimension must be a multiple of `values`."""
         return math.prod(shape) // self.values * self.bytes
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: all bytes' low halves, then the high
-    halves."""
+    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: first the low halves of all bytes, then the high
+    halves.
+    """
     out = np.empty((len(packed), 32), np.float32)
     out[:, :16] = packed & 15
     out[:, 16:] = packed >> 4
@@ -118,7 +121,7 @@ def _mxfp4(blocks: np.ndarray) -> np.ndarray:
 
 
 def _codes(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 16] in `_nibbles`' order to uint8 [blocks, 32]."""
+    """Unpack uint8 [blocks, 16] to uint8 [blocks, 32], in the order of `_nibbles`."""
     return np.concatenate((packed & 15, packed >> 4), axis=1)
 
 
@@ -131,7 +134,7 @@ def _q4_0_codes(blocks: np.ndarray) -> CodedRows:
 
 
 def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
-    """Return the codes minus 8, and the minimums plus 8 * scale, which is rounded to float32."""
+    """Return the codes minus 8, and the minimums plus 8 * scale, rounded to float32."""
     scales = half(blocks, 0)
     return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, half(blocks, 2) + 8 * scales)
 
@@ -153,7 +156,7 @@ def _k_values(unpack: Callable[[np.ndarray], KBlocks]) -> Callable[[np.ndarray],
 
 
 def _signed_nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 16] in `_nibbles`' order, and subtract 8: int8 [blocks, 32]."""
+    """Unpack uint8 [blocks, 16] in the order of `_nibbles`, and subtract 8: int8 [blocks, 32]."""
     return np.concatenate((packed & 15, packed >> 4), axis=1).view(np.int8) - np.int8(8)
 
 
@@ -175,7 +178,7 @@ TYPES = {
     23: StoredType("IQ4_XS", 256, 136, _k_values(iq4_xs)),
     39: StoredType("MXFP4", 32, 17, _mxfp4),
 }
-# Where the blocks of types that kernels multiply as they are stored have float16 numbers.
+# For types that kernels multiply in the stored format: byte offsets of the float16 numbers in a block.
 _HALVES: dict[int, tuple[int, ...]] = dict.fromkeys((2, 6, 8, 20, 23), (0,)) | dict.fromkeys(
     (3, 7, 12, 13), (0, 2)
 )
