@@ -1,4 +1,4 @@
-"""`mmengine run --batch`: answers a file of requests, with a progress bar and a clean end on Ctrl-C."""
+"""`mmengine run --batch`: answers a file of requests, with a progress bar and a clean stop on Ctrl-C."""
 
 import os
 import signal
@@ -32,10 +32,11 @@ def run_batch_file(
     media_options: Mapping[str, object] | None = None,
     shard: Shard = WHOLE_FILE,
 ) -> int:
-    """Answer every line of `requests`, or of a `shard` of it, into `out`.
+    """Answer every line of `requests`, or of one `shard` of it, into the file `out`.
 
     Return the exit code: 0 if each line got an answer, 1 if some lines got an error, 130 if a signal stopped
-    the run. If this batch began the `log`, continue from the log. `media_options` apply to all prompts.
+    the run. If this batch began the `log`, the batch continues from the log. `media_options` apply to all
+    prompts.
     """
     index = RequestIndex(requests, shard=shard)
     check_apart(requests, out)
@@ -93,11 +94,13 @@ def _answer_all(
     if missing:
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
-    return HAS_ERRORS if num_errors(answers.path) else 0  # Errors that an earlier process wrote count too.
+    return HAS_ERRORS if num_errors(answers.path) else 0  # Errors that an earlier process wrote also count.
 
 
 def _deliver(engine: Engine, answers: AnswerFile, *, now: bool) -> None:
-    """Record which answers have reached the disk. Raises FileNotFoundError for a lost answer file."""
+    """Record in the log which answers have reached the disk. Raises FileNotFoundError for a lost answer
+    file.
+    """
     if written := answers.delivered(now=now):
         answers.check_place()
     for request_id in written:
@@ -105,7 +108,7 @@ def _deliver(engine: Engine, answers: AnswerFile, *, now: bool) -> None:
 
 
 def code_of_answers(out: Path) -> int:
-    """Count the errors in a complete answer file, print their number, and return the batch's exit code."""
+    """Print how many answers in a complete answer file are errors, and return the batch's exit code."""
     failed = num_errors(out)
     if failed:
         Console(stderr=True).print(f"{failed} of them are errors", highlight=False, soft_wrap=True)
@@ -113,7 +116,7 @@ def code_of_answers(out: Path) -> int:
 
 
 def draft_lines(engine: Engine) -> Iterator[str]:
-    """Yield a line for each drafter that drafted or failed."""
+    """Yield a line about each drafter that drafted or failed."""
     found = engine.stats().drafts
     for number, (name, failures) in enumerate(engine.drafters):
         if number in found:
@@ -171,8 +174,8 @@ def _progress(console: Console) -> Progress:
 
 @contextmanager
 def _signals(drain: threading.Event, stop: threading.Event) -> Iterator[None]:
-    """In this block, the first SIGINT or SIGTERM sets `drain`, the second sets `stop`, and the third kills
-    the process.
+    """While the context lasts, handle signals: the first SIGINT or SIGTERM sets `drain`, the second sets
+    `stop`, and the third kills the process.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -1,11 +1,11 @@
-"""`mmengine run --batch --shards N`: many processes, on any number of machines with a shared folder, answer a
-batch.
+"""`mmengine run --batch --shards N`: answers a batch with many processes, on any number of machines that
+share a folder.
 
-Each shard has its own log, which one process at a time writes. The lock on the log shows whether a process
-works on the shard. A process that has finished its own shard takes over unfinished shards that have no
-process, and continues them from their logs, including incomplete answers. The process that finds all shards
-answered joins the answers into a single file. Existing results count only if their log was begun with this
-request file.
+Each shard (part of the batch) has its own log, which one process at a time writes. The lock on the log shows
+whether a process works on the shard. A process that has finished its own shard takes over an unfinished shard
+without a process, and continues it from its log, including incomplete answers. The process that finds all
+shards answered joins the answers into a single file. Existing results count only if their log was begun with
+the same request file.
 """
 
 import os
@@ -23,13 +23,13 @@ from mmengine.events.lock import is_locked, lock
 from mmengine.serve.batch.progress import RequestIndex, answered_in
 from mmengine.serve.batch.request_file import Shard
 
-LOOK_AGAIN_S = 1.0  # Seconds between two checks whether another process has finished or abandoned a shard.
+LOOK_AGAIN_S = 1.0  # Seconds between two checks of the shards of other processes.
 _CHUNK = 2**20
-RunShard = Callable[[Path, Path, Shard], int]  # Called with a shard's answers and log; returns the exit code.
+RunShard = Callable[[Path, Path, Shard], int]  # Takes a shard's answer file and log; returns the exit code.
 
 
 class Shards:
-    """The shards of a batch. This process begins with the shard `own`. Raises InvalidRequest and OSError."""
+    """The shards of a batch. This process starts with the shard `own`. Raises InvalidRequest and OSError."""
 
     def __init__(self, requests: Path, out: Path, log: Path, own: Shard):
         if own.index >= own.count:
@@ -44,7 +44,7 @@ class Shards:
         log.mkdir(parents=True, exist_ok=True)
 
     def run(self, run_shard: RunShard) -> int:
-        """Run until this and the other processes have answered all shards; return 0, or 130 after a signal.
+        """Run until all processes together have answered all shards. Return 0, or 130 after a signal.
 
         Raises LogError or InvalidRequest if an existing log or answer file belongs to another request file.
         """
@@ -72,7 +72,7 @@ class Shards:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _in_order(self) -> Iterator[Shard]:
-        """Yield all non-empty shards, beginning with this process's own."""
+        """Yield all non-empty shards, starting with this process's own shard."""
         count = self._own.count
         shards = (Shard((self._own.index + step) % count, count) for step in range(count))
         return (shard for shard in shards if shard.num_of(len(self._index)))
@@ -81,7 +81,7 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Whether the shard is answered and no process writes to it. A positive result is final and therefore
+        """Whether the shard is answered and no process writes to it. True is final, and is therefore
         cached.
         """
         log = self.log_of(shard)
@@ -125,8 +125,8 @@ class Shards:
             os.close(held)
 
     def _is_joined(self, parts: list[Path]) -> bool:
-        """Whether the output file already contains the joined answers. Contents are compared, because answers
-        to another request file may have the same size.
+        """Whether the output file already contains the joined answers. The contents are compared, because
+        answers to another request file may have the same size.
         """
         if not self._out.exists() or self._out.stat().st_size != sum(part.stat().st_size for part in parts):
             return False
@@ -145,6 +145,6 @@ def answers_of(out: Path, shard: Shard) -> Path:
 
 
 def num_answer_bytes(out: Path, count: int) -> int:
-    """Return the number of answer bytes that all shards have written so far."""
+    """Return the number of bytes of answers that all shards together have written so far."""
     parts = (answers_of(out, Shard(index, count)) for index in range(count))
     return sum(part.stat().st_size for part in parts if part.exists())

@@ -1,4 +1,4 @@
-"""`mmengine bench serve`: measures a server under load."""
+"""`mmengine bench serve`: measures the throughput and latencies of a server under load."""
 
 import json
 import math
@@ -69,7 +69,7 @@ def serve(
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Output file for a picture of the times.")] = None,
 ) -> None:
-    import asyncio  # All imports here are late, so that help is fast and a server's supervisor stays small.
+    import asyncio  # All imports are in functions, so that help is fast and a supervisor stays small.
 
     from rich.console import Console
     from rich.progress import Progress

@@ -43,7 +43,7 @@ COMMANDS = """/image PATH   attach an image to the next message (or write @PATH 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """The model as an argument, and the options of all answers."""
+    """The model as an argument, and the options for all answers."""
 
     first: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Model, as in --model.", show_default=False)
@@ -90,7 +90,7 @@ def chat(options: ChatOptions, model: Model, media: MediaUrls) -> None:
 
 
 class Conversation:
-    """A chat with `engine`. It owns the messages so far, and the media for the next message."""
+    """A chat with `engine`. Contains the messages so far, and the media for the next message."""
 
     def __init__(
         self, engine: "Engine", sampling: dict[str, Any], system: str, media_options: dict[str, Any] | None
@@ -103,7 +103,7 @@ class Conversation:
     def run(self) -> None:
         """Read lines and answer them until the input ends."""
         if sys.stdin.isatty():
-            import readline  # noqa: F401, lazy: gives `input` a history and editing keys
+            import readline  # noqa: F401, importing readline gives `input` a history and editing keys
         while True:
             try:
                 line = input("> " if sys.stdin.isatty() else "").strip()
@@ -143,8 +143,8 @@ class Conversation:
         self._attached.append({"type": kind, kind: source})
 
     def _answer(self, line: str) -> None:
-        """Print the answer to a message as it is computed. A refused message leaves the conversation as it
-        was.
+        """Print the answer to a message while it is generated. A refused message leaves the conversation
+        unchanged.
         """
         words = line.split(" ")
         for word in words:
@@ -159,7 +159,7 @@ class Conversation:
         self.messages += [message, {"role": "assistant", "content": answer}]
 
     def _stream(self, messages: list[dict[str, Any]]) -> str:
-        """Print the answer's text and return it; after Ctrl-C, the text so far."""
+        """Print the text of the answer and return it; after Ctrl-C, return the text so far."""
         from mmengine.serve.prompt.prompt import Prompt  # Lazy: numpy
 
         text, reason = "", None
@@ -185,14 +185,15 @@ class Conversation:
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a word names an image, such as @a.png; a name such as @alice is text."""
+    """Return whether a word such as @a.png names an image. A word such as @alice is text."""
     return word.startswith("@") and ("." in word or "/" in word or Path(word[1:]).is_file())
 
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that gets an entry for the first SIGINT in this block, which then ends no step half-way.
-    The second SIGINT raises KeyboardInterrupt.
+    """While the context lasts, collect SIGINT instead of interrupting a step.
+
+    Yields a list that gets an entry for the first SIGINT. The second SIGINT raises KeyboardInterrupt.
     """
     found: list[int] = []
 

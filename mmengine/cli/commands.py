@@ -1,4 +1,7 @@
-"""Command classes for typer that show no type for a flag, and explain options that have another name here."""
+"""Command classes for typer that improve help and errors.
+
+Help shows no type for a flag, and an error for an unknown option names the option to use instead.
+"""
 
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
@@ -10,25 +13,27 @@ from mmengine.errors import ConfigError
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter, Parameter
 
-WIDE_COLUMNS = 100  # Narrower terminals have no room for a column of types.
+WIDE_COLUMNS = 100  # Narrower terminals have no space for a column of types.
 
 
 class Command(TyperCommand):
-    """A command that shows no type for a flag, and explains unknown options."""
+    """A command whose help shows no type for a flag, and whose errors explain unknown options."""
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         return _simply_shown(super().get_params(ctx))
 
     def format_help(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Print the help. In a narrow terminal, types leave their column to whole option names."""
+        """Print the help. In a narrow terminal, the column of types is left out, to show whole option
+        names.
+        """
         if get_terminal_size().columns < WIDE_COLUMNS:
             for each in self.get_params(ctx):
                 _narrow(each, ctx)
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse the options. Raises ConfigError for an unknown option that has a replacement, and for a model
-        before the question of `run`.
+        """Parse the options. Raises ConfigError for an unknown option that has a replacement, and for `run
+        MODEL QUESTION`.
         """
         given = list(args)
         try:
@@ -38,14 +43,14 @@ class Command(TyperCommand):
             takes_settings = any("--set" in each.opts for each in self.params)
             if type(error).__name__ == "NoSuchOption" and takes_settings and (meant := _meant(option, given)):
                 raise ConfigError(f"unknown option {option}; {meant}") from None
-            if type(error).__name__ == "UsageError" and ctx.info_name == "run":  # More than one argument.
+            if type(error).__name__ == "UsageError" and ctx.info_name == "run":  # Two arguments were given.
                 text = 'run takes one question; name the model with --model: mmengine run "…" --model MODEL'
                 raise ConfigError(text) from None
             raise
 
 
 def _narrow(option: "Parameter", ctx: "Context") -> None:
-    """Show the option without its type, except for a metavar; a choice's values follow its help text."""
+    """Show the option without its type. A metavar is kept; the values of a choice follow its help text."""
     if getattr(option, "metavar", None):
         return
     shown = getattr(option, "display_type_rich", lambda ctx: None)(ctx) or ""
@@ -56,7 +61,7 @@ def _narrow(option: "Parameter", ctx: "Context") -> None:
 
 
 class Group(TyperGroup):
-    """A command group that shows no type for a flag."""
+    """A command group whose help shows no type for a flag."""
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         return _simply_shown(super().get_params(ctx))
@@ -66,14 +71,14 @@ def _simply_shown(options: "list[Parameter]") -> "list[Parameter]":
     for each in options:
         if getattr(each, "is_flag", False):
             each.metavar = ""
-        # The argument's name already has the dots.
+        # The name of the argument already ends with dots.
         elif each.param_type_name == "argument" and each.nargs != 1:
             vars(each).update(display_type_rich=lambda ctx: "")
     return options
 
 
 def _meant(option: str, given: list[str]) -> str:
-    """Return the replacement for an unknown option; "" if there is none."""
+    """Return what to use instead of an unknown option, or "" if nothing is known."""
     from mmengine.config import EngineConfig  # Lazy: help needs no settings
     from mmengine.setting_names import FOREIGN, advice_for
 

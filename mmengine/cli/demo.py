@@ -28,7 +28,7 @@ def demo(
 
     The images are drawn during the run; the checkpoint was not trained on them. Two answers are JSON.
     """
-    from rich.console import Console  # This and later imports are late, because help does not need them.
+    from rich.console import Console  # Imported inside the function, because help does not need it.
 
     console = Console(highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _table(num_requests: int, stats: "Stats", seconds: float) -> "Table":
 
 
 def _next_log(folder: Path) -> Path:
-    """Return a new log folder, since a log is never overwritten."""
+    """Return a new log folder, because a log is never overwritten."""
     number = 1
     while (folder / f"log-{number}").exists():
         number += 1

@@ -1,4 +1,4 @@
-"""`mmengine embed`: computes vectors of texts and pictures into a file, with a progress bar."""
+"""`mmengine embed`: computes vectors for texts and pictures and writes them to a file."""
 
 import sys
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", "
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is embedded, how, and where the vectors go."""
+    """The inputs to embed, options for the vectors, and the output file."""
 
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts.", show_default=False, metavar="TEXT...")
@@ -65,7 +65,7 @@ class Inputs:
     ] = None
 
     def listed(self) -> "list[VectorInput]":
-        """Return the inputs. Raises InvalidRequest for a file that cannot be read, or without any input."""
+        """Return the inputs. Raises InvalidRequest for an unreadable file, and if there is no input."""
         from mmengine.serve.pooling.input_file import VectorInput, read_inputs  # Lazy: msgspec, numpy
 
         found = [VectorInput(str(number), text) for number, text in enumerate(self.texts or [])]
@@ -120,7 +120,7 @@ def _results(
     listed: "list[VectorInput]",
     media_options: "dict[str, MediaFetcher] | None",
 ) -> "Iterator[tuple[int, Result]]":
-    """Yield (index, vector or error) of each input, with a progress bar in a terminal."""
+    """Yield (index, vector or error) for each input. Shows a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import track
 

@@ -110,7 +110,7 @@ def _checkpoint() -> str:
 
 
 def clash() -> str:
-    """Return a warning if PyPI's `mmengine`, another project, is installed too; otherwise ""."""
+    """Return a warning if PyPI's `mmengine`, another project, is installed too, otherwise ""."""
     try:
         version = metadata.version("mmengine")
     except metadata.PackageNotFoundError:

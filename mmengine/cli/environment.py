@@ -1,4 +1,4 @@
-"""Names environment variables that look like the program's own and are none."""
+"""Warns about environment variables that look like mmengine's variables but that nothing reads."""
 
 import inspect
 import re
@@ -7,30 +7,30 @@ from difflib import get_close_matches
 from typing import get_args
 
 PREFIX = "MMENGINE_"
-# Variables that set no option of `mmengine serve`.
+# Known variables that set no option of `mmengine serve`.
 OTHERS = frozenset(
     PREFIX + name
     for name in (
         *("ADMIN_KEY", "API_KEY", "CACHE", "HUB", "SSL_KEYFILE_PASSWORD"),
         *("NATIVE", "NATIVE_ISA", "NATIVE_TIMEOUT_S", "WHEEL_ISAS"),
-        # A server's processes set these for one another.
+        # The processes of a server set these variables for one another.
         *("BEATS", "CRASH_FILE", "ENDED_BY", "IN_HASTE", "SOCKET", "SUPERVISED_BY"),
-        # The plugin for vLLM reads these.
+        # The plugin for vLLM reads these variables.
         *("LOG", "LOG_BYTES", "LOG_CONTENT", "LOG_RING_SECONDS", "STALL_SECONDS"),
     )
 )
-# Kubernetes sets these for a service with the name mmengine.
+# Kubernetes sets such variables for a service called mmengine.
 _SERVICE_LINK = re.compile(PREFIX + r"(?:SERVICE_(?:HOST|PORT).*|PORT_\d+_.*)")
 MAX_NAMED = 10  # Maximum number of variables that the warning names.
 
 
 def unknown_variables(names: Iterable[str]) -> str:
-    """Return a warning that names the variables among `names` that nothing reads; "" if there are none."""
+    """Return a warning about the variables among `names` that nothing reads, or "" if there are none."""
     own = sorted(name for name in names if name.startswith(PREFIX) and name not in OTHERS)
     own = [name for name in own if not _SERVICE_LINK.fullmatch(name)]
     if not own:
         return ""
-    known = OTHERS | _option_variables()  # Loads the options of `serve`, so only if it may matter.
+    known = OTHERS | _option_variables()  # Called late, because it loads the options of `serve`.
     unknown = [name for name in own if name not in known]
     if not unknown:
         return ""

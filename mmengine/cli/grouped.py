@@ -1,4 +1,4 @@
-"""Groups command options in dataclasses, whose fields are typer options."""
+"""Groups the options of a command in dataclasses, whose fields are typer options."""
 
 import copy
 import inspect
@@ -17,10 +17,10 @@ _Group = TypeVar("_Group")
 
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that makes the fields of a command's dataclass parameters the command's options, in
-    order.
+    """Return a decorator for commands whose parameters are dataclasses: the fields of the dataclasses, in
+    order, become the options of the command.
 
-    `environment`: prefix for the environment variables that set the same options; "" for no variables.
+    `environment`: prefix of environment variables that also set the options; "" for no variables.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -44,10 +44,11 @@ def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[.
 def from_settings(
     struct: type[msgspec.Struct], panel: str, *names: str
 ) -> Callable[[type[_Group]], type[_Group]]:
-    """Return a class decorator that makes an option group: the settings `names` in `struct`, then the
-    decorated class's fields.
+    """Return a class decorator that makes an option group from the settings `names` of `struct`, followed by
+    the fields of the decorated class.
 
-    An option has the type, default and help text of its setting. `panel`: the group's heading in the help.
+    An option has the type, default and help text of its setting. `panel`: the heading of the group in the
+    help.
     """
     hints = get_type_hints(struct, include_extras=True)
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
@@ -67,7 +68,7 @@ def from_settings(
 
 
 def _plain(hint: Any) -> Any:
-    """Return a type without msgspec's ranges, which typer does not support."""
+    """Return a type without the ranges of msgspec, which typer does not support."""
     if hasattr(hint, "__metadata__"):
         return _plain(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -82,7 +83,7 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
         hint = hints[field.name]
         value, option = get_args(hint)
         if environment and isinstance(option, OptionInfo):
-            # A copy, because another command may use the option without a variable.
+            # Copy the option, because another command may use it without a variable.
             option = copy.copy(option)
             option.envvar, option.show_envvar = environment + _name(option, field.name).upper(), False
             hint = Annotated[value, option]

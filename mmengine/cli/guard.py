@@ -1,9 +1,9 @@
-"""Supervises the engine's process of `mmengine serve` with a log.
+"""The supervisor of `mmengine serve --log`: runs the engine in a child process, and restarts it after
+failures.
 
-The supervisor owns the listening socket, so clients that connect between two engine processes wait for the
-next one. It starts the engine's process and reports the health. It loads neither torch nor a model nor an
-event log, and reads no client input, because only the engine's process accepts clients, on the inherited
-socket.
+The supervisor owns the listening socket, so clients that connect while the engine restarts wait for the next
+process. It starts the engine's process and reports the health. It loads no torch, no model and no event log.
+It reads no input from clients, because only the engine's process accepts clients, on the inherited socket.
 """
 
 import os
@@ -24,18 +24,18 @@ from mmengine.server.http.errors import LATER_S
 from mmengine.server.lifecycle.health_port import Health, HealthPort, reported, silent
 from mmengine.server.lifecycle.heartbeat import LATE_S, STUCK_S, Beat, HeartbeatReceiver
 
-SOCKET = "MMENGINE_SOCKET"  # Environment variable with the listening socket's descriptor.
-BEATS = "MMENGINE_BEATS"  # Environment variable with the descriptor for the engine's heartbeats.
+SOCKET = "MMENGINE_SOCKET"  # Environment variable for the descriptor of the listening socket.
+BEATS = "MMENGINE_BEATS"  # Environment variable for the descriptor to which the engine sends heartbeats.
 HASTE = "MMENGINE_IN_HASTE"  # Environment variable that is set if an earlier process has served.
 INTERRUPTED = 130
 ENDS = (signal.SIGTERM, signal.SIGINT)
 FROZEN_S = 600.0  # Seconds without a heartbeat after which the engine's process is killed.
-LAST_WORDS_S = 5.0  # Seconds from the second signal until the engine's process is killed.
+LAST_WORDS_S = 5.0  # Seconds between the second signal and killing the engine's process.
 LONGEST_RETRY_S = 60
 
 
 class Guard:
-    """The supervisor. `arguments`: the arguments for the engine's process. `bound`: the listening socket.
+    """The supervisor. `arguments`: arguments of the engine's process. `bound`: the listening socket.
     `health`: the listening socket for health requests, or None.
     """
 
@@ -44,17 +44,17 @@ class Guard:
         self._selector = selectors.DefaultSelector()
         self._health = None if health is None else HealthPort(health, self._selector, self.health)
         self._restarts = Restarts()
-        self._signals: list[int] = []  # Signals that were received but not handled.
+        self._signals: list[int] = []  # Signals that were received but not yet handled.
         self._num_ends = 0  # Number of SIGTERM and SIGINT received.
         self._reloads = False  # Whether a SIGHUP must still be forwarded, once the engine serves.
         self._running: _Running | None = None
         self._kill_at = float("inf")
-        self._load_s = float(LATER_S)  # Seconds that the last engine needed before it served.
+        self._load_s = float(LATER_S)  # Seconds that the last engine took to start.
         self._has_served = False
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT, until the engine's process ends without a failure, or until it refuses
-        to start; return the exit code.
+        """Run until SIGTERM or SIGINT, or until the engine's process ends without a failure or refuses to
+        start. Return the exit code.
 
         Raises MMEngineError if the process fails repeatedly.
         """
@@ -72,7 +72,7 @@ class Guard:
         return 0
 
     def health(self) -> Health:
-        """Return the health for the health port."""
+        """Return the health that the health port reports."""
         running = self._running
         if running is None:
             return Health(("the engine failed and is restarting",), self._retry_after_s(0.0), False)
@@ -88,7 +88,7 @@ class Guard:
         return max(1, min(LONGEST_RETRY_S, ceil(self._load_s - waited_s)))
 
     def _one_life(self) -> int | None:
-        """Run an engine's process once. Return None if a restart follows, otherwise the exit code."""
+        """Run an engine's process once. Return None if a restart must follow, otherwise the exit code."""
         kills = num_memory_kills()
         with closing(HeartbeatReceiver.pair()) as heard:
             running, ended = self._watched(heard)
@@ -107,7 +107,7 @@ class Guard:
         return None
 
     def _watched(self, heard: HeartbeatReceiver) -> tuple["_Running", Ended]:
-        """Run an engine's process to its end. Return its last state and how it ended."""
+        """Run an engine's process to its end. Return its last state, and how the process ended."""
         fds = self._bound.fileno(), heard.sending_end.fileno()
         environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
         with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
@@ -125,7 +125,7 @@ class Guard:
             found, status, usage = os.wait4(-1, os.WNOHANG)
             if found == running.pid:
                 return process.ended(status, usage.ru_maxrss)
-            if found:  # An orphan, which this process inherits if it is process 1 in a container.
+            if found:  # An orphan, which process 1 of a container inherits.
                 continue
             self._turn(self._due(running))
             if self._reloads and running.beat.is_serving:
@@ -144,7 +144,7 @@ class Guard:
         return min(self._kill_at, running.heard_at + FROZEN_S if running.beat.is_regular else float("inf"))
 
     def _pause(self, life: Life, what: str) -> None:
-        """Print `what` (the failure), and wait before the next process is started."""
+        """Print `what` (the failure), and wait before the next process starts."""
         pause_s = self._restarts.pause_s(life)
         say(f"{what}; starting again" + (f" in {pause_s:g} s" if pause_s else ""))
         until = time.monotonic() + pause_s
@@ -177,9 +177,9 @@ class Guard:
     def _handle_signal(self, number: int) -> None:
         """Handle a signal.
 
-        SIGTERM and SIGINT are forwarded to the engine's process. After the first, streams can finish; the
-        second ends them with an error. A process that then does not end within LAST_WORDS_S is killed. SIGHUP
-        is forwarded once an engine serves.
+        SIGTERM and SIGINT are forwarded to the engine's process. After the first signal, streams can finish;
+        the second signal ends them with an error. If the process does not end within LAST_WORDS_S after the
+        second signal, it is killed. SIGHUP is forwarded once an engine serves.
         """
         running = self._running
         if number == signal.SIGHUP:
@@ -187,7 +187,7 @@ class Guard:
             self._reloads = True
         elif number in ENDS:
             self._num_ends += 1
-            self._bound.close()  # Otherwise new clients would wait for an answer that never comes.
+            self._bound.close()  # Otherwise new clients would wait for an engine that never comes.
             if self._num_ends == 2:
                 self._kill_at = time.monotonic() + LAST_WORDS_S
             if running is not None:

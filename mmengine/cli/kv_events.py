@@ -1,4 +1,4 @@
-"""Runs the process that publishes KV events beside `mmengine serve`."""
+"""Runs, beside `mmengine serve`, the process that publishes KV events."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
 
-END_S = 5  # Seconds to wait for the process to end before it is killed.
+END_S = 5  # Seconds to wait for the end of the process before killing it.
 
 
 def check_installed() -> None:
@@ -20,7 +20,7 @@ def check_installed() -> None:
 
 @contextmanager
 def publishing(log: Path | None, publish: str, replay: str, topic: str) -> Iterator[None]:
-    """In this block, run `mmengine log kv-events` on `log` if `publish` names an endpoint.
+    """While the context lasts, run `mmengine log kv-events` on `log`, if `publish` names an endpoint.
 
     The process also ends if this process is killed. Raises ConfigError.
     """

@@ -1,5 +1,5 @@
-"""Shows on stderr the progress while a model is loaded or a prompt is computed: a bar in a terminal,
-otherwise a line every LINE_EVERY_S seconds.
+"""Shows progress on stderr while a model is loaded or a prompt is computed: a bar on a terminal, otherwise a
+line every LINE_EVERY_S seconds.
 """
 
 import gc
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # heavy: loaded where there is a terminal
+if TYPE_CHECKING:  # Heavy; loaded only on a terminal.
     from rich.progress import Progress
 
     from mmengine.build import Built
@@ -20,7 +20,7 @@ LINE_EVERY_S = 10.0
 
 
 class Stage(NamedTuple):
-    """A kind of progress: its name beside a bar, and the text for a progress line."""
+    """A kind of progress: the name beside a bar, and the text of a progress line."""
 
     name: str
     line: str
@@ -38,7 +38,7 @@ class Bar:
         self.stage, self._counts_bytes = stage, counts_bytes
         self._drawn: Stage | None = None
         self._begun = time.monotonic()
-        # Monotonic time when the last line was printed or, before that, when the bar was first called.
+        # Monotonic time of the last printed line or, before the first line, of the first call.
         self._told = 0.0
         self._bar: Progress | None = None
         self.said_anything = False
@@ -72,7 +72,7 @@ class Bar:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task(self.stage.name)
             self._bar.start()
-        if self.stage is not self._drawn:  # A new stage restarts the bar, because its speed differs.
+        if self.stage is not self._drawn:  # A new stage has another speed, so the bar restarts.
             self._drawn = self.stage
             self._bar.reset(self._bar.task_ids[0], description=self.stage.name)
         self._bar.update(self._bar.task_ids[0], completed=done, total=whole)
@@ -85,8 +85,8 @@ class Bar:
 
 
 class Loading(Bar):
-    """A progress bar for weights. Call the object with the bytes that are read and packed, and the total
-    bytes.
+    """A progress bar for weights. Call the object with the number of bytes that are read and packed, and the
+    total number.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Loading(Bar):
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
-        """Store the sizes that were chosen for this machine, for the last line."""
+        """Keep the sizes that were chosen for this machine, for the last line."""
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
         form = built.spec.weights_held
         held = form and f", {form}"
@@ -108,14 +108,14 @@ class Loading(Bar):
 
 @contextmanager
 def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
-    """In this block, show a bar for loading. If `quiet`, the first line is omitted, and the last line appears
-    only after a progress line.
+    """While the context lasts, show a bar for loading. With `quiet`, the first line is omitted, and the last
+    line appears only after a progress line.
     """
     if not quiet:
         say(f"loading {what}")
     shown = Loading()
     collects = gc.isenabled()
-    # Nearly all objects that loading creates stay, and garbage collection would take 10 % of the time.
+    # Nearly all objects that loading creates stay alive, so garbage collection would waste 10 % of the time.
     gc.disable()
     try:
         yield shown
@@ -132,7 +132,9 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
 
 @contextmanager
 def prompt_bar() -> Iterator[Bar]:
-    """In this block, show a bar for the prompt's computed tokens, or for the percentage of a large image."""
+    """While the context lasts, show a bar for the prompt's computed tokens, or for a large image in
+    percent.
+    """
     bar = Bar(PROMPT, counts_bytes=False)
     try:
         yield bar
@@ -145,7 +147,7 @@ def say(text: str) -> None:
 
 
 def resident_text() -> str:
-    """Return this process's resident memory for the last line; "" if the system does not report it."""
+    """Return this process's resident memory, as text for the last line, or "" if the system reports none."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""The command `mmengine`. Commands import their dependencies when they run, so that help is fast."""
+"""The command `mmengine`. Commands import their dependencies only when they run, so that help is fast."""
 
 import os
 import sys
@@ -74,11 +74,11 @@ app.command(cls=Command)(demo)
 
 
 def main() -> None:
-    """Run the command. An error is printed as one line on stderr, a bug with its traceback.
+    """Run the command. An error is printed as one line on stderr, and a bug with its traceback.
 
     docs/reference/cli.md lists the exit codes.
     """
-    # A supervisor has warned before it started this process.
+    # If there is a supervisor, it printed this warning before it started this process.
     warnings = [clash(), "" if is_supervised() else unknown_variables(os.environ)]
     for warning in filter(None, warnings):
         print(f"mmengine: warning: {warning}", file=sys.stderr)
@@ -93,7 +93,7 @@ def main() -> None:
             _fail(f"{error}: the installation is incomplete", BUG)
         _fail(hint, 2)
     except BrokenPipeError:
-        sys.stderr.close()  # The program that reads our output has ended.
+        sys.stderr.close()  # The program that read this command's output has ended.
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 1)

@@ -1,4 +1,4 @@
-"""Options in `mmengine run` and `mmengine serve` that allow media URLs."""
+"""Options of `mmengine run` and `mmengine serve` that allow media URLs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +62,7 @@ class MediaUrls:
     ] = 2**30
 
     def media_options(self) -> "dict[str, MediaFetcher] | None":
-        """Return the media options for prompts, with a fetcher; None if no host is allowed. Raises
+        """Return the media options of prompts, with a fetcher, or None if no host is allowed. Raises
         ConfigError.
         """
         if not self.allow_media_urls:
@@ -73,7 +73,7 @@ class MediaUrls:
 
     def check(self, sources: list[str]) -> None:
         """Raise InvalidRequest if a URL in `sources` is not allowed. The error names the options that would
-        allow it.
+        allow the URL.
         """
         if not any(name[:8].lower().startswith(URL_HEADS) for name in sources):
             return
@@ -84,7 +84,7 @@ class MediaUrls:
         for name in sources:
             try:
                 url = parse_url(name)
-            except FetchRefused:  # A path, or a URL whose error the fetcher reports.
+            except FetchRefused:  # A path; or an invalid URL, whose error the fetcher reports.
                 continue
             lacks = {
                 f"--allow-media-urls {url.host} (or public)": not limits.allows_host(url.host),

@@ -1,7 +1,7 @@
 """Finds out whether the kernel's out-of-memory killer ended a process.
 
-SIGKILL does not tell its sender, but the kernel counts out-of-memory kills for each cgroup. A supervisor
-shares its child's cgroup, so it reads this count before and after the child's life.
+SIGKILL does not reveal its sender, but the kernel counts out-of-memory kills per cgroup. A supervisor shares
+the cgroup of its child, so it reads this count before the child starts and after the child ends.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 def num_memory_kills() -> int | None:
-    """Return how many out-of-memory kills this process's cgroup has had; None if unknown."""
+    """Return how many out-of-memory kills this process's cgroup has had, or None if unknown."""
     try:
         lines = CGROUPS.read_text().splitlines()
     except OSError:
@@ -31,8 +31,8 @@ def num_memory_kills() -> int | None:
 
 
 def _count(files: list[Path]) -> int | None:
-    """Return `oom_kill` from the first file that has it. Several files are tried, because a container's own
-    cgroup is mounted at the top.
+    """Return `oom_kill` from the first file that has this line. Several files are tried, because a
+    container's own cgroup is mounted at the top.
     """
     for file in files:
         try:
@@ -44,8 +44,9 @@ def _count(files: list[Path]) -> int | None:
 
 
 def how_killed(before: int | None, after: int | None, peak_bytes: int) -> str:
-    """Describe a process that SIGKILL ended. `before`, `after`: results of `num_memory_kills`. `peak_bytes`:
-    the process's peak memory.
+    """Describe the end of a process that SIGKILL ended.
+
+    `before`, `after`: results of `num_memory_kills`. `peak_bytes`: the process's peak memory.
     """
     if before is None or after is None:
         who = "probably by the kernel, for memory"

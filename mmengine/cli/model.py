@@ -1,4 +1,4 @@
-"""`mmengine model`: tells about a model before its weights are downloaded."""
+"""`mmengine model`: tells whether a model can be served, before its weights are downloaded."""
 
 from typing import Annotated
 

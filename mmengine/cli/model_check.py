@@ -1,4 +1,7 @@
-"""Finds out what serves a model, and the memory it needs, from its config and its list of files."""
+"""The work of `mmengine model check`: finds out what serves a model and how much memory it needs.
+
+Reads only the model's config and its list of files.
+"""
 
 import shlex
 from dataclasses import asdict, dataclass, field
@@ -25,8 +28,9 @@ NOT_HOSTED = (
 class ModelReport:
     """What `mmengine model check` found. Sizes are in bytes; -1 if unknown.
 
-    `refused`: why the model cannot be served; "" if it can. `unsupported`: what the implementation refuses.
-    `notes`: rules of the model that limit requests. `context`: tokens for which `kv_bytes` is.
+    `refused`: why the model cannot be served, or "" if it can. `unsupported`: requests or features that the
+    implementation refuses. `notes`: rules of the model that limit requests. `context`: number of tokens for
+    which `kv_bytes` is computed.
     """
 
     model: str
@@ -44,8 +48,8 @@ class ModelReport:
 
 
 def check_model(name: str, *, context: int | None, dtype: str) -> ModelReport:
-    """Return the report. Raises ModelError for a model that cannot be found or read, ConfigError for a dtype
-    or a context that the model cannot have.
+    """Return the report on a model. Raises ModelError if the model cannot be found or read, and ConfigError
+    for a dtype or a context length that the model cannot have.
     """
     if dtype not in VALUE_BYTES:
         raise ConfigError(f"dtype must be one of {', '.join(VALUE_BYTES)}, not {dtype!r}")

@@ -1,4 +1,4 @@
-"""Checks the options with which commands draw pictures to files."""
+"""Checks the options that name a picture to draw, before a command starts its work."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from mmengine.extras import install_hint
 
 
 def check_picture(path: Path, option: str) -> None:
-    """Raise ConfigError, which names `option`, if matplotlib is missing or does not support the file's
-    suffix.
+    """Raise ConfigError if matplotlib is missing or does not support the suffix of `path`. The error names
+    `option`.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # Lazy: only a picture needs it

@@ -1,10 +1,10 @@
-"""Prints the log records that the library's loggers hide by default."""
+"""Makes mmengine's loggers print records that they hide by default (--verbose)."""
 
 import logging
 import sys
 
 
 def show_records() -> None:
-    """Print records on stderr, each as a line."""
+    """Print the records of mmengine's loggers on stderr, one line each."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     logging.getLogger("mmengine").setLevel(logging.INFO)

@@ -1,4 +1,6 @@
-"""Decides whether and when a server's failed process is restarted, and whether its last step is blamed."""
+"""Decides whether and when to restart a server's failed process, and whether to blame the process's last
+step.
+"""
 
 import signal
 from dataclasses import dataclass
@@ -9,8 +11,9 @@ from mmengine.errors import MMEngineError
 
 MAX_FAILED_LOADS = 5  # Maximum number of consecutive processes that end before their model is loaded.
 BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the step is blamed.
-STEADY_S = 60.0  # A process that served this many seconds counts as progress.
-# Seconds before the second consecutive restart, which double for each further restart, and their maximum.
+STEADY_S = 60.0  # A process that serves at least this many seconds counts as progress.
+# Pause before the second consecutive restart and maximum pause, in seconds. The pause doubles with each
+# restart.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STAYS = "accepted requests stay in the log, and the same command continues with them"
 
@@ -18,9 +21,9 @@ STAYS = "accepted requests stay in the log, and the same command continues with 
 class Life(NamedTuple):
     """A process that failed.
 
-    `is_built`: whether its model was loaded. `num_tokens`: tokens that it delivered. `served_s`: seconds for
-    which it served. `reasons`: the problems in its last heartbeat. `by_memory`: whether an out-of-memory kill
-    ended it.
+    `is_built`: whether the process had loaded its model. `num_tokens`: tokens that it delivered. `served_s`:
+    seconds for which it served. `reasons`: the problems in its last heartbeat. `by_memory`: whether an
+    out-of-memory kill ended it.
     """
 
     ended: Ended
@@ -49,8 +52,9 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class Restarts:
-    """The restart policy. `cause`: why the last process failed, if its step is to blame; the next process
-    then isolates the step's requests. Otherwise "".
+    """The restart policy. `cause`: why the last process failed, if its last step is blamed, else "".
+
+    With a `cause`, the next process isolates the requests of the blamed step.
     """
 
     cause: str = ""
@@ -58,7 +62,7 @@ class Restarts:
     _failed_loads: int = 0
 
     def pause_s(self, life: Life) -> float:
-        """Return the pause in seconds before the next process. Raises MMEngineError if there were too many
+        """Return the pause in seconds before the next process. Raises MMEngineError after too many
         restarts.
         """
         self._in_a_row = 1 if life.got_on else self._in_a_row + 1

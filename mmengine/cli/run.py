@@ -71,7 +71,7 @@ def run(
     kept = kept_of_log(files.log, files.log_bytes, files.log_days)
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     tells = sys.stderr.isatty() or printing.verbose
-    # Still needs the log and the resume options.
+    # The returned function takes the log and the resume options.
     make_engine = partial(_make_engine, model, files, config, tells)
     if files.shards > 1 and (files.batch is None or files.log is None):
         raise InvalidRequest("--shards needs --batch, --out and --log (a folder shared by all processes)")
@@ -124,7 +124,7 @@ def _make_engine(
 def _answer_file(
     requests: Path, files: Files, make_engine: "MakeEngineOf", media_options: "MediaOptions"
 ) -> int:
-    """Answer a request file and return the exit code. With a log, this process only supervises the process
+    """Answer a request file, and return the exit code. With a log, this process only supervises the process
     that answers.
     """
     from mmengine.cli import supervisor  # Lazy: help needs no processes
@@ -167,7 +167,7 @@ def _answer_one(
     adapter: str,
     model: str,
 ) -> None:
-    """Answer a question. `model`: the line that names the answering model."""
+    """Answer a question. `model`: a line of text that names the answering model."""
     from mmengine.cli.batch import draft_lines  # Lazy: numpy, msgspec
     from mmengine.serve.prompt.options import Options, make_sampling
     from mmengine.serve.prompt.prompt import Prompt
@@ -175,7 +175,7 @@ def _answer_one(
     from mmengine.structured_output.request.spec import grammar_of  # Lazy: msgspec
 
     response_format = question.response_format()
-    # Refuses invalid sampling, budgets and schemas before the model is loaded.
+    # Refuse invalid sampling options, budgets and schemas before the model is loaded.
     params, budget = make_sampling(asdict(options)), question.thinking_token_budget
     Options(params, thinking_token_budget=budget).check()
     grammar_of(response_format)
@@ -206,7 +206,7 @@ def _answer_one(
     else:
         for choice in completion.choices:
             print(choice.text if choice.content is None else choice.content)
-    if not as_json:  # In JSON, `usage` has the numbers.
+    if not as_json:  # In JSON, `usage` contains these numbers.
         for line in drafts:
             print(line, file=sys.stderr)
     cut = [choice.detail for choice in completion.choices if choice.detail in (CUT, CUT_AT_STOP, REPEATED)]
@@ -216,7 +216,7 @@ def _answer_one(
 
 
 def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Completion":
-    """Run the engine until the answer is complete. If `live`, print new text after each step."""
+    """Run the engine until the answer is complete. With `live`, print new text after each step."""
     completion: Completion | None = None
     while completion is None:
         outputs = engine.step()
@@ -247,7 +247,7 @@ def model_text(model: str | None) -> str:
 
 
 def _check_is_question(text: str | None, model: str | None) -> None:
-    """Raise InvalidRequest if the question is a model's name or folder, and no model is named."""
+    """Raise InvalidRequest if `text` is the name or folder of a model, and no model is named."""
     if model is None and text and " " not in text:
         is_folder = Path(text).is_dir() or text.endswith(".gguf")
         if is_folder or re.fullmatch(r"(hf:|modelscope:)?[\w.-]+/[\w.-]+(@[\w./-]+)?", text):
@@ -258,7 +258,7 @@ def _check_is_question(text: str | None, model: str | None) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which could affect a terminal, with U+FFFD."""
+    """Replace control characters, which could control the terminal, with U+FFFD."""
     return text.translate(_CONTROL)
 
 

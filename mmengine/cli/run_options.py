@@ -1,4 +1,4 @@
-"""The option groups for `mmengine run`."""
+"""The options of `mmengine run`, in groups."""
 
 import codecs
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question and the answer's format."""
+    """The options for a single question and the format of its answer."""
 
     prompt: Annotated[str | None, typer.Argument(help="Question.", show_default=False)] = None
     image: Annotated[
@@ -79,7 +79,7 @@ class Question:
         return [*([{"role": "system", "content": self.system}] if self.system else []), user]
 
     def response_format(self) -> dict[str, Any] | None:
-        """Return the response format with the schema in the file, or None. Raises InvalidRequest."""
+        """Return the response format with the schema from the file, or None. Raises InvalidRequest."""
         if self.schema is None:
             return None
         import msgspec  # Lazy: not needed for help
@@ -91,14 +91,14 @@ class Question:
             raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({error})") from None
-        # The schema is passed as text, because decoding would hide repeated keys.
+        # The schema is passed as text, because decoded JSON would hide repeated keys.
         form = {"type": "json_schema", "json_schema": {"schema": found}}
         return {**form, "on_truncation": self.on_truncation, "reasoning": self.reasoning}
 
 
 @dataclass(frozen=True, slots=True)
 class Printing:
-    """Options for the output."""
+    """Options for the output of the command."""
 
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", help="Log progress to stderr.")] = False
@@ -106,7 +106,7 @@ class Printing:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Options for the fields in SamplingParams."""
+    """Options that set fields of SamplingParams."""
 
     max_tokens: Annotated[
         int, typer.Option(rich_help_panel=SAMPLING, help="Maximum number of answer tokens.")
@@ -236,7 +236,7 @@ class Model:
     ] = None
 
     def loras(self) -> dict[str, str]:
-        """Return a dict that maps adapter names to their sources. Raises ConfigError."""
+        """Return a dict from adapter names to their sources. Raises ConfigError."""
         found: dict[str, str] = {}
         for given in self.lora or []:
             name, equals, source = given.partition("=")
@@ -252,8 +252,8 @@ class Model:
     ) -> "EngineConfig":
         """Return the engine's config. Raises ConfigError.
 
-        `keeps_media`: whether images and videos are stored beside the log. `kept_of_log`, `unless_set`:
-        settings as NAME=VALUE; those in `unless_set` apply only if the user does not set them.
+        `keeps_media`: whether images and videos are stored beside the log. `kept_of_log` and `unless_set` are
+        settings in the form NAME=VALUE. Settings in `unless_set` apply only if the user does not set them.
         """
         return engine_config(
             [

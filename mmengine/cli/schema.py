@@ -1,4 +1,4 @@
-"""`mmengine schema`: checks whether JSON schemas can be enforced, without a model."""
+"""`mmengine schema`: checks, without a model, whether JSON schemas can be enforced."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,6 @@
-"""Reads JSON schema files, checks each schema, and prints the results."""
+"""The work of `mmengine schema check`: reads JSON schema files, checks each schema, and prints the
+results.
+"""
 
 import codecs
 import sys
@@ -21,13 +23,13 @@ from mmengine.structured_output.report.report import SchemaReport, check_schema
 if TYPE_CHECKING:
     from mmengine.structured_output.engines.base import Backend
 
-MAX_ROWS = 40  # A table with more rows omits exact schemas.
+MAX_ROWS = 40  # If a table would have more rows, exact schemas are left out.
 MAX_POINTERS = 3  # Maximum number of JSON pointers that are printed for a note.
 STDIN = Path("-")
 
 
 class CheckOptions(TypedDict):
-    """Options for `check_schema`."""
+    """Options of `check_schema`."""
 
     bounds: Bounds | None
     strict: bool
@@ -35,7 +37,7 @@ class CheckOptions(TypedDict):
 
 
 class Checked(NamedTuple):
-    """The result for a file. `error`: why there is no report."""
+    """The result of checking one file. `error`: why there is no report, or ""."""
 
     name: str
     report: SchemaReport | None
@@ -65,7 +67,7 @@ def _backend(name: str, folder: Path) -> "Backend":
 
     tokenizer = plugin_for(folder).load_processor(folder).tokenizer
     tokens = tokenizer.token_bytes()
-    # Any token will do, because no answer is generated.
+    # Any token can be the end token, because no answer is generated.
     eos = max(tokenizer.special_ids, default=len(tokens) - 1)
     make = GRAMMAR_BACKENDS.load(name)
     return make(lambda: tokens, tokenizer.encode, tokenizer.special_ids, [eos], len(tokens))
@@ -83,8 +85,8 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
 
 def _schema_in(path: Path) -> object:
-    """Return the schema in a file, which contains the schema, a response_format, or an object with the key
-    `schema`.
+    """Return the schema in a file. The file contains the schema itself, a response_format, or an object with
+    the key `schema`.
     """
     if path == STDIN:
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
@@ -104,7 +106,7 @@ def _schema_in(path: Path) -> object:
 
 
 def print_reports(checked: Iterator[Checked], as_json: bool) -> int:
-    """Print the results (JSON lines as they arrive), and return the exit code."""
+    """Print the results, as JSON lines while they arrive or as a table, and return the exit code."""
     reports = list(_printed(checked)) if as_json else list(checked)
     verdicts = Counter(each.report.verdict if each.report else "unreadable" for each in reports)
     if as_json:
@@ -154,7 +156,9 @@ def _print_one(checked: Checked) -> None:
 
 
 def _grouped(notes: tuple[Note, ...]) -> Iterator[tuple[str, str]]:
-    """Yield each note's text once, with the JSON pointers to its places."""
+    """Yield the text of each distinct note once, with the JSON pointers to the note's places in the
+    schema.
+    """
     ordered = sorted(notes, key=lambda note: note.text)
     for text, group in groupby(ordered, key=lambda note: note.text):
         places = [note.pointer for note in group]

@@ -1,4 +1,4 @@
-"""`mmengine serve`: serves a model over HTTP, under a supervisor if there is a log."""
+"""`mmengine serve`: serves a model over HTTP. With a log, a supervisor runs the engine in a child process."""
 
 import os
 import signal
@@ -69,8 +69,8 @@ HELP = """Serve a model over HTTP with OpenAI's chat API.
     "the command line wins, then the environment. The first Ctrl-C or SIGTERM lets streams finish, the "
     "second ends them. docs/reference/http.md lists the accepted fields of a call."
 )
-BATCHED = ("policy=priority",)  # The default for a new log: calls have priority over batch requests.
-# Seconds to wait for a log whose process is ending, and between two checks.
+BATCHED = ("policy=priority",)  # Default of a new log: calls have priority over batch requests.
+# Seconds to wait for a log that an ending process holds, and seconds between two checks.
 LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def serve(
 ) -> None:
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
-        # SIGHUP is ignored until the server can read the keys again.
+        # SIGHUP is ignored until the server is ready to reload the keys.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     check_installed()
     model = named.of(model)
@@ -116,7 +116,7 @@ def serve(
         serve_ray(model, log, fleet, settings, keys, _engine_config(model, log, is_new=log.log is not None))
         return
     if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
-        # Reports errors in the settings before a process is started.
+        # Report errors in the settings before a process is started.
         _engine_config(model, log, is_new=False)
         with _told(routers, log):
             raise typer.Exit(_guarded(settings, log.log))
@@ -133,14 +133,12 @@ def serve(
 
 
 def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
-    """Return a context in which KV events are published to routers, if an endpoint was given."""
+    """Return a context in which KV events are published for routers, if an endpoint was given."""
     return publishing(log.log, routers.kv_events, routers.kv_events_replay, routers.kv_events_topic)
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
-    """Return the engine's config. `is_new`: whether there is a log that does not exist yet. Raises
-    ConfigError.
-    """
+    """Return the engine's config. `is_new`: whether a new log is begun. Raises ConfigError."""
     return model.config(
         keeps_media=not log.no_media_store,
         kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),
@@ -149,7 +147,7 @@ def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
 
 
 def _guarded(settings: "ServerSettings", log: Path) -> int:
-    """Supervise the process that answers, and return the exit code. No large modules are imported here."""
+    """Supervise the process that serves, and return the exit code. Imports no large modules."""
     from mmengine.cli.guard import Guard  # Lazy: help needs no processes
     from mmengine.server.lifecycle.listening_socket import listen
 
@@ -159,7 +157,7 @@ def _guarded(settings: "ServerSettings", log: Path) -> int:
 
 
 def _listen_for_health(settings: "ServerSettings") -> socket | None:
-    """Return the health port's socket, and print its address; None without a health port."""
+    """Return the socket of the health port, and print its address. Return None without a health port."""
     from mmengine.server.lifecycle.listening_socket import address_of, listen_for_health
 
     health = listen_for_health(settings)
@@ -169,8 +167,8 @@ def _listen_for_health(settings: "ServerSettings") -> socket | None:
 
 
 def _wait_for_log(folder: Path) -> None:
-    """Wait until the log is not locked. A killed process holds the lock until the system has freed its
-    memory.
+    """Wait until no process has locked the log. A killed process holds the lock until the system has freed
+    its memory.
 
     Raises LogError after LOCK_WAIT_S.
     """
@@ -253,7 +251,7 @@ def _answer(
 
 
 def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSender | None"]:
-    """Return the listening socket and the heartbeat sender. With a supervisor, the socket is inherited;
+    """Return the listening socket and the heartbeat sender. Under a supervisor, the socket is inherited;
     without one, the sender is None.
     """
     from mmengine.cli.guard import BEATS, SOCKET  # Lazy: help needs no server
@@ -268,7 +266,7 @@ def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSen
 
 
 def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:
-    """Return the adapters to load at startup; None if adapters cannot be loaded later either."""
+    """Return the adapters to load at startup. None means that adapters cannot be loaded later either."""
     return model.loras() if model.lora or settings.lora_root else None
 
 
@@ -287,7 +285,7 @@ def _engine(
     def built(found: "Built") -> None:
         progress.loaded(found)
         if heartbeats is not None:
-            heartbeats.report_built()  # Reported before the first step, which may crash this process.
+            heartbeats.report_built()  # Report this before the first step, which may crash the process.
 
     resume = None
     if log.log is not None:

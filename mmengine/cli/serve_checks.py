@@ -39,7 +39,7 @@ def check_tracing(settings: "ServerSettings") -> None:
 
 
 def check_template(model: str | None, path: Path, source: str) -> None:
-    """Raise ConfigError if the model's processor cannot use the template. This loads the processor, but no
+    """Raise ConfigError if the model's processor cannot use the template. Loads the processor, but no
     weights.
     """
     from mmengine.models.loader import resolve_folder  # Lazy: help needs no models

@@ -1,4 +1,4 @@
-"""Reads options for `mmengine serve` from a YAML file, and the model from the command line."""
+"""Reads the options of `mmengine serve` from a YAML file (--config), and the model from the command line."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ MAX_CONFIG_BYTES = 2**20  # Maximum size of the --config file.
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Use the options in a YAML file as the command's defaults. Raises ConfigError."""
+    """Use the options in a YAML file as defaults of the command. Raises ConfigError."""
     if path is None:
         return None
     check_installed()
@@ -32,7 +32,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes")
     try:
         found = yaml.safe_load(data)
-    # Invalid dates raise ValueError, deeply nested lists RecursionError.
+    # Invalid dates raise ValueError, and deeply nested lists raise RecursionError.
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--config {path} is not valid YAML") from None
     if not isinstance(found, dict):
@@ -52,7 +52,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _advice(given: str, known: Iterable[str]) -> str:
-    """Return what to write in place of an unknown option; "" if nothing is near."""
+    """Return what to write instead of an unknown option, or "" if no known option is similar."""
     from mmengine.config import EngineConfig  # Lazy: msgspec
     from mmengine.setting_names import advice_for
 
@@ -63,8 +63,8 @@ def _advice(given: str, known: Iterable[str]) -> str:
 
 
 def _several(value: object) -> list[str]:
-    """Convert a YAML value to the values for a repeatable option. The YAML value is a single value, a list
-    or, for --set, a mapping.
+    """Convert a YAML value to the values of an option that may be repeated. The YAML value is a single value,
+    a list or, for --set, a mapping.
     """
     if isinstance(value, dict):
         return [f"{name}={_word(each)}" for name, each in value.items()]
@@ -87,7 +87,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The model as a positional argument."""
+    """The model, as a positional argument."""
 
     first: Annotated[
         str | None,
@@ -95,7 +95,7 @@ class Named:
     ] = None
 
     def of(self, model: Model) -> Model:
-        """Return `model` with this positional model. Raises ConfigError if --model names another model."""
+        """Return `model` with the positional model. Raises ConfigError if --model names another model."""
         if self.first is None:
             return model
         if model.model not in (None, self.first):

@@ -1,4 +1,4 @@
-"""Option groups for `mmengine serve`. The group Model is shared with `mmengine run`."""
+"""The options of `mmengine serve`, in groups. `mmengine run` shares the group Model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from mmengine.errors import ConfigError
 from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
-# A limit, so that the log does not fill the disk if the server runs for months.
+# A log has a limit by default, so that a server that runs for months does not fill the disk.
 DEFAULT_LOG_BYTES = 16 * 2**30
 HTTP, LIMITS, LOG, KEPT, FLEET = "HTTP", "Limits", "Log", "Kept beside the log", "Replicas"
 ROUTERS, LORAS = "Routers", "LoRA adapters"
@@ -106,7 +106,7 @@ class Http:
     "reattach_s",
 )
 class Limits:
-    """Limits for clients' calls and connections."""
+    """Limits on clients' calls and connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Media(MediaUrls):
 
 @dataclass(frozen=True, slots=True)
 class Loras:
-    """Options that allow calls to load LoRA adapters."""
+    """Options that let calls load LoRA adapters."""
 
     lora_root: Annotated[
         Path | None,
@@ -200,12 +200,12 @@ class Log:
     "batch_priority",
 )
 class Kept:
-    """The store beside the log, with answers, files and batches."""
+    """Options for the store beside the log, which keeps answers, files and batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routers:
-    """Receivers of KV events (docs/how-to/routers.md)."""
+    """Options for routers that receive KV events (docs/how-to/routers.md)."""
 
     kv_events: Annotated[
         str,
@@ -225,7 +225,7 @@ class Routers:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Options for replicas on Ray."""
+    """Options for running replicas on Ray."""
 
     ray: Annotated[
         bool,
@@ -257,7 +257,7 @@ class Fleet:
 
 
 def server_settings(http: Http, limits: Limits, media: Media, kept: Kept, loras: Loras) -> ServerSettings:
-    """Return the server's settings. Raises ConfigError."""
+    """Return the server's settings from these option groups. Raises ConfigError."""
     known = ServerSettings.__struct_fields__
     groups = (http, limits, media, kept)
     values = {name: getattr(group, name) for group in groups for name in known if hasattr(group, name)}

@@ -23,8 +23,9 @@ def serve_ray(
     keys: "ApiKeys",
     engine: "EngineConfig",
 ) -> None:
-    """Serve with replicas on Ray. Raises ConfigError if Ray is not installed, or for options that --ray does
-    not support.
+    """Serve HTTP in this process, with replicas on Ray. Raises ConfigError if Ray is not installed, and for
+    options that
+    --ray does not support.
     """
     if find_spec("ray") is None:
         raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")

@@ -8,14 +8,16 @@ from mmengine.errors import ConfigError
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
-STEP_TIMEOUT_S = 600  # The command line's default for step_timeout_s.
+STEP_TIMEOUT_S = 600  # Default of step_timeout_s on the command line.
 
-_OPTIONS = ("device", "dtype", "log", "lora", "model")  # Options that belong beside --set, not in it.
+_OPTIONS = ("device", "dtype", "log", "lora", "model")  # Not accepted by --set, because they are options.
 DAY_S, MAX_DAYS = 86_400, 36_500
 
 
 def kept_of_log(log: Path | None, log_bytes: int | None, log_days: float | None) -> list[str]:
-    """Return the engine settings for --log-bytes and --log-days. Raises ConfigError if there is no log."""
+    """Return the engine settings that --log-bytes and --log-days stand for. Raises ConfigError without
+    --log.
+    """
     for name, value in (("--log-bytes", log_bytes), ("--log-days", log_days)):
         if value is not None and log is None:
             raise ConfigError(f"{name} limits the log; give --log FOLDER, too")
@@ -49,7 +51,7 @@ def engine_config(settings: list[str]) -> "EngineConfig":
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Return the engine settings that begin with `incomplete`, as a shell completes them after --set."""
+    """Return the engine settings that begin with `incomplete`, for shell completion after --set."""
     from mmengine.config import EngineConfig  # Lazy: msgspec
 
     return [f"{name}=" for name in EngineConfig.__struct_fields__ if name.startswith(incomplete)]

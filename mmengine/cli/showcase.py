@@ -1,4 +1,4 @@
-"""Draws the images for `mmengine demo`, and makes its questions with their expected answers."""
+"""Draws the images of `mmengine demo`, and makes questions about them with the expected answers."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
 from mmengine_shapes.scenes import Scene, random_clip, random_scene
 
-# For each of the six images: its number of shapes, and its questions.
+# For each of the six images: the number of shapes, and the tasks of its questions.
 PLAN = (
     (2, ("describe",)),
     (3, ("json", "count")),
@@ -21,7 +21,9 @@ PLAN = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question. `about`: names its pictures. `messages`: the prompt. `expected`: the right answer."""
+    """A question. `about`: the names of its pictures. `messages`: the prompt. `expected`: the right
+    answer.
+    """
 
     about: str
     text: str
@@ -30,8 +32,9 @@ class Question:
 
 
 def questions(folder: Path, seed: int) -> list[Question]:
-    """Return twelve questions: ten about one image, one about two images, and one about a video clip. The
-    images, which are not in the training data, are written to `folder` as PNG files.
+    """Return twelve questions: ten about one image, one about two images, and one about a video clip.
+
+    The images are written to `folder` as PNG files. They are not in the training data.
     """
     rng = random.Random(seed)
     found: list[Question] = []

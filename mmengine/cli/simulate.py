@@ -1,4 +1,4 @@
-"""`mmengine simulate`: runs the engine's scheduler on a workload in a file, without a model."""
+"""`mmengine simulate`: runs the engine's scheduler on a workload from a file, without a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,7 +60,7 @@ def simulate(
         out = stack.enter_context(decisions.open("w")) if decisions is not None else None
         sink = None
         if log is not None:
-            # Without clock times, the same run writes the same bytes.
+            # Without wall-clock times, equal runs write equal bytes.
             sink = LogWriter(log, wall_ns=lambda: 0)
             stack.callback(sink.close)
         progress = stack.enter_context(_progress(len(work.requests)))
@@ -74,10 +74,11 @@ def simulate(
 def _recorder(
     work: "Workload", settings: "Settings", out: TextIO | None, actual: list[dict[str, Any]]
 ) -> "Recorder | None":
-    """Return a recorder for decisions, or None if no records are needed.
+    """Return a recorder of decisions, or None if no records are needed.
 
-    Records are written to `out`, and appended to `actual` if the scenario has expectations. Only records for
-    a scenario contain the queues; for other workloads, the file begins with the config.
+    Records are written to `out`, and are appended to `actual` if the scenario has expected records. The
+    records of a scenario contain the queues. For other workloads, records have no queues, and the file begins
+    with the config.
     """
     from mmengine.simulation.records import Recorder, record_line  # Lazy: numpy
 

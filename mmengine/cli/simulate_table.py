@@ -1,4 +1,4 @@
-"""Prints the result of `mmengine simulate`."""
+"""Prints the results of `mmengine simulate` as a table."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def print_report(
     work: Workload, settings: Settings, report: SimulationReport, actual: list[dict[str, Any]]
 ) -> None:
     """Print the table, the refused and unfinished requests, and the first difference from the scenario's
-    expectations.
+    expected records.
     """
     console = Console(highlight=False, soft_wrap=True)
     console.print(_summary(work, settings, report))

@@ -1,10 +1,10 @@
-"""The supervisor for `mmengine run`, and the functions that the server's supervisor shares.
+"""The supervisor of `mmengine run`, and functions that the server's supervisor shares.
 
-A process is restarted after a hung step (which it reports in the log, with exit code HANG_EXIT) and after a
-signal that users do not send, such as a crash in native code. The log records the restart. The next process
-isolates the requests in the blamed step, so that all others continue without the request that caused the
-crash. `mmengine run` is not restarted after an out-of-memory kill, which would repeat; the user gets an error
-and restarts with smaller settings.
+A process is restarted after a hung step (which the process reports in the log, with exit code HANG_EXIT), and
+after a signal that users do not send, such as a crash in native code. The log records the restart. The next
+process isolates the requests of the blamed step, so that all other requests continue without the request that
+caused the crash. `mmengine run` is not restarted after an out-of-memory kill, because the kill would repeat:
+the user gets an error and can restart with smaller settings.
 """
 
 import os
@@ -21,9 +21,9 @@ from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.errors import MMEngineError
 
 COMMAND = (sys.executable, "-m", "mmengine.cli.main")
-CHILD = "MMENGINE_SUPERVISED_BY"  # Environment variable with the supervisor's process id.
+CHILD = "MMENGINE_SUPERVISED_BY"  # Environment variable for the process id of the supervisor.
 CAUSE = "MMENGINE_ENDED_BY"  # Environment variable that says how the previous process ended.
-TRACE = "MMENGINE_CRASH_FILE"  # Environment variable with the file for native crash traces.
+TRACE = "MMENGINE_CRASH_FILE"  # Environment variable for the path of the file for native crash traces.
 HANG_EXIT = 75
 GOES_ON = (
     "All accepted requests are in the log: the same command continues with them. If memory is short, free "
@@ -37,12 +37,12 @@ FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIG
 
 
 class CannotStart(MMEngineError):
-    """The system has no resources for another process or its crash file."""
+    """The system lacks resources for another process or for its crash file."""
 
 
 class Ended(NamedTuple):
-    """How a process ended: its exit code (negative for a signal), faulthandler's crash trace, and its peak
-    memory in bytes.
+    """How a process ended: its exit code (negative for a signal), the crash trace of faulthandler, and the
+    peak memory in bytes.
     """
 
     code: int
@@ -51,18 +51,18 @@ class Ended(NamedTuple):
 
     @property
     def in_media(self) -> bool:
-        """Whether native code crashed on a thread that prepared a prompt, as faulthandler's trace says."""
+        """Whether native code crashed in a thread that prepared a prompt, according to the crash trace."""
         _, _, crashed = self.trace.partition("Current thread")
         return "/serve/prompt/" in crashed.partition("\n\n")[0]
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it: 128 plus the number for a signal."""
+        """The exit code as a shell reports it: 128 plus the signal's number for a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
     def what(self) -> str:
-        """A description of a failed process."""
+        """A description of how the process failed."""
         if self.code == HANG_EXIT:
             return "a step hung"
         if self.code >= 0:
@@ -84,13 +84,13 @@ def obey_supervisor() -> None:
     """Let the kernel kill this process if its supervisor dies, so that the log is unlocked. Write native
     crash traces to the supervisor's file.
     """
-    import ctypes  # Lazy: only a supervised process needs them
+    import ctypes  # Lazy: only a supervised process needs these modules
     import faulthandler
 
     faulthandler.enable(os.open(os.environ[TRACE], os.O_WRONLY))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ[CHILD]):  # The supervisor died before prctl.
+    if os.getppid() != int(os.environ[CHILD]):  # The supervisor died before the call of prctl.
         os._exit(1)
 
 
@@ -119,13 +119,13 @@ def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
 
 
 class Process(NamedTuple):
-    """A running process. `trace`: path to the file for its native crash trace."""
+    """A running process. `trace`: path of the file for its native crash trace."""
 
     popen: subprocess.Popen
     trace: str
 
     def ended(self, status: int, peak_rss: int) -> Ended:
-        """Return how the process ended. `status`, `peak_rss`: from wait4; `peak_rss` is in units of
+        """Return how the process ended. `status` and `peak_rss` come from wait4; `peak_rss` is in units of
         MAX_RSS_UNIT.
         """
         self.popen.returncode = os.waitstatus_to_exitcode(status)
@@ -141,10 +141,10 @@ def started(
     fds: Sequence[int] = (),
     own_group: bool = False,
 ) -> Iterator[Process]:
-    """Start `mmengine` with `arguments` as a child process. The caller waits for its end in this block.
+    """Start `mmengine` with `arguments` as a child process. Within the context, the caller waits for its end.
 
     `cause`: how the previous process ended. `environment`: additional variables. `fds`: descriptors that the
-    child inherits. `own_group`: whether the child gets its own process group, so that a terminal's signals
+    child inherits. `own_group`: whether the child gets its own process group, so that signals from a terminal
     reach only this process. Raises CannotStart.
     """
     with ExitStack() as opened:

@@ -1,4 +1,4 @@
-"""`mmengine log`: commands for an event log, one module each. They need neither a model nor torch."""
+"""The commands of `mmengine log`, one module each. They work without a model and without torch."""
 
 import typer
 

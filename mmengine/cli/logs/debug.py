@@ -1,4 +1,4 @@
-"""`mmengine log debug`: a debugger for a log, in the terminal."""
+"""`mmengine log debug`: a debugger for logs, in the terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ HELP = (
     '  mmengine log debug run.log --ex "break preempted" --ex continue --ex "info queue"'
 )
 PROMPT = "(mm) "
-FAILED = 1  # Exit code if a command of a script fails.
+FAILED = 1  # Exit code if a command in a script fails.
 
 
 def debug(
@@ -64,7 +64,7 @@ def debug(
 
 
 def _run_script(session: "Session", lines: list[str], out: "Console") -> bool:
-    """Run a script up to the first command that fails. Return whether none failed."""
+    """Run a script up to the first command that fails. Return whether all commands succeeded."""
     for line in lines:
         out.print(f"{PROMPT}{printable(line.strip())}", markup=False, highlight=False, soft_wrap=True)
         blocks, error = session.try_run(line)
@@ -95,7 +95,7 @@ def _converse(session: "Session", out: "Console") -> None:
 
 
 def print_blocks(blocks: "list[Block]", out: "Console") -> None:
-    """Print texts and tables. Texts of a log are printed without control characters and markup."""
+    """Print texts and tables. Control characters and markup in texts from a log are removed."""
     from rich.table import Table as RichTable
 
     from mmengine.replay.debug.views import Text

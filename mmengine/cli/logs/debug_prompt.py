@@ -33,7 +33,7 @@ class _Completer:
         self._choices: list[str] = []
 
     def complete(self, text: str, number: int) -> str | None:
-        """Return completion `number` of the word `text`, or None."""
+        """Return completion `number` of the word `text`, or None if there are fewer completions."""
         import readline
 
         if number == 0:
@@ -43,7 +43,7 @@ class _Completer:
 
 
 def completions(session: "Session", line: str, text: str) -> list[str]:
-    """Return the words that may stand for `text` after `line`."""
+    """Return the words that complete `text`, the last word of `line`."""
     from mmengine.replay.debug.commands.registry import COMMANDS
     from mmengine.replay.debug.commands.views import INFO
     from mmengine.replay.debug.facts import FIELDS

@@ -1,4 +1,4 @@
-"""Decodes token ids for the `mmengine log` commands, with a tokenizer that the user names."""
+"""Decodes token ids for `mmengine log` commands, with a tokenizer that the user names."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,9 @@ TokenizerFile = Annotated[
 
 
 def decoder_of(path: Path) -> Callable[[Sequence[int]], str]:
-    """Return a function that returns the text of token ids. Raises ModelError if `path` has no tokenizer."""
+    """Return a function that maps token ids to text. Raises ModelError if `path` has no readable
+    tokenizer.
+    """
     from tokenizers import Tokenizer  # Lazy: only --tokenizer needs it.
 
     file = path / "tokenizer.json" if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""`mmengine log diff`: the first difference between two logs."""
+"""`mmengine log diff`: finds the first difference between two logs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -80,9 +80,7 @@ def _print(found: "LogDifference", first: Path, second: Path, match: str) -> Non
 
 
 def _values(one: "Side", two: "Side") -> tuple[str, str]:
-    """Return both values as text. Long lists are shortened to the part that begins with the first
-    difference.
-    """
+    """Return both values as texts. Long lists are shortened: the texts begin at the first difference."""
     left, right = one.value, two.value
     if isinstance(left, dict) and isinstance(right, dict):
         names = [name for name in {**left, **right} if left.get(name) != right.get(name)]

@@ -1,4 +1,6 @@
-"""Reports the findings of a `mmengine log` command: decisions in the log that break a rule of the state."""
+"""Reports rule violations that a `mmengine log` command found: logged decisions that break a rule of the
+state.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -13,14 +15,14 @@ from mmengine.cli.logs.printing import printable
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.findings import Findings
 
-INCOMPLETE = 3  # Exit code if the log could be read only up to a decision that the state cannot take.
-MAX_LINES = 3  # Findings that are printed.
+INCOMPLETE = 3  # Exit code if a decision in the log could not be applied to the state.
+MAX_LINES = 3  # Maximum number of findings that are printed.
 
 
 @contextmanager
 def reported(folder: Path) -> Iterator["Findings"]:
-    """Yield the object that collects findings while a command reads the log in `folder`, and print them to
-    stderr after the block.
+    """Yield an object that collects findings while a command reads the log in `folder`. Print the findings to
+    stderr afterwards.
 
     Exits with INCOMPLETE if the log was not read to its end.
     """

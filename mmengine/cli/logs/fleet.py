@@ -1,4 +1,4 @@
-"""`mmengine log show`, `why` and `report` for a folder that contains replicas' logs."""
+"""`mmengine log show`, `why` and `report` for a folder that contains the logs of a fleet's replicas."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest if a view needs a single log. `others`: whether such a view was requested."""
+    """Raise InvalidRequest if a requested view needs a single log. `others`: whether there is such a view."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"
@@ -25,7 +25,7 @@ def refuse_step_views(folder: Path, others: bool) -> None:
 
 
 def show_requests(folder: Path, limit: int, json_output: bool) -> None:
-    """Print a line for each choice, with its way through the replicas' logs."""
+    """Print a line for each choice (answer), with its path through the replicas' logs."""
     ways = list(_ways(folder).values())
     if json_output:
         for way in ways:
@@ -49,8 +49,8 @@ def show_requests(folder: Path, limit: int, json_output: bool) -> None:
 
 
 def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
-    """Print a request's way through the logs, and return the logs that contain it. Raises LogError if there
-    are none.
+    """Print the path of a request through the logs, and return the logs that contain it. Raises LogError if
+    no log contains it.
     """
     from mmengine.replay.queries.fleet import describe_path
     from mmengine.replay.queries.request_names import matching_ids, no_request
@@ -70,7 +70,7 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:
-    """Write a page for the fleet, and beside it a page for each log that has a step."""
+    """Write a page for the fleet, and next to it a page for each log that has a step."""
     from mmengine.replay.report.fleet_page import write_fleet_report
 
     num_logs, num_requests = write_fleet_report(folder, out)

@@ -1,4 +1,4 @@
-"""`mmengine log fsck`: check a log's files, and list what they contain."""
+"""`mmengine log fsck`: checks a log's files byte by byte, and lists what they contain."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, clean, console, existing, print_json, printable
 
-if TYPE_CHECKING:  # Imported only when a command runs, because the imports are slow.
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.table import Table
 
     from mmengine.events.fsck import FsckReport

@@ -1,4 +1,4 @@
-"""`mmengine log kv-events`: prints or publishes KV events for routers."""
+"""`mmengine log kv-events`: prints or publishes the KV events in a log, for routers."""
 
 import os
 from typing import Annotated

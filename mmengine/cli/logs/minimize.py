@@ -1,4 +1,4 @@
-"""`mmengine log minimize`: reduces a failing log."""
+"""`mmengine log minimize`: reduces a failing log to a small log that fails in the same way."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ HELP = (
     "  mmengine log minimize vllm.log --with mine:Scheduler -o small"
 )
 
-MAX_PROCESSES = 8  # Processes of a log in which a crash is looked for.
+MAX_PROCESSES = 8  # Maximum number of a log's processes in which a crash is searched.
 _NOTHING = "this build served the log's requests again and nothing failed"
 
 
@@ -105,8 +105,10 @@ def _first_failing(
     deadline: "Deadline",
     progress: "Callable[[Progress], None]",
 ) -> "Minimizer | None":
-    """Return the minimizer for the first script that fails, or None. A crash is also looked for where a
-    process of the log ended, because a script that goes on with the next process skips the crash.
+    """Return the minimizer of the first script that fails, or None.
+
+    A script that continues with the next process of the log skips a crash. Therefore a crash is also looked
+    for where each process of the log ended.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries
@@ -151,7 +153,7 @@ def _recorded(
 
 
 def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
-    """Return the error for a log that does not fail, neither served again nor by its recorded decisions."""
+    """Return the error for a log that fails neither when served again nor by its recorded decisions."""
     from mmengine.replay import open_log
 
     started = open_log(folder).started
@@ -170,7 +172,7 @@ def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
 def _probe(
     folder: Path, failing: str, against: str, own: str, deadline: "Deadline", main: "Main"
 ) -> "Iterator[Probe]":
-    """Yield the probe that detects the failure."""
+    """Yield the probe, which tests whether a candidate log fails."""
     from mmengine.replay.minimize.build_probe import BuildProbe
     from mmengine.replay.minimize.command_probe import CommandProbe
     from mmengine.replay.minimize.failures import KINDS
@@ -209,7 +211,7 @@ def _main_of(context: typer.Context) -> "Main":
 
 @dataclass(frozen=True)
 class _Result:
-    """A minimized log. `first`: the whole log's failure. `is_recorded`: by the log's recorded decisions."""
+    """A minimized log. `first`: the failure of the whole log. `is_recorded`: found by recorded decisions."""
 
     first: "Failure"
     failure: "Failure"
@@ -271,7 +273,7 @@ def _progress() -> Iterator[Callable[["Progress"], None]]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    console = Console(file=sys.stderr)  # A command in this process temporarily replaces sys.stderr.
+    console = Console(file=sys.stderr)  # A probed command replaces sys.stderr in this process.
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("reading the log", total=1)

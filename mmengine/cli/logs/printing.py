@@ -1,6 +1,6 @@
-"""Shared arguments and safe printing for the `mmengine log` commands.
+"""Shared arguments of the `mmengine log` commands, and functions that print a log's texts safely.
 
-A log is untrusted: its texts reach a terminal only through `clean` or `short`.
+A log is untrusted, so its texts reach a terminal only through `clean` or `short`.
 """
 
 import os
@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object per li
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder. Raises LogError if it does not exist."""
+    """Return `folder`. Raises LogError if the folder does not exist."""
     if not folder.is_dir():
         raise LogError(f"there is no folder {folder}; name the folder that was passed as --log")
     return folder
@@ -42,25 +42,25 @@ def console() -> "Console":
 
 
 def printable(text: str, most: int = MAX_SHOWN_CHARS) -> str:
-    """Return the first `most` characters, with U+FFFD for characters that are not printable."""
+    """Return the first `most` characters of a text, with U+FFFD for each unprintable character."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text[:most])
 
 
 def clean(text: str) -> str:
-    """Return `printable` text with rich's markup escaped, for tables and markup."""
+    """Return `printable` text whose rich markup is escaped, for tables and marked-up lines."""
     from rich.markup import escape
 
     return escape(printable(text))
 
 
 def short(value: Any, most: int = MAX_SHOWN_CHARS) -> str:
-    """Return a value's printable repr, truncated to `most` characters."""
+    """Return the printable repr of a value, cut to `most` characters."""
     text = printable(repr(value), most + 1)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def wall(unix_ns: int) -> str:
-    """Convert a Unix time in ns to the local time with milliseconds. 0, which means unknown, gives ""."""
+    """Convert a Unix time in ns to the local time with milliseconds. 0 means unknown, and gives ""."""
     if unix_ns <= 0 or unix_ns >= 2**62:
         return ""
     from datetime import UTC, datetime
@@ -70,12 +70,12 @@ def wall(unix_ns: int) -> str:
 
 
 def ms(nanoseconds: int) -> str:
-    """Convert nanoseconds to text in milliseconds. Negative values, which mean unknown, give ""."""
+    """Convert nanoseconds to a text in milliseconds. A negative value means unknown, and gives ""."""
     return "" if nanoseconds < 0 else f"{nanoseconds / 1e6:.1f}"
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print an object as a line of JSON, in which control characters are escaped."""
+    """Print an object as one line of JSON, in which control characters are escaped."""
     import json
 
     print(json.dumps(value))

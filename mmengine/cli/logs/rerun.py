@@ -1,4 +1,4 @@
-"""`mmengine log rerun`: estimates a log's latencies under other settings."""
+"""`mmengine log rerun`: estimates the latencies that a log's requests would have under other settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,7 +97,7 @@ def _table(result: "Rerun") -> "Table":
 
 
 def _margin(error: float | None, value: float) -> str:
-    """Return " ± " and the estimate's error in the unit of `value`; "" if the error is unknown or
+    """Return " ± " and the error of the estimate in the unit of `value`. Return "" if the error is unknown or
     negligible.
     """
     return "" if error is None or abs(error) < 0.0005 else f" ± {_number(abs(error) * value)}"

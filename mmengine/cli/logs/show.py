@@ -1,4 +1,6 @@
-"""`mmengine log show`: requests, steps, a request's events, a step, or the state at a step."""
+"""`mmengine log show`: lists requests or steps, or shows a request's events, one step, or the state at a
+step.
+"""
 
 import sys
 from collections import deque
@@ -42,7 +44,7 @@ HELP = (
 
 
 class Sort(StrEnum):
-    """A value by which requests are sorted."""
+    """A value by which the list of requests is sorted."""
 
     total = "total"
     queued = "queued"
@@ -199,7 +201,7 @@ def _show(
 
 
 def _print_events(log: Path, request: str, json_output: bool) -> None:
-    """Print the events that a fleet's log has for a request and its choices."""
+    """Print the events of a request and its choices in one log of a fleet."""
     from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.checked_log import CheckedLog
     from mmengine.replay.queries.request_events import request_events
@@ -244,7 +246,7 @@ def _follow(
     json_output: bool,
     findings: "Findings",
 ) -> None:
-    """Print lines as they arrive, until Ctrl-C."""
+    """Print lines as records arrive, until Ctrl-C."""
     import time
 
     from mmengine.replay.checked_log import CheckedLog  # Lazy import.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 def request_table(
     lines: Iterable["RequestLine"], total: int = 0, *, with_wall: bool = False, with_queued: bool = False
 ) -> Table:
-    """Return a table of requests. `total`: how many were selected, for the caption."""
+    """Return a table of requests. `total`: the number of selected requests, for the caption."""
     lines = list(lines)
     clients = ["client's id"] if any(line.client_ids for line in lines) else []
     arrived = ["arrived"] if with_wall else []
@@ -43,7 +43,7 @@ def request_table(
 
 
 def request_text(line: "RequestLine") -> str:
-    """Return a text line for a request that has ended."""
+    """Return one line of text about a request that has ended."""
     return printable(
         f"step {line.end_step}  {line.request_id}  {line.num_prompt_tokens} + {line.num_output_tokens} "
         f"tokens, {line.num_cached_tokens} cached, {_drafts(line)}{line.num_preemptions} preemptions, first "
@@ -85,9 +85,7 @@ def step_text(line: "StepLine") -> str:
 
 
 def life_table(lines: list["RequestEvent"], *, with_wall: bool = False) -> Table:
-    """Return a request's events as a table, in which consecutive steps that only decode one token share a
-    row.
-    """
+    """Return the events of a request as a table. Consecutive steps that only decode one token share a row."""
     table = Table("step", *(["time"] if with_wall else []), "ms", "event", "what")
     for group in _decode_runs(lines):
         first, last = group[0], group[-1]
@@ -107,8 +105,8 @@ def life_text(line: "RequestEvent") -> str:
 
 
 def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    """Yield groups of events: a long run of steps that only schedule and execute one token is one group, and
-    any other event is a group alone.
+    """Yield groups of events. A long run of steps that only schedule and execute one token is one group; any
+    other event is a group of its own.
     """
     run: list[RequestEvent] = []
     for line in lines:
@@ -122,7 +120,7 @@ def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
 
 
 def _as_groups(run: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    if run and run[0].event == "Executed":  # The token that the last prompt chunk gave.
+    if run and run[0].event == "Executed":  # The first answer token, from the last chunk of the prompt.
         yield [run.pop(0)]
     last = [run.pop()] if run and run[-1].event == "Scheduled" else []
     if len(run) > 4:

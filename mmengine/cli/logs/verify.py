@@ -1,4 +1,4 @@
-"""`mmengine log verify`: verifies logs, and prints each log's first divergence as a table."""
+"""`mmengine log verify`: replays logs, and prints the first divergence of each log as a table."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ HELP = (
     "among them.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
-MAX_REQUESTS = 8  # Maximum number of requests that are listed for a differing digest.
+MAX_REQUESTS = 8  # Maximum number of listed requests if a digest differs.
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
 _WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
@@ -103,7 +103,7 @@ def _code(result: "VerifyReport | LogError") -> int:
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    """Return the folder if it is a log, otherwise the logs directly in it."""
+    """Return the folder itself if it is a log, otherwise the logs directly in the folder."""
     if any(folder.glob("*.mmlog*")):
         return [folder]
     below = sorted({path.parent for path in folder.glob("*/*.mmlog*")})
@@ -144,7 +144,7 @@ def report_lines(report: "VerifyReport") -> list[str]:
 
 
 def _verdict(report: "VerifyReport | LogError") -> str:
-    """Return the verdict as one line."""
+    """Return the verdict on one log as one line."""
     if isinstance(report, LogError):
         return ("corrupt: " if isinstance(report, CorruptLog) else "") + str(report)
     found = report.divergence
@@ -164,7 +164,7 @@ def _verdict(report: "VerifyReport | LogError") -> str:
 
 
 def _hosted_verdict(report: "VerifyReport") -> str:
-    """Return the verdict on a log whose decisions another engine made."""
+    """Return the verdict on a log whose decisions another engine made, such as vLLM."""
     found, host = report.divergence, report.host
     agree = f"{report.calls} scheduling calls of {host} agree with {report.decider}"
     if found is not None and found.field.startswith("invariant "):
@@ -201,7 +201,7 @@ def _print_one(folder: Path, report: "VerifyReport", decode: "Decode | None") ->
 
 
 def _advice(folder: Path, found: "Divergence") -> list[str]:
-    """Return the lines with the commands to run next."""
+    """Return the lines that name the commands to run next."""
     from mmengine.replay.queries.divergence_text import next_commands
 
     return ["next:", *(f"  {printable(command, 4096)}" for command in next_commands(folder, found))]
@@ -233,7 +233,7 @@ def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]", decode: "
 def _divergence_tables(
     report: "VerifyReport", found: "Divergence", decode: "Decode | None" = None
 ) -> "Iterator[Table]":
-    """Yield a table that describes the difference, and a table with the last inputs before it."""
+    """Yield a table that describes the divergence, and a table with the last inputs before it."""
     from rich.table import Table
 
     from mmengine.replay.queries.divergence_text import likely_rule, sides
@@ -266,7 +266,7 @@ def _divergence_tables(
 
 
 def _both(differing: list[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield table rows with both values of each differing field. The first field is already named."""
+    """Yield table rows with both values of each differing field. Rows of the first field omit its name."""
     for number, (field, logged, derived) in enumerate(differing):
         of = f" {field}" if number else ""
         yield f"logged{of}", logged
@@ -274,8 +274,8 @@ def _both(differing: list[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
-    """Yield table rows for a differing state digest: the last step with equal states, and the columns and
-    requests that differ.
+    """Yield table rows that describe a differing state digest: the last step with equal states, and the
+    columns and requests that differ.
     """
     if found.event != "Checkpoint" or found.field == "event":
         return
@@ -352,8 +352,8 @@ def _input_json(record: "Record") -> dict[str, Any]:
 
 @contextmanager
 def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record], None] | None]]":
-    """On a terminal, show a progress bar over the bytes in all logs. Yields a function that returns the
-    progress callback for a log, or None.
+    """On a terminal, show a progress bar over the bytes of all logs. Yields a function that returns the
+    progress callback of a log, or None.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -372,7 +372,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
             nonlocal before
             start, before = before, before + sizes[log]
             bar.update(task, completed=start, description=f"verifying {clean(log.name)}")
-            full = last = 0  # Bytes in earlier segments, and the offset in the current segment.
+            full = last = 0  # Bytes of earlier segments; offset in the current segment.
 
             def move(record: "Record") -> None:
                 nonlocal full, last

@@ -48,7 +48,7 @@ def why(
 
 
 def _print(claims: "list[Claim]", json_output: bool, request_id: str = "") -> None:
-    """Print the claims. `request_id`: named in each claim's JSON if several requests are explained."""
+    """Print the claims. `request_id`: added to each claim's JSON if several requests are explained."""
     import msgspec  # Lazy import.
 
     if json_output:
