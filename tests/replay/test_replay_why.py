@@ -10,6 +10,7 @@ from mmengine.core.engine import EngineCore
 from mmengine.core.state.digest import state_digest
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
+from mmengine.events.call_ids import call_id
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import open_log, request_lines
 from mmengine.replay.checked_log import CheckedLog
@@ -283,6 +284,18 @@ KEY = "0123456789abcdef:"
 def test_a_clients_id_finds_its_requests(given, found):
     names = ["r1", "r2/0", "r2/1", f"{KEY}r3", f"{KEY}batch_7-3", "r4-0", "r4-1/0", "r4-1/1", "msg_x", "r1"]
     assert matching_ids(names, given) == found
+
+
+@pytest.mark.parametrize("prefix", ["call_", "toolu_"])
+def test_a_tool_calls_id_finds_the_answer_that_made_it(tmp_path, prefix):
+    names = ["r1", "r2/0", "r2/1", f"{KEY}r3"]
+    for answer, found in ((("r1", 0), "r1"), (("r2", 1), "r2/1"), (("r3", 0), f"{KEY}r3")):
+        for index in (0, 5):
+            given = prefix + call_id(*answer, index).removeprefix("call_")
+            assert matching_ids(names, given) == [found]
+    log = run(tmp_path / "log", [request(name, 20) for name in names])
+    with pytest.raises(LogError, match="no request in .* has made this tool call; mmengine log show"):
+        find_requests(log, prefix + 24 * "0")
 
 
 def test_a_batch_line_is_found_by_its_custom_id(tmp_path):

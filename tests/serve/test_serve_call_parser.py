@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmengine.events.call_ids import call_id
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
 from mmengine.serve.text.reasoning import NO_REASONING, ReasoningTokens
-from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser, call_id
+from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser
 from mmengine.structured_output.request.tool_calls import RequestedTool, ToolCalls, calls_of, tool_calls
 from tests.serve.serve_fakes import ByteTokenizer
 

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from mmengine import AsyncEngine, Prompt
+from mmengine.replay.queries.request_names import find_requests
 from mmengine.serve.text import choice_deltas as deltas
 from mmengine.structured_output.json_schema.validation import find_violation
 from tests.serve.serve_fakes import EchoExecutor
@@ -122,6 +123,29 @@ def test_events_are_the_chunks_of_the_engine_byte_for_byte(echo, content, fields
             assert said.get("stop_reason") == choice.stop_reason
             errors = msgspec.to_builtins(choice.argument_errors)
             assert said.get("argument_errors", []) == list(errors)
+
+
+def test_the_log_finds_the_answers_that_made_a_call_by_its_id(tmp_path):
+    """The ids are those of chat completions with several choices, of responses and of messages."""
+    flat = [{"type": "function", **each["function"]} for each in TOOLS]
+    own = [{"name": each["name"], "input_schema": each["parameters"]} for each in flat]
+    with served(executor_class=Saying, engine_options={"log": tmp_path / "log"}) as one:
+        _, _, chat = one.chat(CALLS, tools=TOOLS, n=2, request_id="r")
+        _, _, response = one.respond(CALLS, tools=flat)
+        body = {"messages": [{"role": "user", "content": CALLS}], "tools": own, "max_tokens": 400}
+        _, _, message = one.call("/v1/messages", body)
+    made = [
+        (call["id"], f"r/{choice['index']}")
+        for choice in chat["choices"]
+        for call in choice["message"]["tool_calls"]
+    ]
+    items = [each for each in response["output"] if each["type"] == "function_call"]
+    made += [(each["call_id"], response["id"].removeprefix("resp_")) for each in items]
+    blocks = [each for each in message["content"] if each["type"] == "tool_use"]
+    made += [(each["id"], message["id"].removeprefix("msg_")) for each in blocks]
+    assert len(made) == 8
+    for call, name in made:
+        assert find_requests(tmp_path / "log", call) == [name]
 
 
 def test_usage_counts_up_over_the_frames_of_calls(echo):

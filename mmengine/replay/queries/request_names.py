@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmengine.errors import LogError
 from mmengine.events import vocabulary as ev
+from mmengine.events.call_ids import call_id
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.queries.envelopes import OWNER, client_ids
 
@@ -20,13 +21,16 @@ _PREFIXES = (
     *("embd-", "pool-", "rerank-", "score-"),
 )
 _ITEM = re.compile(r"_\d+$")  # the number of a response's item
+_CALL = re.compile(r"(call|toolu)_([0-9a-f]{24})")  # the id of a tool call
+_CHOICE = re.compile(r"(.*)/(\d{1,9})", re.DOTALL)
+MAX_CALLS = 64  # calls per answer that are compared with a tool call's id
 
 
 def matching_ids(names: Iterable[str], given: str) -> list[str]:
     """Return the ids among `names` that belong to `given`: the id itself, or its choices' and prompts' ids.
 
     `given` may have an API's prefix (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`), and may lack the API key's
-    hash, which is the beginning of a server's ids.
+    hash, which is the beginning of a server's ids. The id of a tool call belongs to the answer with the call.
     """
     names = list(dict.fromkeys(names))
     for wanted in _meant(given):
@@ -35,6 +39,8 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
         found = [name for name in names if _belongs(name, wanted)]
         if found:
             return found
+    if call := _CALL.fullmatch(given):
+        return [name for name in names if _makes_call(name, f"call_{call[2]}")]
     return []
 
 
@@ -66,6 +72,10 @@ def find_requests(folder: Path, given: str) -> list[str]:
 
 def no_request(folder: Path, names: list[str], given: str) -> LogError:
     """Return the error for an id that none of `names` matches."""
+    if _CALL.fullmatch(given):
+        return LogError(
+            f"no request in {folder} has made this tool call; mmengine log show {folder} lists the requests"
+        )
     near = _near(names[-MAX_COMPARED:], given)
     advice = f"near ids: {', '.join(near)}; " if near else ""
     return LogError(
@@ -92,6 +102,16 @@ def _belongs(name: str, wanted: str) -> bool:
         if own.startswith(wanted) and _PART.fullmatch(own[len(wanted) :]):
             return True
     return False
+
+
+def _makes_call(name: str, wanted: str) -> bool:
+    """Return whether `wanted` is the id of one of the first MAX_CALLS calls in the answer to `name`."""
+    owner = OWNER.match(name)
+    own = name[owner.end() :] if owner else name
+    answers = [(own, 0)]
+    if choice := _CHOICE.fullmatch(own):
+        answers.append((choice[1], int(choice[2])))
+    return any(call_id(*answer, index) == wanted for answer in answers for index in range(MAX_CALLS))
 
 
 def _near(names: list[str], given: str) -> list[str]:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from mmengine.events.call_ids import call_id
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDelta, Delta, Entry
-from mmengine.serve.text.tool_call_parser import CallDelta, call_id
+from mmengine.serve.text.tool_call_parser import CallDelta
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,6 +11,7 @@ import msgspec
 from mmengine.config import EngineConfig
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import FIELD, InvalidRequest, RequestFailed
+from mmengine.events.call_ids import call_id
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.chat.chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
@@ -21,7 +22,6 @@ from mmengine.serve.prompt.tools import NO_TEMPLATE, ToolCallSpec, ToolSelection
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta, Entry
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Completion, RequestOutput, require_success
-from mmengine.serve.text.tool_call_parser import call_id
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 

@@ -4,7 +4,6 @@ The text follows the grammar of its `ToolCalls`, so the parser never guesses and
 JSON arguments are passed on unchanged; XML arguments are converted to JSON.
 """
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from mmengine.structured_output.request.tool_calls import (
     parameters_of,
 )
 
-ID_CHARS = 24
 MAX_SPACE = 64  # characters of white space that are held back before a call
 _JSON_HEAD = re.compile(r'\n\{"name": "([^"]*)", "arguments": ')
 _XML_HEAD = re.compile(r"\n<function=([^>]*)>\n")
@@ -37,12 +35,6 @@ class CallDelta(NamedTuple):
 
 
 Piece = str | CallDelta
-
-
-def call_id(request_id: str, choice: int, index: int) -> str:
-    """Return a call's id, which is the same whenever the answer is sent again."""
-    text = f"{request_id}\0{choice}\0{index}".encode()
-    return "call_" + hashlib.sha256(text).hexdigest()[:ID_CHARS]
 
 
 class ToolCallParser:

@@ -11,9 +11,10 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import ErrorCode
+from mmengine.events.call_ids import call_id
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
-from mmengine.serve.text.tool_call_parser import CallDelta, call_id
+from mmengine.serve.text.tool_call_parser import CallDelta
 from mmengine.server.chat.chat_frames import FrameTails, Usage
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.token_texts import TokenTexts
