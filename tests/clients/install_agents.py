@@ -1,4 +1,4 @@
-"""Installs the agents of agents.py, each in its own folder. An agent that cannot be installed is skipped.
+"""Installs the agents of coding_agents.py, each in its own folder. It skips agents that cannot be installed.
 
 python -m tests.clients.install_agents build/clients/agents
 """
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.clients.agents import AGENTS, Agent
+from tests.clients.coding_agents import AGENTS, Agent
 
 INSTALL_S = 600  # Maximum seconds for an agent.
 READY = ".version"  # A file with the installed version.

@@ -21,7 +21,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from tests.clients.agents import AGENTS, NOTES, PICTURE, QUESTION, Agent
+from tests.clients.coding_agents import AGENTS, NOTES, PICTURE, QUESTION, Agent
 from tests.clients.run import MODEL, ROOT, TEMPLATE, server
 from tests.clients.scripted_server import EDITED, scripted_server
 from tests.pictures import data_url

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmengine import AsyncEngine
 from mmengine.models.plugin import Prepared
-from tests.clients.agents import NOTES, PICTURE, Agent
+from tests.clients.coding_agents import NOTES, PICTURE, Agent
 from tests.serve.serve_fakes import EchoExecutor, EchoProcessor, builder
 from tests.server.running import served
 

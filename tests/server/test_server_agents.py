@@ -4,6 +4,7 @@ agent_turns.json has each client's fields, blocks and tools. `{n}` is the turn's
 generates the texts {system} and {result} and further tools.
 """
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmengine import AsyncEngine
-from tests.clients.agents import AGENTS
+from tests.clients.coding_agents import AGENTS
 from tests.project.doc_blocks import ROOT
 from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
 from tests.server.agent_sizes import build_long, enlarge
@@ -250,6 +251,17 @@ def test_a_choice_of_a_hosted_tool_is_refused(server):
     for tools in ([hosted], [hosted, {"type": "local_shell"}]):
         assert server.respond(tools=tools)[0] == 400
     assert server.respond(text={"format": {"type": "xml"}})[0] == 400
+
+
+def test_no_program_of_a_client_hides_a_package_that_it_imports():
+    """A program's folder is the first place where Python looks for modules."""
+    programs = list((ROOT / "tests" / "clients").glob("*.py"))
+    ours = {program.stem for program in programs} - {"checks"}
+    for program in programs:
+        for node in ast.walk(ast.parse(program.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not ours & {name.partition(".")[0] for name in names}, program.name
 
 
 def test_the_page_has_the_commands_that_were_run():
