@@ -69,11 +69,18 @@ def test_no_piece_is_large(monkeypatch):
         "data:image/png; BASE64 ,YWI+/2I=",
         "data:image/png,ab%3E%ffb",
         "data:,%61b%3e%FFb",
+        " \n\x00data:image/png;base64,YWI+/2I= \t",
+        "data:image/png;base64,YWI+/2I=#t=1",
+        "data:,%61b%3e%FFb#%25 ",
+        "Da\nta:image/png;ba\rse64,YW\tI+/2I",
+        "data:,%6\n1b%3e%F\tFb",
     ],
 )
 def test_data_urls_are_those_of_the_whatwg(url, piece, monkeypatch):
     monkeypatch.setattr(data_urls, "PIECE", piece)
-    assert sources.read_source(url, sources.Access(), 2**20, "image 0") == b"ab>\xffb"
+    for access in (sources.Access(), sources.Access(local_files=False)):
+        assert sources.read_source(url, access, 2**20, "image 0") == b"ab>\xffb"
+        assert sources.keepable(url, access, 2**20, "image 0") == b"ab>\xffb"
 
 
 @pytest.mark.parametrize("data", ["YWI+/", "YWI=YWI=", "YWJi=", "YW=", "YWI%", "YW_-"])

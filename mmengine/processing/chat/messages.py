@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from mmengine.errors import FIELD, HERE, FieldPath, InvalidRequest
+from mmengine.processing.media.data_urls import is_data_url
 from mmengine.processing.media.options import NAMES
 from mmengine.processing.media.sources import MAX_IMAGE_BYTES, MAX_MEDIA, MediaPart, decode_base64
 from mmengine.request import check_unicode
@@ -203,7 +204,7 @@ def _source(part: Mapping[str, Any], modality: str, where: str) -> Any:
                 raise InvalidRequest(f"{where}: its {key} has no url")
         if value is None:
             continue
-        if key == "base64" and isinstance(value, str) and not value.startswith("data:"):
+        if key == "base64" and isinstance(value, str) and not is_data_url(value):
             return decode_base64(value, MAX_IMAGE_BYTES, where)
         return value
     return None

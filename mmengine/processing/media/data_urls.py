@@ -1,8 +1,8 @@
-"""Decodes data: URLs and base64 as the WHATWG standards Fetch and Infra say.
+"""Decodes data: URLs and base64 as the WHATWG standards URL, Fetch and Infra say.
 
-Padding may be missing, line breaks are ignored, and the data may be percent-encoded. Text is decoded in
-pieces, because decoding holds the interpreter lock and a whole image would block all other threads for tens
-of milliseconds.
+Padding may be missing, line breaks and surrounding spaces are ignored, the data may be percent-encoded, and
+they end before a fragment (`#…`). Text is decoded in pieces, because decoding holds the interpreter lock and
+a whole image would block all other threads for tens of milliseconds.
 """
 
 import base64
@@ -12,14 +12,24 @@ from urllib.parse import unquote_to_bytes
 
 PIECE = 2**15  # Characters decoded at once.
 MAX_HEAD = 256  # Characters from a URL's start to its comma.
+_AROUND = "".join(map(chr, range(0x21)))  # Control characters and spaces, which do not belong to a URL.
+_WITHIN = dict.fromkeys(map(ord, "\t\n\r"))
+
+
+def is_data_url(text: str) -> bool:
+    """Return whether browsers take `text` for a data: URL."""
+    return text[:MAX_HEAD].lstrip(_AROUND).translate(_WITHIN)[:5].lower() == "data:"
 
 
 def decode_data_url(url: str) -> bytes:
     """Return a data: URL's bytes. Raises ValueError; the text says what is wrong."""
+    url = url.strip(_AROUND)
+    if (fragment := url.find("#")) >= 0:
+        url = url[:fragment]
     comma = url.find(",", 0, MAX_HEAD)
     if comma < 0:
         raise ValueError("is a data: URL without data; it should begin like data:image/png;base64,")
-    kind, _, last = url[:comma].rpartition(";")
+    kind, _, last = url[:comma].translate(_WITHIN).rpartition(";")
     is_base64 = bool(kind) and last.strip().lower() == "base64"
     if "%" in url[comma:] or not is_base64:
         raw = _unquoted(url, comma + 1)
@@ -44,7 +54,7 @@ def _unquoted(text: str, begin: int) -> Iterator[bytes]:
     """Yield the percent-decoded text. An escape is not divided between two pieces."""
     rest = ""
     for each in _pieces(text, begin):
-        piece = rest + each
+        piece = rest + each.translate(_WITHIN)
         cut = piece.rfind("%", len(piece) - 2)
         rest = piece[cut:] if cut >= 0 else ""
         yield unquote_to_bytes(piece[:cut] if cut >= 0 else piece)

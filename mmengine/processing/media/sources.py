@@ -74,7 +74,7 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
         return io.BytesIO(value)
     if isinstance(value, str):
         head = value[:16].lower()
-        if head.startswith("data:"):
+        if data_urls.is_data_url(value):
             return io.BytesIO(_data_url(value, max_bytes, where))
         if head.startswith(("http://", "https://")):
             raise InvalidMedia(
@@ -122,7 +122,7 @@ def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | 
     """Return the encoded bytes, or the file that holds them; None for pixels decoded elsewhere."""
     if not is_source(value):
         return None
-    if isinstance(value, os.PathLike) or (isinstance(value, str) and value[:5].lower() != "data:"):
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and not data_urls.is_data_url(value)):
         with open_source(value, access, max_bytes, where) as file:
             return Path(file.name).absolute()
     return read_source(value, access, max_bytes, where)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from mmengine.errors import FIELD, FieldPath, InvalidRequest
+from mmengine.processing.media.data_urls import is_data_url
 
 Message = dict[str, Any]
 Chat = Sequence[Message]
@@ -174,7 +175,11 @@ def _is_prompt(value: object) -> bool:
 
 
 def _names_image(text: str) -> bool:
-    return text[:8].lower().startswith(("data:", "http://", "https://")) or text.lower().endswith(_SUFFIXES)
+    return (
+        is_data_url(text)
+        or text[:8].lower().startswith(("http://", "https://"))
+        or text.lower().endswith(_SUFFIXES)
+    )
 
 
 def _flat(images: object) -> list[object]:

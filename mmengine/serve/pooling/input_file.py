@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import InvalidRequest, shown
+from mmengine.processing.media.data_urls import is_data_url
 from mmengine.serve.pooling.prompts import PoolInput
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -60,6 +61,6 @@ def _read_line(line: bytes, number: int, path: Path) -> VectorInput:
         return VectorInput(custom_id, value["messages"])
     for kind in _LOCAL:
         place = value.get(kind)
-        if isinstance(place, str) and "://" not in place and not place.startswith("data:"):
+        if isinstance(place, str) and "://" not in place and not is_data_url(place):
             value[kind] = str(path.parent / place)
     return VectorInput(custom_id, value)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from mmengine.errors import FIELD, FieldPath
 from mmengine.processing.fetch.prompt_fetch import URL_HEADS
+from mmengine.processing.media.data_urls import is_data_url
 
 # in the order in which processors look
 _KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")
@@ -96,4 +97,4 @@ class _Walk:
         head = text[:8].lower()
         if head.startswith(URL_HEADS):
             return True
-        return self._reads_files and (head.startswith("file:") or (key == "path" and head[:5] != "data:"))
+        return self._reads_files and (head.startswith("file:") or (key == "path" and not is_data_url(text)))

@@ -190,7 +190,8 @@ class Conversation:
                 if not kind.startswith("image/"):
                     text = f"{FIELD} must be an image type, not {shown(kind)}"
                     raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "media_type")
-                return self._payloads.of(data) or f"data:{kind};base64,{data}"
+                bare = data.replace("%", "%25").replace("#", "%23")  # Escapes are no base64.
+                return self._payloads.of(data) or f"data:{kind};base64,{bare}"
             case "url":
                 return _text(where, source, "url")
             case "file":

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
-from mmengine.processing.media.data_urls import decode_data_url
+from mmengine.processing.media.data_urls import decode_data_url, is_data_url
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
@@ -16,7 +16,6 @@ REFERENCE = "sha256:"
 # Maps each type of media part to the field that contains the URL.
 _MEDIA = {"input_image": "image_url", "input_video": "video_url"}
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
-_DATA = "data:"
 _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 
 
@@ -85,7 +84,7 @@ class Parts:
                 text = f"{FIELD} refers to data that are not stored; send a data: URL"
                 raise ApiError(ErrorCode.MEDIA_NOT_STORED, text, where)
             return data, url
-        if url[:8].lower().startswith(_DATA):
+        if is_data_url(url):
             data = self._payloads.of(url) or _data_of(where, url)
         elif "://" in url[:16] or url[:5].lower() == "file:":
             return url, url  # The chat reader checks whether the URL is allowed.

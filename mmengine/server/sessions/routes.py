@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
+from mmengine.processing.media.data_urls import is_data_url
 from mmengine.serve.async_engine.sessions import AsyncSession
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.requests.submission import OTHER_ADAPTER
@@ -256,7 +257,7 @@ def _content(parsed_request: ParsedRequest) -> list[Json]:
 
 
 def _picture(url: str) -> str:
-    if not url.startswith("data:"):
+    if not is_data_url(url):
         raise ApiError(
             ErrorCode.URL_NOT_FETCHED,
             f"{FIELD} must be a data: URL; frames are not fetched",
