@@ -1,5 +1,5 @@
-"""The invariants of KV blocks: who holds them, and which blocks a row holds in each block group.
-invariants.py lists them with their names.
+"""The invariants of KV blocks: who holds each block, and which blocks a row holds in each block group.
+invariants.py lists these invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """
@@ -14,7 +14,9 @@ from mmengine.core.state.state import State
 
 
 def broken_references(state: State) -> Iterator[str]:
-    """Check that the reference counts follow from the block tables."""
+    """Check that each block's reference count equals the number of its holders: rows, store fetches and
+    session leases.
+    """
     held = _held_blocks(state)
     wrong = np.flatnonzero(held != state.blocks.references)
     if len(wrong):
@@ -40,7 +42,7 @@ def _held_blocks(state: State) -> np.ndarray:
 
 
 def broken_blocks(state: State) -> Iterator[str]:
-    """Check that each block is held or free, once."""
+    """Check that each block is either held or free, and that no free block is listed twice."""
     free = state.blocks.free_list.order()
     if len(free) != state.blocks.num_free or len(np.unique(free)) != len(free):
         yield (
@@ -57,7 +59,7 @@ def broken_blocks(state: State) -> Iterator[str]:
 
 
 def broken_host_blocks(state: State) -> Iterator[str]:
-    """Check that each block in the host pool is free or holds a request's KV, once."""
+    """Check that each block in the host pool either is free or holds the KV of a single request."""
     swapped = [req_state.host_blocks for req_state in state.requests.values()]
     placed = np.sort(np.concatenate([*swapped, state.free_host_blocks]))
     if not np.array_equal(placed, np.arange(state.config.swap_blocks)):
@@ -68,8 +70,8 @@ def broken_host_blocks(state: State) -> Iterator[str]:
 
 
 def broken_windows(state: State) -> Iterator[str]:
-    """Check that in a group with a window each row holds the blocks that its next queries read, and between
-    steps no other blocks.
+    """Check that, in a group with a window, each row holds the blocks that its next queries read. Between
+    steps, the row must hold no other blocks.
     """
     rows = state.running
     if state.num_groups == 1 or not len(rows):
@@ -97,8 +99,9 @@ def broken_windows(state: State) -> Iterator[str]:
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
-    """Check that the recorded contents of blocks in windows are those of the first group's blocks. `filled`:
-    bool [group, row, number], the full blocks."""
+    """Check that blocks in window groups have the same recorded contents as the first group's blocks.
+    `filled` marks the full blocks: bool [group, row, number].
+    """
     groups, places, numbers = filled.nonzero()
     keys = state.blocks.windows.keys[tables[groups, places, numbers]]
     contents = state.blocks.content[state.block_table[rows[places], numbers]]

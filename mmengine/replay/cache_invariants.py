@@ -1,5 +1,5 @@
-"""The invariants of the encoder cache, the adapter pool and the sessions. invariants.py lists them with their
-names.
+"""The invariants of the encoder cache, the adapter pool and the sessions. invariants.py lists these
+invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """
@@ -13,8 +13,8 @@ from mmengine.core.state.state import State
 
 
 def broken_media(state: State) -> Iterator[str]:
-    """Check that a row holds the encoder outputs that its step reads. Between steps, a row whose position
-    lies inside an item must hold this item's output.
+    """Check that a row holds the encoder outputs that its step reads. Between steps, a row whose position is
+    inside a media item must hold the encoder output of this item.
     """
     for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
         req_state, computed = state.requests_by_row[row], int(state.num_computed[row])
@@ -32,7 +32,9 @@ def broken_media(state: State) -> Iterator[str]:
 
 
 def broken_parts(state: State) -> Iterator[str]:
-    """Check that an item is encoded in parts without a gap, and within the encoder work of each step."""
+    """Check that a media item encoded in several parts has no gap between its parts, and that each step's
+    encoder work stays within the limit.
+    """
     piece = state.config.encoder_piece
     if not piece:
         return
@@ -60,7 +62,7 @@ def broken_parts(state: State) -> Iterator[str]:
 
 
 def broken_encoder(state: State) -> Iterator[str]:
-    """Check that the encoder cache is within its capacity, and that each entry's reference count is the
+    """Check that the encoder cache is within its capacity, and that each entry's reference count equals the
     number of rows that hold the entry.
     """
     cache = state.encoder
@@ -102,7 +104,9 @@ def broken_encoder(state: State) -> Iterator[str]:
 
 
 def broken_adapters(state: State) -> Iterator[str]:
-    """Check that adapters fit their budgets, and are held by the rows that compute with them."""
+    """Check that adapters stay within their limits, and that each row with an adapter holds the adapter of
+    its request.
+    """
     pool, config = state.adapters, state.config
     wanted = {
         row: adapter.digest

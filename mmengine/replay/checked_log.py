@@ -1,9 +1,10 @@
-"""Checks a log's records before a replay trusts them: a log may come from an untrusted source.
+"""Checks the records of a log while a replay reads them, because a log may come from an untrusted source.
 
-Two kinds of false records are treated differently. A false observation, or a record that would make a replay
-take too much memory or never end, makes the log corrupt: CorruptLog with the record's number. A decision that
-breaks a rule of the state is a finding (findings.py). The fold applies the decision anyway if it can;
-otherwise the iteration ends before the record, and readers return what they have read so far.
+A record is either an observation (an input of the engine, such as an arrival or a result) or a decision of
+the scheduler. A false observation makes the log corrupt. So does a record that would make a replay take too
+much memory or never end. Such a record raises CorruptLog with the record's number. A decision that breaks a
+rule of the state is a finding (findings.py) instead. If the state can take the decision, the fold applies it
+anyway. Otherwise the iteration ends before the record, and readers return the result up to there.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,20 +40,22 @@ from mmengine.replay.rules.observations import check_observation
 
 _CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
-# Limit on the cells (rows x tokens, or KV slots) that a replay must hold for a log's settings.
+# Maximum number of cells (rows x tokens, or KV slots) that a replay must hold for the settings of a log.
 MAX_CELLS = 2**31
 
 
 class CheckedLog:
-    """Iterates over the records in a folder's log; `record` is the current record.
+    """Iterates over the records of the log in a folder. `record` is the current record.
 
     `wait`: for a log that is still being written, see LogFollower. `after`: a record number; the iteration
     begins after the newest snapshot before that record. If the log's beginning was deleted, the iteration
-    begins after the oldest snapshot. `begins_after` is the number of the snapshot's record, or -1; `first` is
-    the first record, if any. `findings` collects the decisions that break a rule; pass the same object to
-    several readers of a log to collect them together.
+    begins after the oldest snapshot.
 
-    Raises LogError when there is no log, CorruptLog for a damaged file or another format.
+    `begins_after` is the record number of the snapshot, or -1 without a snapshot. `first` is the first
+    record, if any. `findings` collects the decisions that break a rule. To collect the findings of several
+    readers of a log together, pass the same object to all of them.
+
+    Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
 
     def __init__(
@@ -63,11 +66,11 @@ class CheckedLog:
         findings: Findings | None = None,
     ):
         self.findings = Findings() if findings is None else findings
-        self.is_over = False  # The record after the last one read cannot be applied.
-        self._is_doubtful = False  # An earlier record broke a rule.
+        self.is_over = False  # Whether the record after the last record read cannot be applied.
+        self._is_doubtful = False  # Whether an earlier record broke a rule.
         self._named: Record | None = None  # The record of the innermost `naming` block.
         while wait is not None and not segment_paths(folder) and wait():
-            pass  # Nothing is written yet.
+            pass  # The log has no records yet.
         self._reader: LogReader | LogFollower = LogReader(folder)
         base = None
         if after is not None:
@@ -87,11 +90,11 @@ class CheckedLog:
         self.started = self._started(folder)
         self.config = _replay_config(self.started, folder)
         self._live: set[str] = set() if base is None else set(base[0].requests)
-        self._begins = base is None  # The first record is STARTED.
+        self._begins = base is None  # Whether the first record is STARTED.
 
     def resumed(self, records: Iterator[Record], state: State, position: int) -> "CheckedLog":
-        """Return a reader of the same log that begins at record `position`. `records`: the records from
-        there on. `state`: the state before them. Both readers share `findings`.
+        """Return another reader of the same log that begins at record `position`. `records`: the records from
+        `position` on. `state`: the state before these records. Both readers share `findings`.
         """
         log = copy(self)
         log.is_over = False
@@ -119,7 +122,9 @@ class CheckedLog:
 
     @property
     def torn(self) -> Cut | None:
-        """The position at which the iteration ended, if the bytes there are not a whole record."""
+        """The position at which the iteration ended, if the bytes at this position are not a complete
+        record.
+        """
         return self._reader.torn
 
     def __iter__(self) -> Iterator[Record]:
@@ -141,10 +146,10 @@ class CheckedLog:
 
     @contextmanager
     def naming(self, record: Record | None = None) -> Iterator[None]:
-        """Handle an error in this block, which `record` causes (default: the current record).
+        """Handle an error that `record` (default: the current record) causes in this block.
 
-        If the record is a decision, or an earlier decision broke a rule, the error is the log's last finding:
-        the block and the iteration end. Otherwise a CorruptLog is raised that names the record.
+        If the record is a decision, or an earlier decision broke a rule, the error becomes the last finding
+        of the log: the block and the iteration end. Otherwise a CorruptLog that names the record is raised.
         """
         outer, self._named = self._named, record
         try:
@@ -167,7 +172,7 @@ class CheckedLog:
 
     def _add(self, broken: BrokenRule) -> None:
         record = self._named or self.record
-        assert record is not None  # Only a record's event breaks a rule.
+        assert record is not None  # Only the event of a record can break a rule.
         self._is_doubtful = True
         self.is_over = self.is_over or not broken.can_fold
         where = (record.sequence, record.step, type(record.event).__name__)
@@ -181,15 +186,15 @@ class CheckedLog:
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Check an event, and fold it. Unlike `verify`, this method does not decide again to compare the
-        decisions. Call this method in a `naming` block. After an error the state is unknown.
+        """Check an event, and apply it to the state. Unlike `verify`, this method does not derive decisions
+        to compare them. Must be called in a `naming` block. After an error, the state is undefined.
         """
         self.check(state, event)
         evolve(state, event)
 
     def check(self, state: State, event: ev.Event) -> None:
-        """Collect the rules that an event breaks. Call this method in a `naming` block; an error means that
-        the state cannot take the event.
+        """Collect the rules that an event breaks. Must be called in a `naming` block. An error means that the
+        state cannot take the event.
         """
         for broken in broken_rules(state, event):
             if not broken.can_fold:
@@ -227,7 +232,7 @@ def _described(error: Exception) -> str:
 
 
 def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
-    """Return the log's settings.
+    """Return the settings in the log.
 
     Raises CorruptLog for an unknown schema, and for settings whose state would not fit into memory.
     """

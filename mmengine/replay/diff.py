@@ -1,8 +1,8 @@
-"""Finds the first difference between two logs. Both are folded side by side, and events are compared with
-request ids instead of row numbers.
+"""Finds the first difference between two logs. Both logs are read side by side, and their events are compared
+with request ids in place of row numbers.
 
-Row numbers, block numbers and times are not compared; checkpoints and deliveries are skipped. The result says
-whether the inputs differ first, or the decisions derived from equal inputs.
+Block numbers and times are not compared. Checkpoints and deliveries are skipped. The result says whether the
+inputs differ first, or the decisions that were derived from equal inputs.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ _TIMES = {"device_ns", "draft_ns", "host_ns", "logprobs", "prompt_logprobs", "po
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two logs at the difference. `event`: the event's kind, or "" if this log has ended. `value`:
-    the differing field's value.
+    """One of the two logs at the difference. `event`: the kind of the event, or "" if this log has ended.
+    `value`: the value of the field that differs.
     """
 
     sequence: int
@@ -43,8 +43,8 @@ class LogDifference(msgspec.Struct, frozen=True):
     """The first difference between two logs.
 
     `kind` is "inputs", "decisions", "end" (one log is a prefix of the other), or "" for equal logs.
-    `settings` maps a differing setting to its values (in the first log, in the second). `events` counts the
-    equal events. `request`: the request to which the field belongs, or "".
+    `settings` maps each setting that differs to its two values, first log first. `events`: the number of
+    equal events before the difference. `request`: the request to which the field belongs, or "".
     """
 
     kind: str
@@ -64,11 +64,12 @@ def diff(
     shapes: bool = False,
     findings: tuple[Findings, Findings] | None = None,
 ) -> LogDifference:
-    """Return the first difference. A log ends before a decision that its state cannot take.
+    """Return the first difference between two logs. If the state cannot take a decision, the comparison
+    treats the log as ending before this decision.
 
-    `match`: whether requests with the same id or with the same arrival number correspond. `shapes`: user
-    content is compared only by its size, such as the number of tokens. `findings`: an object for each log, as
-    in CheckedLog. Raises `verify`'s errors, and LogError for logs that begin at different records.
+    `match`: how requests correspond, either by equal ids or by equal arrival numbers. `shapes`: compare user
+    content only by its size, such as the number of tokens. `findings`: an object for each log, see
+    CheckedLog. Raises the errors of `verify`, and LogError for logs that begin at different records.
     """
     found = findings or (Findings(), Findings())
     logs = CheckedLog(first, findings=found[0]), CheckedLog(second, findings=found[1])
@@ -93,8 +94,8 @@ _Fact = tuple[State, Record, str, dict[str, object]]
 
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
-    """Yield, for each compared event, the state before the event, the record, the event's kind, and its
-    fields, with request names instead of row numbers.
+    """Yield a tuple for each compared event: the state before the event, the record, the kind of the event,
+    and its fields. The fields contain request names instead of row numbers.
     """
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):
@@ -116,7 +117,7 @@ _CONTENT = {
 
 
 def _shape(name: str, value: Any) -> object:
-    """Return the size of a value in place of the value, if the value is user content."""
+    """Return the size of a value instead of the value itself, if the value is user content."""
     if name not in _CONTENT or isinstance(value, int):
         return value
     if name == "grammar" and value is not None:
@@ -156,7 +157,8 @@ class _Fields:
                 fields["group"] = self._name(event.group)
                 grammar = self._state.grammar_slots.whole(event).grammar
                 fields["grammar"] = grammar and msgspec.structs.asdict(grammar)
-                del fields["grammar_slot"]  # The slot is not part of the request.
+                # The grammar slot is not a property of the request.
+                del fields["grammar_slot"]
             case _:
                 fields = msgspec.structs.asdict(event)
         if hasattr(event, "request_id"):
@@ -262,8 +264,8 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Return whether the inputs differ. If one log has a result where the other has a decision, the decisions
-    differ: the other log decided more.
+    """Return whether the inputs differ, rather than the decisions. If one log has a result and the other a
+    decision, the decisions differ, because the other log decided more.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

@@ -1,21 +1,23 @@
 """Findings: decisions in a log that break a rule of the state.
 
-A log whose frames, checksums and types are sound but whose decision is impossible is evidence of a bug in the
-build that wrote the log. Tools show the finding and continue, as far as the state can take the decision.
+The frames, checksums and types of a log can be sound although a decision is impossible. Such a decision is
+evidence of a bug in the build that wrote the log. Tools show the finding, and continue if the state can take
+the decision.
 """
 
 from pathlib import Path
 from traceback import walk_tb
 from typing import NamedTuple
 
-MAX_LISTED = 32  # Findings that are kept; further findings are only counted.
-FOLD = "fold"  # The rule's name if the state cannot take a decision and no other rule says why.
+MAX_LISTED = 32  # Maximum number of findings that are stored. Further findings are only counted.
+FOLD = "fold"  # The rule's name if the state cannot take a decision and no other rule gives the reason.
 
 
 class BrokenRule(NamedTuple):
-    """A rule that a decision breaks, on the state before the decision.
+    """A rule that a decision breaks. The rule is checked on the state before the decision.
 
-    `value` and `limit`: the figures in `text`. `can_fold`: whether the state can take the decision.
+    `value` and `limit`: the numbers in `text`. `can_fold`: whether the state can take the decision
+    nevertheless.
     """
 
     rule: str
@@ -26,8 +28,8 @@ class BrokenRule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A record whose decision breaks a rule. `is_last`: the record cannot be applied to the state, so tools
-    read the log up to this record.
+    """A record whose decision breaks a rule. `is_last`: whether the record cannot be applied to the state, so
+    that tools stop reading before this record.
     """
 
     rule: str
@@ -45,17 +47,18 @@ class Finding(NamedTuple):
 
 
 class Findings:
-    """The findings in a log, in order. A tool that reads the log several times finds each of them once.
+    """The findings in a log, in order. If a tool reads the log several times, each finding is counted once.
 
-    `listed` has at most MAX_LISTED findings; `count` counts all. `last` is the finding at which the tools
-    stop reading, or None.
+    `listed` has the first MAX_LISTED findings. `count` is the number of all findings. `last` is the finding
+    at which tools stop reading, or None.
     """
 
     def __init__(self) -> None:
         self.listed: list[Finding] = []
         self.count = 0
         self.last: Finding | None = None
-        self._newest = (-1, frozenset[str]())  # The last finding's record, and the rules that it breaks.
+        # The record of the last finding, and the rules that this record breaks.
+        self._newest = (-1, frozenset[str]())
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -74,7 +77,7 @@ class Findings:
 
 
 def place_of(error: Exception) -> str:
-    """Return an exception's type and text, and the file and function that raised it."""
+    """Return the type and the text of an exception, and the file and function that raised it."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     code = frame.f_code
     text = (str(error).splitlines() or [""])[0][:200]

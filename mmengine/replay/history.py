@@ -1,5 +1,6 @@
-"""The invariants of a log's history: requests end once, and every token reaches their consumers once, in
-order. Unlike the invariants in invariants.py, these follow the events and the engine's outputs.
+"""The invariants of a run's history: each request ends once, and each token is delivered to the request's
+consumer once, in order. Unlike the invariants in invariants.py, these invariants depend on the sequence of
+events and on the engine's outputs.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ DESCRIPTIONS = {
 
 
 class _Pending:
-    """A live request's tokens that no output has had yet, and its end."""
+    """The tokens of a live request that no output has contained yet, and the request's finish reason."""
 
     __slots__ = ("end", "tokens")
 
@@ -34,26 +35,27 @@ class _Pending:
 
 
 class History:
-    """Follows a run. `state`: the state before the next event. `names`: the invariants that are checked.
-    `has_outputs`: whether `outputs` is called after each call of the engine. `begins`: whether the run begins
-    with the log's first record, so that every id is known.
+    """Follows a run and checks the invariants of its history.
 
-    `broken`: (name, text) of the first broken invariant, or None.
+    `state`: the state before the next event. `names`: the invariants to check. `has_outputs`: whether
+    `outputs` is called after each call of the engine. `begins`: whether the run begins with the log's first
+    record, so that every request id is known. `broken`: name and text of the first broken invariant, or None.
     """
 
     def __init__(self, state: State, names: Iterable[str], *, has_outputs: bool = True, begins: bool = True):
         self._state, self._names = state, frozenset(names)
         self._has_outputs, self._begins = has_outputs, begins
         self._lengths = {name: _length(state, name) for name in state.requests}
-        self._ended: set[str] = set()  # requests whose answer is not delivered yet
-        self._grown: list[str] = []  # requests that got tokens by the last event
-        self._chunk: tuple[str, np.ndarray] | None = None  # a session's expected tokens after the last event
-        self._moved = True  # whether the last event changed the set of requests
+        self._ended: set[str] = set()  # Requests whose answers are not delivered yet.
+        self._grown: list[str] = []  # Requests that got tokens from the last event.
+        # A session and its expected tokens after the last event.
+        self._chunk: tuple[str, np.ndarray] | None = None
+        self._moved = True  # Whether the last event changed the set of requests.
         self._pending: dict[str, _Pending] = {}
         self.broken: tuple[str, str] | None = None
 
     def before(self, event: ev.Event) -> None:
-        """Check the state after the last event, and follow `event`, which is about to be applied."""
+        """Check the state after the last event. Then record `event`, which is about to be applied."""
         self.check()
         match event:
             case ev.Executed():
@@ -93,7 +95,7 @@ class History:
             self._chunk = None
 
     def outputs(self, outputs: Iterable[Output]) -> None:
-        """Compare the engine's outputs with the tokens and the ends since its last call."""
+        """Compare the engine's outputs with the tokens and the ends since the previous outputs."""
         for output in outputs:
             name = output.request_id
             pending = self._pending.pop(name, None) or _Pending()

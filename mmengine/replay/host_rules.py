@@ -1,11 +1,13 @@
-"""Chooses the rules for a recorded log from the version of the engine that made the decisions."""
+"""Selects the decision rules with which a recorded log is verified. A recorded log contains the decisions of
+another engine, its host, such as vLLM. The rules depend on the version of the host.
+"""
 
 import re
 from typing import NamedTuple
 
 from mmengine.events import vocabulary as ev
 
-# In STARTED's `fingerprints`: features of the host that the rules here do not model, as a text.
+# A key in STARTED's `fingerprints`. Its text lists features of the host that the rules here do not model.
 UNMODELLED = "not_derived"
 _COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm-0.33"}
 _SETTING = "vllm."
@@ -13,13 +15,13 @@ _VERSION = re.compile(r"vllm (\d+)\.(\d+)")
 
 
 def is_setting(fingerprint: str, value: str) -> bool:
-    """Return whether a fingerprint holds a number or a flag of the host's settings, and no text."""
+    """Return whether a fingerprint holds a number or a flag from the host's settings, rather than a text."""
     return fingerprint.startswith(_SETTING) and bool(re.fullmatch(r"True|False|[0-9.]{1,20}", value))
 
 
 class HostRules(NamedTuple):
-    """The rules for a log. `compat`: the setting that selects them, or "" if no rules apply. `name`: their
-    name for people. `caveat`: why they may differ from the host's rules, or "".
+    """The rules for a log. `compat`: the setting that selects the rules, or "" if no rules apply. `name`: the
+    name of the rules in messages. `caveat`: the reason why the rules may differ from the host's rules, or "".
     """
 
     compat: str
@@ -28,7 +30,7 @@ class HostRules(NamedTuple):
 
 
 def rules_for(started: ev.Started) -> HostRules:
-    """Return the rules for the log that begins with `started`, whose `host` is not empty."""
+    """Return the rules for the recorded log that begins with `started`. `started.host` must not be empty."""
     if missing := started.fingerprints.get(UNMODELLED, ""):
         return HostRules("", "", f"the rules here do not model {missing}")
     if changed := _changed_settings(started):
@@ -49,7 +51,7 @@ def rules_for(started: ev.Started) -> HostRules:
 
 
 def _changed_settings(started: ev.Started) -> str:
-    """Return the settings of vLLM whose values no rule here models, as a text."""
+    """Return a text with the settings of vLLM that have values which no rule here models."""
     facts, config = started.fingerprints, started.config
     expected = {
         "hash_block_size": (str(config.get("block_size")),),

@@ -1,7 +1,8 @@
-"""The named invariants of a state, which hold between any two events. Tests, `mmengine log verify
+"""The named invariants of a state. They hold between any two events. Tests, `mmengine log verify
 --invariants` and `mmengine log minimize` use them.
 
-Each counts the rows, requests and steps again, and compares the result with the pools' counters.
+Each invariant counts the rows, requests and steps again, and compares the result with the counters in the
+state.
 """
 
 from collections import Counter
@@ -34,15 +35,15 @@ from mmengine.replay.row_invariants import (
 
 
 class BrokenInvariant(NamedTuple):
-    """A broken invariant: its `name`, and a `text` that says how the state breaks it."""
+    """A broken invariant. `name`: the name of the invariant. `text`: how the state breaks the invariant."""
 
     name: str
     text: str
 
 
 def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
-    """Return the first broken invariant, or None. `name`: check only this invariant. An invariant that cannot
-    be computed, for example because a row has no request, counts as broken.
+    """Return the first broken invariant, or None. `name`: check only this invariant. If an invariant cannot
+    be computed, for example because a row has no request, it counts as broken.
     """
     for each in [name] if name else INVARIANTS:
         try:
@@ -55,7 +56,9 @@ def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
 
 
 def _rows(state: State) -> Iterator[str]:
-    """Check that each row is running, free or leaving, and that each request waits or runs."""
+    """Check that each row is either running, free or leaving, and that each request either waits or has a
+    row.
+    """
     placed = sorted([*state.running.tolist(), *state.free_rows, *state.leaving])
     if placed != list(range(state.config.num_rows)):
         yield (
@@ -76,7 +79,9 @@ def _rows(state: State) -> Iterator[str]:
 
 
 def _state_slots(state: State) -> Iterator[str]:
-    """Check that each row holds its own state slot, and that only free slots hold kept states."""
+    """Check that each row holds its own state slot, and that only free slots hold states for later prefix
+    hits.
+    """
     slots = state.states
     rows = [*state.running.tolist(), *state.leaving]
     held = np.sort(state.state_slot[rows]) if state.config.num_state_slots else np.zeros(0, np.int32)
@@ -95,8 +100,8 @@ def _state_slots(state: State) -> Iterator[str]:
 
 
 def _sessions(state: State) -> Iterator[str]:
-    """Check that all leases are within their limit and hold their sessions' tokens, and that a live request
-    belongs to a single session.
+    """Check that session leases stay within their limit and contain the tokens of their sessions, and that
+    each live request belongs to at most one session.
     """
     config, sessions = state.config, state.sessions
     ending = any(session.is_settled for session in sessions.all.values())
@@ -125,7 +130,9 @@ def _sessions(state: State) -> Iterator[str]:
 
 
 def _queue(state: State) -> Iterator[str]:
-    """Check that waiting requests are in the policy's order, and rows in the order of their admission."""
+    """Check that waiting requests are in the order of the scheduling policy, and rows in the order of their
+    admission.
+    """
     ranks = [state.policy.rank(req_state) for req_state in state.waiting]
     for place, (first, second) in enumerate(pairwise(ranks)):
         if second < first:
@@ -144,7 +151,9 @@ def _queue(state: State) -> Iterator[str]:
 
 
 def _tenants(state: State) -> Iterator[str]:
-    """Check that each live request belongs to a tenant, and each request without a row to its queue."""
+    """Check that each live request belongs to a tenant, and that each request without a row is in the queue
+    of its tenant.
+    """
     tenants = list(state.tenants.all.values())
     queued = sorted(id(req_state) for tenant in tenants for req_state in tenant.waiting)
     waiting = sorted(id(req_state) for req_state in state.requests.values() if req_state.row < 0)
@@ -158,7 +167,9 @@ def _tenants(state: State) -> Iterator[str]:
 
 
 def _budgets(state: State) -> Iterator[str]:
-    """Check that a step stays within its budgets for tokens, rows and embeddings, and counts them right."""
+    """Check that a step stays within its budgets for tokens, rows and embeddings, and that the step's
+    counters match its rows.
+    """
     config, rows = state.config, state.step_rows
     num_tokens = int(state.scheduled[rows].sum())
     if state.tokens_left < 0 or (state.is_open and num_tokens != config.token_budget - state.tokens_left):
@@ -171,9 +182,10 @@ def _budgets(state: State) -> Iterator[str]:
             f"the step has the rows {rows.tolist()}; it must have each row only once, and at most "
             f"{config.max_num_seqs} rows (max_num_seqs)"
         )
-    part = state.step_part.key if state.step_part is not None else None  # The part has a budget of its own.
+    # A part of a large item has a budget of its own.
+    part = state.step_part.key if state.step_part is not None else None
     sizes = [request.media[index].num_embeds for key, request, index in state.step_encoded if key != part]
-    # Under vLLM's rules a preempted request's items are encoded, although their budget was given back.
+    # Under vLLM's rules, the items of a preempted request are encoded although their budget was returned.
     uncounted = sum(sizes) > config.encoder_budget - state.encoder_left and not config.compat
     if state.encoder_left < 0 or uncounted:
         yield (
@@ -187,8 +199,9 @@ def _budgets(state: State) -> Iterator[str]:
 
 
 def _computed(state: State) -> Iterator[str]:
-    """Check that rows compute known tokens, into blocks that they hold."""
-    rows = state.running[~np.isin(state.ended[state.running], (LOST, CRASHED))]  # those start again
+    """Check that rows compute only known tokens, and only into blocks that they hold."""
+    # Rows whose step was lost or crashed start again.
+    rows = state.running[~np.isin(state.ended[state.running], (LOST, CRASHED))]
     known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     room = state.num_blocks[rows] * state.block_size
     for most, text in ((known, "tokens are known"), (room, "KV slots are in its blocks")):
@@ -197,7 +210,8 @@ def _computed(state: State) -> Iterator[str]:
             row = int(rows[over[0]])
             num_computed = int(state.num_computed[row])
             yield f"row {row} has computed {num_computed} tokens, but only {int(most[over[0]])} {text}"
-    # The last known token gives the logits for the next one, so it is never computed before its step.
+    # The last known token gives the logits for the next token. Therefore the last known token is not computed
+    # before its step.
     idle = (state.scheduled[rows] + state.in_flight[rows] == 0) & (state.ended[rows] == RUNS_ON)
     idle &= (state.num_tokens[rows] < state.max_total[rows]) & (
         state.num_computed[rows] >= state.num_tokens[rows]
@@ -210,7 +224,9 @@ def _computed(state: State) -> Iterator[str]:
 
 
 def _flights(state: State) -> Iterator[str]:
-    """Check that no row in a dispatched step is free, and that pending tokens are counted."""
+    """Check that no row in a dispatched step is free, and that the counters of steps in flight and of pending
+    tokens are correct.
+    """
     if len(state.flights) > state.config.max_in_flight:
         limit = state.config.max_in_flight
         yield f"{len(state.flights)} steps are in flight; the limit is {limit} (max_in_flight)"

@@ -1,5 +1,5 @@
-"""The invariant of a step's plan: the executor computes exactly the tokens that the step decided, and reads
-and writes the KV slots of their rows.
+"""The invariant of a step's plan. The executor must compute exactly the tokens that the step scheduled, and
+read and write the KV slots of the scheduled rows.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
     if not np.array_equal(rows[plan.sample], flight):
         yield f"the plan samples the rows {rows[plan.sample].tolist()}, but the step {flight.tolist()}"
     yield from _broken_media(state, plan, starts)
-    if state.is_open:  # the copies of a step that was dispatched ahead are not in the state any more
+    if state.is_open:  # If the step was dispatched ahead, its copies are no longer in the state.
         for name, parts in state.step_copies.items():
             wanted, given = [pair for part in parts for pair in part.tolist()], getattr(plan, name)
             if wanted != ([] if given is None else given.tolist()):
@@ -58,8 +58,9 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
 
 
 def _broken_windows(state: State, plan: StepPlan, owners: np.ndarray, positions: np.ndarray) -> Iterator[str]:
-    """Check the slots and tables of groups with windows. `owners`, `positions`: each token's row and
-    position."""
+    """Check the slots and block tables of groups with windows. `owners` and `positions`: the row and the
+    position of each token.
+    """
     size = state.block_size
     if len(plan.windows) != state.num_groups - 1:
         yield f"the plan has {len(plan.windows)} groups with a window, but the model {state.num_groups - 1}"

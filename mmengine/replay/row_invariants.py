@@ -1,5 +1,5 @@
-"""The invariants of rows: which requests may run, and which KV their blocks hold. invariants.py lists them
-with their names.
+"""The invariants of rows: which requests may run, and which KV the blocks of a row hold. invariants.py lists
+these invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """
@@ -20,14 +20,14 @@ def _name(state: State, row: int) -> str:
 
 
 def broken_grammars(state: State) -> Iterator[str]:
-    """Check that no request runs before its grammar is compiled."""
+    """Check that no request has a row before its grammar is compiled."""
     for row in state.running.tolist():
         if state.requests_by_row[row].waits_for_grammar:
             yield f"request {_name(state, row)} has row {row}, but its grammar is not compiled"
 
 
 def broken_ends(state: State) -> Iterator[str]:
-    """Check that a step has no request that is complete, failed or cancelled."""
+    """Check that a step contains no request that is complete, failed or cancelled."""
     if not state.is_open or state.config.compat:
         return
     for name in (*state.cancelled, *state.grammar_failed):
@@ -46,7 +46,7 @@ def broken_ends(state: State) -> Iterator[str]:
 
 
 def broken_overlap(state: State) -> Iterator[str]:
-    """Check that no step was decided that depends on the result of a step in flight."""
+    """Check that no step was scheduled whose content depends on the result of a step in flight."""
     rows = state.step_rows
     if not state.flights or not len(rows):
         return
@@ -78,7 +78,9 @@ def broken_chunks(state: State) -> Iterator[str]:
 
 
 def broken_atomic_runs(state: State) -> Iterator[str]:
-    """Check that no row's computed tokens end inside an embedding run, neither before nor after its step."""
+    """Check that a row's computed tokens never end inside an embedding run, neither before nor after a
+    step.
+    """
     rows = state.running if state.config.atomic_runs else state.running[:0]
     for row in rows.tolist():
         media, after = state.requests_by_row[row].request.media, int(state.num_computed[row])
@@ -92,7 +94,7 @@ def broken_atomic_runs(state: State) -> Iterator[str]:
 
 
 def broken_whole_prompt(state: State) -> Iterator[str]:
-    """Check that no row has computed a part of its prompt."""
+    """Check that no row has computed only a part of its prompt."""
     for row in state.running.tolist() if state.config.whole_prompt else ():
         computed, num_prompt = int(state.num_computed[row]), state.requests_by_row[row].num_prompt
         if computed < num_prompt:
@@ -103,7 +105,9 @@ def broken_whole_prompt(state: State) -> Iterator[str]:
 
 
 def broken_writes(state: State) -> Iterator[str]:
-    """Check that a row holds alone the blocks that it will write: all blocks after its computed tokens."""
+    """Check that the blocks which a row will write next have no other holder. These are all blocks after the
+    computed tokens.
+    """
     rows = state.running
     if not len(rows):
         return
@@ -125,8 +129,8 @@ def broken_writes(state: State) -> Iterator[str]:
 
 
 def broken_hits(state: State) -> Iterator[str]:
-    """Check that the content which the prefix index records for a row's blocks is the row's own: its tokens,
-    and for a row that was just admitted its media, salt and adapter.
+    """Check that the prefix index records the right contents for the blocks of a row: the row's own tokens.
+    For a row that was just admitted, also check its media, salt and adapter.
     """
     rows, index = state.running, state.blocks.index
     if not len(rows) or not state.config.enable_prefix_caching:

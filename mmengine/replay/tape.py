@@ -1,4 +1,6 @@
-"""Makes a log the executor, the source and the sink for the loop that verifies it."""
+"""Lets the engine's loop run on a log to verify it. The log takes the place of the executor, of the source of
+observations, and of the sink for events.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,13 +23,13 @@ from mmengine.replay.watcher import Watcher
 from mmengine.request import SamplingParams
 
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
-RECENT = 8  # Observations shown with a divergence.
-INVARIANT = "invariant "  # Prefix for the `field` of a broken invariant.
-CRASH = "crash"  # The `field` if this build raises an exception after the last record.
+RECENT = 8  # Number of observations that are shown with a divergence.
+INVARIANT = "invariant "  # Prefix of a divergence's `field` for a broken invariant.
+CRASH = "crash"  # A divergence's `field` if this build raises an exception after the last record.
 
 
-# These exceptions end the loop from inside an executor or a sink. They do not derive from `Exception`,
-# because the loop turns an executor's exceptions into FAILED.
+# An executor or a sink raises these exceptions to end the loop. They do not derive from `Exception`, because
+# the loop turns an executor's exceptions into FAILED.
 
 
 class Diverged(BaseException):
@@ -37,12 +39,14 @@ class Diverged(BaseException):
 
 
 class Crashed(BaseException):
-    """Raised where the log's process ended and another continued. The next record is RECOVERED."""
+    """Raised at the position where the process that wrote the log ended and another process continued. The
+    next record is RECOVERED.
+    """
 
 
 class Blamed(BaseException):
-    """Raised where the log's process ended and the next process blames a step. The next records are FAILED
-    and RECOVERED.
+    """Raised at the position where the process that wrote the log ended, and the next process blamed a step
+    for the crash. The next records are FAILED and RECOVERED.
     """
 
     def __init__(self, cause: str, recovered: ev.Recovered):
@@ -51,11 +55,13 @@ class Blamed(BaseException):
 
 
 class LogEnded(BaseException):
-    """Raised where the log ends in the middle of a step, because a crash cut the step short."""
+    """Raised if the log ends in the middle of a step, because a crash interrupted the step."""
 
 
 class LogTape:
-    """A log as executor, source and sink in a replay. Raises Diverged at the first event that differs."""
+    """Acts as executor, source and sink in a replay of a log. Raises Diverged at the first event that differs
+    from the log.
+    """
 
     num_bytes, stalled = 0, ""
 
@@ -68,18 +74,20 @@ class LogTape:
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self.next: Record | None = next(records, None)
         self.last: Record | None = None  # The previous record.
-        self.watcher: Watcher | None = None  # Checks the invariants between any two records.
-        self.agreed: Record | None = None  # The last checkpoint whose digest was equal.
+        self.watcher: Watcher | None = None  # Checks the invariants between every two records.
+        self.agreed: Record | None = None  # The last checkpoint whose digest matched.
 
     # Executor
 
     @property
     def needs_plan(self) -> bool:
-        """Whether plans are made: only to check them, because the log has the steps' results."""
+        """Whether the loop builds plans. Plans are only checked, because the log has the results of the
+        steps.
+        """
         return self.watcher is not None and self.watcher.checks_plans
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Check the plan."""
+        """Check the plan of a step."""
         if self.watcher is not None:
             self.watcher.plan(plan)
 
@@ -110,12 +118,14 @@ class LogTape:
         )
 
     def discard(self) -> None:
-        """Do nothing, because the log has no results for steps after a failed step."""
+        """Do nothing, because the log has no results for the steps after a failed step."""
 
     # Source
 
     def drain(self) -> Iterator[ev.Event]:
-        """Yield the log's next observations. The loop appends each before it takes the next."""
+        """Yield the next observations in the log. The loop appends each observation before it takes the
+        next.
+        """
         return self._observations(_observation_behind)
 
     def leavers(self) -> Iterator[ev.Event]:
@@ -176,7 +186,7 @@ class LogTape:
         self.last, self.next = record, following
 
     def _check_rules(self, event: ev.Event) -> None:
-        """Raise Diverged if the event, which is the next record's, breaks a rule of the state before it."""
+        """Raise Diverged if the next record's event breaks a rule of the state before the event."""
         if self.watcher is None:
             return
         self.watcher.follow(event)
@@ -185,22 +195,22 @@ class LogTape:
             raise Diverged(self.divergence(INVARIANT + found.name, "holds", found.text))
 
     def broken(self, found: Finding) -> Divergence:
-        """Return a finding as a divergence."""
+        """Convert a finding to a divergence."""
         where = (found.sequence, found.step, found.event, INVARIANT + found.rule)
         divergence = Divergence(*where, "holds", found.text, list(self._recent))
         divergence.broken = BrokenRule(found.rule, found.text, found.value, found.limit, not found.is_last)
         return divergence
 
     def crashed(self, error: Exception) -> Divergence:
-        """Return an unexpected exception of this build after the log's last record as a divergence. The
-        engine that wrote the log may have died of the same exception.
+        """Convert an unexpected exception of this build to a divergence after the log's last record. The
+        engine that wrote the log may have crashed with the same exception.
         """
-        assert self.last is not None  # A record was applied before.
+        assert self.last is not None  # At least one record was applied.
         where = (self.last.sequence, self.last.step, type(self.last.event).__name__, CRASH)
         return Divergence(*where, "the log ends", place_of(error), list(self._recent))
 
     def check_invariants(self) -> None:
-        """Raise Diverged if the records so far broke an invariant."""
+        """Raise Diverged if the records so far break an invariant."""
         if self.watcher is None or self.last is None or (found := self.watcher.broken) is None:
             return
         kind = type(self.last.event).__name__
@@ -239,7 +249,9 @@ class LogTape:
         return self.next
 
     def divergence(self, name: str, logged: Any, derived: Any, event: ev.Event | None = None) -> Divergence:
-        """Return a divergence in the field `name` of the next record. `event`: the derived event, if any."""
+        """Return a divergence in the field `name` of the next record. `event`: the derived event, if there is
+        one.
+        """
         record = self._expect()
         where = (record.sequence, record.step, type(record.event).__name__, name)
         found = Divergence(*where, readable(logged), readable(derived), list(self._recent))
@@ -247,7 +259,7 @@ class LogTape:
         return found
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Return the divergence, with its requests and the rule that the logged decision breaks. If it is a
+        """Return the divergence with its requests and with the rule that the logged decision breaks. For a
         digest, add the columns and requests in which the states differ.
         """
         found.rows = {
@@ -268,9 +280,9 @@ class LogTape:
 
 
 def _begins_process(record: Record, following: Record | None) -> bool:
-    """Return whether this record is a new process's first, and so follows another clock.
+    """Return whether this record is the first of a new process, whose clock has another origin.
 
-    The first record is RECOVERED, or the FAILED before it that blames a step.
+    The first record of a process is RECOVERED, or a FAILED directly before RECOVERED that blames a step.
     """
     if isinstance(record.event, ev.Failed) and following is not None:
         record = following
@@ -282,8 +294,9 @@ def _int32(column: bytes | None) -> np.ndarray | None:
 
 
 def _observation_behind(event: ev.Event) -> ev.Event | None:
-    """Return the observation after which the engine logs this event first, or None if the event is a
-    decision.
+    """Return the observation that makes the engine log this event, or None if the event is a decision.
+
+    If a request is rejected on arrival, the engine logs only FINISHED. The observation is then QUEUED.
     """
     if isinstance(
         event,

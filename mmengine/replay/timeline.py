@@ -1,12 +1,12 @@
-"""A log as a Python object. Walk over its events and steps, stop at a step, inspect the state, and run the
-real scheduler there.
+"""Opens a log as a Python object. With this object you can iterate over events and steps, stop at a step,
+inspect the state, and run the real scheduler on that state.
 
     log = open_log("run.log")
     step = log.at(120)          # just before step 120 was decided
     step.view.waiting           # the waiting requests
     step.decide()               # `schedule` again, on that state: set a breakpoint in it
 
-Nothing is compared with the log by default; `verify` compares a whole log.
+By default, nothing is compared with the log. `verify` compares a whole log.
 """
 
 from collections import deque
@@ -30,10 +30,10 @@ from mmengine.replay.findings import Findings
 
 
 def open_log(folder: str | PathLike, findings: Findings | None = None) -> "Timeline":
-    """Open a log for inspection. Raises LogError if there is none, CorruptLog if the log is damaged.
+    """Open a log for inspection. Raises LogError if there is no log, and CorruptLog if the log is damaged.
 
-    `findings` collects the decisions that break a rule of the state. A walk ends before a decision that the
-    state cannot take.
+    `findings` collects the decisions that break a rule of the state. Iteration ends before a decision that
+    the state cannot take.
     """
     return Timeline(Path(folder), findings)
 
@@ -43,7 +43,7 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
     """Yield the state before each record, and the record. There is a single state object, which advances with
-    the iteration, which ends before a decision that breaks a rule and that the state cannot take.
+    the iteration. The iteration ends before a decision that the state cannot take.
     """
     state = log.first_state()
     for record in log:
@@ -57,10 +57,10 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
-    """Return whether the scheduler (`schedule`) decided this event. `state`: the state before the event.
+    """Return whether the scheduler (`schedule`) made this event. `state`: the state before the event.
 
-    Preemptions after a failed step, a crash or a cache reset are not the scheduler's: they come before the
-    scheduler runs.
+    Preemptions after a failed step, a crash or a cache reset happen before the scheduler runs, so they are
+    not the scheduler's decisions.
     """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
@@ -76,7 +76,7 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
     """Yield (row, int32 token ids) for each row that gains tokens by the event. `state`: the state before the
     event.
 
-    Rows that failed, and rows whose request left while the step ran, gain nothing.
+    Rows that failed gain no tokens. Neither do rows whose request ended while the step was running.
     """
     sampled, tokens = state.sampled_rows().tolist(), np.frombuffer(event.token_ids, np.int32)
     counts = [1] * len(sampled) if event.counts is None else np.frombuffer(event.counts, np.int32).tolist()
@@ -90,8 +90,8 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
 
 
 class Timeline:
-    """A log on disk. Each walk reads it again. `started` and `config` come from the log's first record.
-    `findings`: the decisions that break a rule, as far as a walk has read.
+    """A log on disk. Each iteration reads the log again. `started` and `config` come from the first record.
+    `findings`: the decisions that break a rule, up to the record that has been read.
     """
 
     def __init__(self, folder: Path, findings: Findings | None = None):
@@ -103,16 +103,16 @@ class Timeline:
     def events(self) -> Iterator[tuple[State, Record]]:
         """Yield the state before each record, and the record.
 
-        The state advances with the iteration, so copy values that you keep. Raises CorruptLog where the log
-        is damaged or contradicts itself.
+        The state changes as the iteration advances, so copy the values that you need later. Raises CorruptLog
+        if the log is damaged or contradicts itself.
         """
         return fold(CheckedLog(self.folder, findings=self.findings))
 
     def steps(self) -> Iterator["Step"]:
-        """Yield every step that has decisions, with the state just before them.
+        """Yield every step that has decisions, with the state just before its first decision.
 
-        A step is valid until the next step is requested. Raises `events`' errors, and Diverged if `decide`
-        was called on a step and decided differently from the log.
+        A step is valid until the next step is requested. Raises the errors of `events`. If `decide` was
+        called on a step and decided differently from the log, raises Diverged.
         """
         log = CheckedLog(self.folder, findings=self.findings)
         state = log.first_state()
@@ -135,9 +135,10 @@ class Timeline:
                 ahead.extend((*logged[step.num_agreed() :], *following))
 
     def at(self, number: int) -> "Step":
-        """Return the step with that number, with the state just before its decisions. The step stays valid.
+        """Return the step with this number, with the state just before its first decision. The step stays
+        valid.
 
-        Raises LogError if the step has no decisions; the error names the steps that have some.
+        Raises LogError if the step has no decisions. The error names the steps with decisions.
         """
         first = last = None
         for step in self.steps():
@@ -151,11 +152,12 @@ class Timeline:
 
 
 class Step:
-    """A step that is about to be decided. `state` is the state at this moment, and `view` shows it to the
-    scheduler, read-only.
+    """A step that is about to be decided. `state` is the state at this moment. `view` is the read-only view
+    of the state that the scheduler gets.
 
-    `logged`: the log's decisions in order. `record`: the first decision's record, with its time. `is_whole`
-    is False if the log, or the process that wrote it, may have ended before the step's last decision.
+    `logged`: the decisions in the log, in order. `record`: the record of the first decision, with its time.
+    `is_whole` is False if the log may end before the step's last decision, or if the process that wrote the
+    log may have ended before.
     """
 
     def __init__(self, log: CheckedLog, state: State, records: list[Record], following: list[Record]):
@@ -170,9 +172,9 @@ class Step:
         self._is_complete = False
 
     def next_decision(self) -> ev.Event | None:
-        """Let this build's scheduler decide the next event, apply it, and return it; None if the step is
-        complete. Raises CorruptLog if the scheduler fails on this state, or decides what the state cannot
-        take.
+        """Let this build's scheduler decide the next event, apply the event, and return it. Returns None if
+        the step is complete. Raises CorruptLog if the scheduler fails on this state, or if the state cannot
+        take the decision.
         """
         try:
             event = self._scheduler.schedule(self.view)
@@ -189,18 +191,19 @@ class Step:
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let this build's scheduler decide the step's rest, and return all its events.
+        """Let this build's scheduler decide the rest of the step, and return all events of the step.
 
         The state advances to the point at which the step is about to run. The events equal `logged` if the
-        log has this build's rules and is sound.
+        log is sound and was written with this build's rules.
         """
         while self.next_decision() is not None:
             pass
         return self.decided
 
     def follow(self) -> Iterator[ev.Event]:
-        """Yield the remaining logged decisions. Before each, the state is as it was before the decision; at
-        the end the step is about to run. A decision that the state cannot take is the last one yielded.
+        """Yield the remaining decisions in the log. When a decision is yielded, the state is the state before
+        it. At the end, the step is about to run. If the state cannot take a decision, this decision is the
+        last one yielded.
         """
         for record in self._records[len(self.decided) :]:
             yield record.event
@@ -212,7 +215,9 @@ class Step:
             self.decided.append(record.event)
 
     def num_agreed(self) -> int:
-        """Return how many logged decisions were also decided here. Raises Diverged if a decision differs."""
+        """Return the number of logged decisions that were also decided here. Raises Diverged if a decision
+        differs.
+        """
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
         too_many = len(self.decided) > count and self._log_continues
@@ -225,10 +230,10 @@ class Step:
 
 
 def _most_decisions(state: State) -> int:
-    """Return an upper limit on a step's events.
+    """Return an upper limit on the number of events in a step.
 
-    In a step each row is freed and taken at most once, each item is evicted at most once, and each such event
-    takes at most one lease.
+    In a step, each row is freed at most once and assigned at most once, and each media item is evicted at
+    most once. Each of these events takes at most one lease.
     """
     moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8
@@ -237,8 +242,8 @@ def _most_decisions(state: State) -> int:
 def _decisions(
     log: CheckedLog, state: State, first: Record, records: Iterator[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """Return the step's scheduling records from `first` on, and a list with the record after them, if any.
-    The records are read but not applied.
+    """Return the scheduling records of the step from `first` on, and a list with the record after them, if
+    there is one. The records are read but not applied.
     """
     logged, following = [first], []
     most = _most_decisions(state)

@@ -1,7 +1,8 @@
-"""Verifies a log: runs the engine's loop again on the log's observations, and compares every derived event
-with the log.
+"""Verifies a log. Runs the engine's loop again on the observations in the log, and compares every derived
+event with the log.
 
-The log itself is the loop's executor, source and sink. No model, no device and no clock is needed.
+The log takes the place of the loop's executor, source and sink. Therefore no model, device or clock is
+needed.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,12 +37,12 @@ def verify(
     invariants: bool = False,
     own: str = "",
 ) -> VerifyReport:
-    """Fold a log and derive its decisions again.
+    """Read a log, and derive its decisions again.
 
     `progress` is called with each record. `after`: begin at the newest snapshot before this record, see
-    CheckedLog. `invariants`: also check the invariants of replay/watcher.py after each record; a broken
-    invariant is a divergence whose field is INVARIANT followed by its name. `own`: "vllm" or MODULE:CLASS,
-    the scheduler of the installed vLLM that derives the decisions of a log that was recorded there.
+    CheckedLog. `invariants`: also check the invariants of replay/watcher.py after each record. The field of a
+    divergence is then INVARIANT followed by the name of the broken invariant. `own`: "vllm" or MODULE:CLASS,
+    for a log that was recorded in vLLM. This scheduler of the installed vLLM then derives the decisions.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
@@ -64,7 +65,7 @@ def verify(
 
 
 def _verify_own(log: CheckedLog, progress: Callable[[Record], None] | None, invariants: bool) -> VerifyReport:
-    """Return the report on a log that this engine's loop wrote, without its end."""
+    """Return the report on a log that this engine's loop wrote. The report's `end` is not set."""
     report = VerifyReport(
         begins_after=log.begins_after,
         logged_version=log.started.decision_version,
@@ -110,7 +111,7 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
                 if tape.watcher is not None:
                     tape.watcher.outputs(outputs)
             except Crashed:
-                continue  # RECOVERED is next.
+                continue  # The next record is RECOVERED.
             except Blamed as blamed:
                 core.recover(blamed.recovered, blamed.cause)
             except MMEngineError:
@@ -126,7 +127,7 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
     except LogError:
         raise
     except MMEngineError as error:
-        if tape.next is not None:  # At the end of the log, the live engine stopped with the same error.
+        if tape.next is not None:  # If the log ends here, the live engine stopped with the same error.
             found = tape.divergence("event", type(tape.next.event).__name__, str(error))
             return found if core is None else tape.located(found, core.state)
     except Exception as error:
@@ -141,19 +142,21 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
 
 
 def _is_of_observation(error: Exception, last: Record) -> bool:
-    """Return whether the fold of an observation, the log's last record, raised the error."""
+    """Return whether the error was raised while the log's last record was applied and this record is an
+    observation.
+    """
     in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 
 
 def _advance(core: EngineCore, coming: ev.Event) -> Iterable[Output]:
-    """Let the engine write the event `coming`, and return the outputs."""
+    """Let the engine produce the event `coming`, and return the outputs."""
     match coming:
         case ev.Checkpoint():
             core.checkpoint()
         case ev.Recovered():
             core.recover(coming)
-        case ev.Delivered():  # An engine that is closed writes DELIVERED without a step after it.
+        case ev.Delivered():  # An engine that is being closed writes DELIVERED without a step after it.
             core.record_delivered(coming)
         case ev.Executed() | ev.Failed() if isinstance(core, HostDrivenCore) and core.num_in_flight:
             return core.finish_step()
@@ -165,9 +168,7 @@ def _advance(core: EngineCore, coming: ev.Event) -> Iterable[Output]:
 
 
 def _fold(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
-    """Fold the log without deriving its decisions, and compare the digests. The fold ends at the first
-    finding.
-    """
+    """Apply all records without deriving decisions, and compare the digests. Ends at the first finding."""
     state = log.first_state()
     if invariants:
         tape.watcher = Watcher(state, has_outputs=False, begins=log.begins_after < 0)

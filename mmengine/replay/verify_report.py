@@ -1,4 +1,6 @@
-"""The result of verifying a log."""
+"""The result of verifying a log: the counts, and the first divergence between the log and the derived
+events.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,12 +21,13 @@ class Divergence:
     """The first event that differs: its record and step, the field, both values, and the last observations
     before it.
 
-    For a digest, `columns` and `requests` (id, row; -1: waiting) tell where the states differ, as far as the
-    log allows. `agreed`: record and step at the last equal digest. `broken`: the rule of the state that the
-    logged decision breaks, or None. `rule`: for a recorded log, the rule that the difference most likely
-    concerns. `events`: the logged and the derived event, as far as they are known. `rows`: the request in
-    each running row, and `last_rows`: the rows of the step before. `outcomes`: for a recorded log, the
-    logged and the derived outcome of the scheduling call.
+    For a digest, `columns` and `requests` (id and row; row -1: waiting) say where the states differ, if the
+    log contains enough data. `agreed`: record and step of the last equal digest. `broken`: the rule of the
+    state that the logged decision breaks, or None. `events`: the logged and the derived event, if known.
+    `rows`: maps each running row to its request. `last_rows`: the rows of the previous step.
+
+    For a recorded log, `rule` is the rule of the host that most likely explains the difference, and
+    `outcomes` are the logged and the derived outcome of the scheduling call.
     """
 
     sequence: int
@@ -46,25 +49,25 @@ class Divergence:
 
     @property
     def request_id(self) -> str:
-        """The request that the logged event, or else the derived event, names, or ""."""
+        """The request in the logged event, or else in the derived event. "" if neither names a request."""
         names = (getattr(event, "request_id", "") for event in self.events)
         return next(filter(None, names), "")
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What `verify` found.
+    """The result of `verify`.
 
-    `rederived` is False if the log was written under other decision rules (`logged_version` differs from
-    `version`); the log was then only folded, and its digests compared. `unfinished`: requests (ids) without
-    an end in the log. `begins_after`: the record number at the starting snapshot, or -1. `end`: how the log
-    ends.
+    `rederived` is False if the log was written under other decision rules, so that `logged_version` differs
+    from `version`. Such a log is only folded, and its digests are compared. `unfinished`: the ids of requests
+    without an end in the log. `begins_after`: the record number of the snapshot at which the verification
+    started, or -1. `end`: how the log ends.
 
-    For a recorded log: `host`, the engine that decided; `rules`, whose rules derived its decisions; `own`:
-    the host's own scheduler that derived them instead ("vllm" or MODULE:CLASS), or ""; `calls`, the
-    scheduling calls that agree; `caveat`, why the decisions were not derived, or by other rules than the
-    host's (then `rederived` is False), or ""; `left_over`, the requests that the rules schedule next at the
-    log's end.
+    Further fields for a recorded log. `host`: the engine that decided. `rules`: the rules that derived the
+    decisions. `own`: the host's own scheduler that derived the decisions instead ("vllm" or MODULE:CLASS), or
+    "". `calls`: the number of scheduling calls that agree. `caveat`: the reason why the decisions were not
+    derived, or were derived with rules other than the host's; `rederived` is then False. `left_over`: the
+    requests that the rules schedule next at the end of the log.
     """
 
     steps: int = 0
@@ -91,7 +94,7 @@ class VerifyReport:
 
     @property
     def decider(self) -> str:
-        """What derived the decisions of a recorded log, as a text."""
+        """A text that says which rules or which scheduler derived the decisions of a recorded log."""
         if not self.own:
             return f"the rules of {self.rules}"
         return f"the scheduler of {self.rules}{'' if self.own == 'vllm' else f' ({self.own})'}"
@@ -102,8 +105,8 @@ class VerifyReport:
 
 
 def readable(value: Any) -> Any:
-    """Return an int32 column (bytes) as a list, so that people can compare it. Other values are returned
-    unchanged.
+    """Return an int32 column (bytes) as a list, so that people can compare the values. Any other value is
+    returned unchanged.
     """
     if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
         return np.frombuffer(value, np.int32).tolist()

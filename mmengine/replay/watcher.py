@@ -1,5 +1,5 @@
-"""Checks all named invariants while an engine runs: those of the state between two events, those of the
-history, and those of each step's plan.
+"""Checks all named invariants while an engine runs: the invariants of the state between two events, of the
+history, and of each step's plan.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from mmengine.replay import history, plan_invariants
 from mmengine.replay.invariants import INVARIANTS, BrokenInvariant, find_broken
 from mmengine.replay.rules.decisions import broken_rules
 
-# The name of each invariant, with a sentence that says what is checked.
+# Maps the name of each invariant to a sentence that says what is checked.
 NAMES: dict[str, str] = {
     **{name: " ".join((check.__doc__ or "").split()) for name, check in INVARIANTS.items()},
     **history.DESCRIPTIONS,
@@ -21,9 +21,10 @@ NAMES: dict[str, str] = {
 
 
 class Watcher:
-    """Watches a run. `names`: the invariants that are checked. `has_outputs`, `begins`: as in History.
+    """Checks the invariants during a run. `names`: the invariants to check. `has_outputs`, `begins`: see
+    History.
 
-    `broken` is the first broken invariant, or None. Nothing is checked after it.
+    `broken` is the first broken invariant, or None. After this invariant, nothing is checked.
     """
 
     def __init__(
@@ -39,16 +40,16 @@ class Watcher:
         self.broken: BrokenInvariant | None = None
 
     def before(self, event: ev.Event) -> None:
-        """Check the state after the last event, and follow `event`, which is about to be applied."""
+        """Check the state after the last event. Then record `event`, which is about to be applied."""
         self.check_state()
         self.follow(event)
 
     def follow(self, event: ev.Event) -> None:
-        """Follow `event`, which is about to be applied. Call `check_state` before."""
+        """Record `event`, which is about to be applied. `check_state` must be called before."""
         self._follow(lambda followed: followed.before(event))
 
     def check_decision(self, event: ev.Event) -> None:
-        """Check the rules that `event`, which is about to be applied, breaks itself."""
+        """Check whether `event`, which is about to be applied, breaks a rule."""
         if self.broken is None:
             found = (broken for broken in broken_rules(self._state, event) if broken.rule in self._names)
             if (first := next(found, None)) is not None:
@@ -62,11 +63,11 @@ class Watcher:
         self._follow(lambda followed: followed.check())
 
     def outputs(self, outputs: Iterable[Output]) -> None:
-        """Check the outputs that a call of the engine returned."""
+        """Check the outputs from a call of the engine."""
         self._follow(lambda followed: followed.outputs(outputs))
 
     def plan(self, plan: StepPlan) -> None:
-        """Check a plan that is dispatched, and the state after the last event."""
+        """Check a plan when it is dispatched, and the state after the last event."""
         self.check_state()
         if self.checks_plans and self.broken is None:
             text = next(plan_invariants.broken_plan(self._state, plan), None)

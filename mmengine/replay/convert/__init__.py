@@ -1,1 +1,1 @@
-"""Converts a log for other programs and for publication."""
+"""Converts a log to the formats of other programs, and redacts a log for publication."""

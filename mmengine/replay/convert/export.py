@@ -1,4 +1,4 @@
-"""Exports a log as a Mooncake trace or as CSV tables."""
+"""Exports a log as a Mooncake trace or as CSV tables, for simulators and spreadsheets."""
 
 import csv
 import hashlib
@@ -19,18 +19,19 @@ from mmengine.replay.findings import Findings
 from mmengine.replay.queries.summaries import RequestLine, StepLine, request_lines, step_lines
 from mmengine.replay.timeline import fold, taken_tokens
 
-MOONCAKE_BLOCK = 512  # Tokens per hash id.
+MOONCAKE_BLOCK = 512  # Number of tokens per hash id.
 
 
 def mooncake_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:
     """Yield a JSON line per request, ordered by arrival: {"timestamp" (ms), "input_length", "output_length",
     "hash_ids"}.
 
-    `hash_ids` has an id per block of 512 tokens. Equal ids mean equal prefixes up to the block's end: tokens,
-    media and salt. Ids count from 0, so they reveal nothing about the prompts. Requests whose arrival was
-    deleted with the log's beginning are omitted. `findings`: as in CheckedLog. Raises `verify`'s errors.
+    `hash_ids` has an id per block of 512 tokens. Two blocks have equal ids if the tokens, media and salt of
+    the whole prefix up to the end of the block are equal. Ids count from 0, so they reveal nothing about the
+    prompts. Requests whose arrival was deleted with the log's beginning are omitted. `findings`: see
+    CheckedLog. Raises the errors of `verify`.
 
-    The format is the Mooncake traces' (FAST'25), which `mmengine simulate --format mooncake` reads.
+    The format is that of the Mooncake traces (FAST'25). `mmengine simulate --format mooncake` reads it.
     """
     lengths = _output_lengths(folder, findings)
     ids: dict[bytes, int] = {}
@@ -50,8 +51,8 @@ def mooncake_lines(folder: Path, findings: Findings | None = None) -> Iterator[s
 
 
 def _output_lengths(folder: Path, findings: Findings | None) -> list[int]:
-    """Return how many tokens each request generated (at least 1), ordered by arrival. The list ends where the
-    log cannot be read further.
+    """Return the number of tokens that each request generated (at least 1), ordered by arrival. The list ends
+    where the log cannot be read further.
     """
     lengths: list[int] = []
     number_of: dict[str, int] = {}
@@ -65,7 +66,8 @@ def _output_lengths(folder: Path, findings: Findings | None) -> list[int]:
                 case ev.Executed():
                     for row, tokens in taken_tokens(state, record.event):
                         name = state.requests_by_row[row].request.request_id
-                        if name in number_of:  # Other requests arrived before the log's first record.
+                        # Requests that are missing here arrived before the log's first record.
+                        if name in number_of:
                             lengths[number_of[name]] += len(tokens)
                 case ev.Finished(request_id=name):
                     number_of.pop(name, None)
@@ -87,10 +89,11 @@ def _hash_ids(event: ev.Queued, ids: dict[bytes, int]) -> list[int]:
 
 
 def csv_lines(folder: Path, *, steps: bool, findings: Findings | None = None) -> Iterator[str]:
-    """Yield a CSV table: a header, and a line per request (with `steps`: per step). Times are in ns.
+    """Yield the lines of a CSV table: a header, and a line per request (with `steps`: per step). Times are in
+    ns.
 
-    A text that a spreadsheet would treat as a formula gets an apostrophe in front. `findings`: as in
-    CheckedLog. Raises `verify`'s errors.
+    If a spreadsheet would treat a text as a formula, an apostrophe is put before the text. `findings`: see
+    CheckedLog. Raises the errors of `verify`.
     """
     kind = StepLine if steps else RequestLine
     names = [field.name for field in fields(kind)]

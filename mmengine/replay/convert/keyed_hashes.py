@@ -1,10 +1,10 @@
-"""Keyed hashes in place of a log's tokens, names and texts."""
+"""Replaces the tokens, names and texts of a log by keyed hashes, to redact the log."""
 
 import hashlib
 
 import numpy as np
 
-# Texts that this engine writes itself. Any other text may be user content.
+# Texts that this engine writes itself. Every other text may be user content.
 _WORDS = frozenset(
     {
         *("", "eos", "token", "string", "grammar", "closed", "cut"),
@@ -18,7 +18,9 @@ REDACTED = "redacted"
 
 
 class KeyedHashes:
-    """Keyed hashes for a log's values. Numbers, names and other kinds are hashed in separate domains."""
+    """Keyed hashes for the values in a log. Each kind of value, such as numbers or names, has a hash domain
+    of its own.
+    """
 
     def __init__(self, key: bytes):
         self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
@@ -36,7 +38,7 @@ class KeyedHashes:
         return text if text in _WORDS else REDACTED
 
     def prints(self, fingerprints: dict[str, str]) -> dict[str, str]:
-        """Return the fingerprints under their names, with hashed values; equal values stay equal."""
+        """Return the fingerprints with their names and with hashed values. Equal values have equal hashes."""
         return {
             name: self.of(b"print", f"{name}={value}".encode("utf-8", "surrogatepass"), 16).hex()
             for name, value in fingerprints.items()
@@ -45,8 +47,8 @@ class KeyedHashes:
     def chain(
         self, state: bytes, tokens: np.ndarray, keep: int, marks: dict[int, bytes] | None = None
     ) -> tuple[np.ndarray, bytes]:
-        """Return the redacted tokens (int32) that follow `state`, and the state after the first `keep`
-        tokens.
+        """Return the redacted tokens (int32) that follow the hash state `state`, and the hash state after the
+        first `keep` tokens.
 
         `tokens`: int32. `marks`: maps a token's index to the media that begin there.
         """

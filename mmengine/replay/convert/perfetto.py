@@ -1,7 +1,8 @@
-"""Exports a log as a Chrome trace (JSON), which https://ui.perfetto.dev and chrome://tracing open.
+"""Exports a log as a Chrome trace (JSON). https://ui.perfetto.dev and chrome://tracing show such a trace.
 
-The trace has a single process; a track for the steps, a track per row, asynchronous slices per request, and
-counters. Times are the log's own, in us since its first record. Format: "Trace Event Format", Google, 2016.
+The trace has a single process. It contains a track for the steps, a track per row, asynchronous slices per
+request, and counters. Times are in us since the first record of the log. Format: "Trace Event Format",
+Google, 2016.
 """
 
 import json
@@ -23,8 +24,8 @@ _PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 
 def perfetto_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:
-    """Yield the trace line by line, without holding the whole trace in memory. `findings`: as in CheckedLog.
-    Raises `verify`'s errors.
+    """Yield the trace line by line, without holding the whole trace in memory. `findings`: see CheckedLog.
+    Raises the errors of `verify`.
     """
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     log = CheckedLog(folder, findings=findings)
@@ -43,7 +44,7 @@ def perfetto_lines(folder: Path, findings: Findings | None = None) -> Iterator[s
 
 @dataclass(slots=True)
 class _Life:
-    """A live request: its phase, its row (-1: none), and when the row was assigned (ns)."""
+    """A live request: its phase, its row (-1: none), and the time when it got the row (ns)."""
 
     number: int
     phase: str
@@ -58,7 +59,7 @@ class _Trace:
         self._lives: dict[str, _Life] = {}
         self._num_requests = 0
         self._counters: dict[str, dict[str, int]] = {}
-        # Steps in flight: (dispatch time, facts).
+        # Maps each step in flight to its dispatch time and its counts.
         self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}
 
     def of(self, state: State, record: Record) -> Iterator[TraceEvent]:
@@ -83,7 +84,7 @@ class _Trace:
             yield from self._decided(state, record)
 
     def begins(self, state: State) -> Iterator[TraceEvent]:
-        """Yield the names of the tracks, and the slices of requests that are older than the log's first
+        """Yield the names of the tracks, and the slices of requests that arrived before the log's first
         record.
         """
         yield _meta("thread_name", "steps", _STEPS)
@@ -103,7 +104,7 @@ class _Trace:
         yield self._async(name, "b", phase, now)
 
     def at_end(self) -> Iterator[TraceEvent]:
-        """Yield the ends of the slices that are still open at the log's end."""
+        """Yield the ends of the slices that are still open at the end of the log."""
         for name in list(self._lives):
             yield from self._ended(name, self._last, {"finish_reason": "", "detail": "the log ends"})
 
@@ -135,7 +136,7 @@ class _Trace:
             yield self._flow("f", life, now) | {"bp": "e"}
 
     def _flow(self, phase: str, life: _Life, now: int) -> TraceEvent:
-        """Return a flow event: "s" at a preemption, "f" at the row in which the request resumes."""
+        """Return a flow event: "s" at a preemption, or "f" at the row in which the request resumes."""
         number = life.number * 4096 + life.resumed % 4096
         head = {"ph": phase, "cat": "preemption", "name": "resume", "id": number}
         return {**head, "pid": _PID, "tid": _FIRST_ROW + life.row, "ts": self._us(now)}
@@ -173,7 +174,8 @@ class _Trace:
             if self._lives[name].phase == PREFILL:
                 yield from self._turn(name, DECODE, record.mono_ns)
         if state.is_open and not state.flights:
-            return  # `_decided` draws this step, because the log has no earlier event for its decision.
+            # `_decided` draws this step, because the log has no earlier event at which the step was decided.
+            return
         yield from self._ran(record.step, record.mono_ns, event.device_ns)
 
     def _ran(self, step: int, now: int, device_ns: int) -> Iterator[TraceEvent]:
@@ -187,8 +189,8 @@ class _Trace:
         self._dispatched.clear()
 
     def _decided(self, state: State, record: Record) -> Iterator[TraceEvent]:
-        """Yield the counters for the open step, whose decisions are complete. Also yield the step's slice if
-        its result comes in the same record.
+        """Yield the counters for the open step, whose decisions are complete. If the result of the step is in
+        the same record, also yield the slice of the step.
         """
         flight, now = state.open_step(), record.mono_ns
         facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}

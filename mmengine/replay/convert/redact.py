@@ -1,16 +1,17 @@
-"""Redacts a log for publication: the same decisions, without any user content.
+"""Redacts a log for publication. The redacted log has the same decisions, but no user content.
 
-Each token becomes a keyed pseudo-random function of the token, all earlier tokens in its request, the images'
-positions and hashes, the tenant's salt, and the adapter. So equal prefixes stay equal, and the prefix cache
-compares only prefixes. Nothing else stays equal: a word that occurs twice becomes two different numbers.
-Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings, biases,
-seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings stay.
+A keyed pseudo-random function replaces each token. Its arguments are the token, all earlier tokens of the
+request, the positions and hashes of images, the salt of the tenant, and the adapter. So equal prefixes stay
+equal, which is all that the prefix cache compares. Nothing else stays equal, so a word that occurs twice
+becomes two different numbers. Keyed hashes replace media hashes, salts, ids, adapters and fingerprints.
+Grammars, stop strings, biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times
+and settings are kept.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-A token does not depend on media that begin at its own position. With a drafter that keeps KV, a block's key
-includes the next block's first token, but not the media that begin there.
+A redacted token does not depend on media that begin at its own position. With a drafter that has a KV cache,
+the key of a block includes the first token of the next block, but not the media that begin at that token.
 """
 
 from dataclasses import dataclass
@@ -48,13 +49,15 @@ class RedactReport:
 
 
 def redact(source: Path, target: Path, key: bytes, findings: Findings | None = None) -> RedactReport:
-    """Write the log in `source` to `target` without content.
+    """Write a copy of the log in `source` to `target` without user content.
 
-    The result has the same decisions, and it verifies if the source does; a wrong digest stays wrong. A
-    decision that the state cannot take is the last record written. `findings`: as in CheckedLog. `key`:
-    at least 16 unguessable bytes, which are not stored. Logs redacted with the same key have the same new
-    name for the same value. Raises LogError for a folder that cannot be written, or a log without its
-    beginning, and `verify`'s errors.
+    The copy has the same decisions. If the source verifies, the copy verifies too; a wrong digest stays
+    wrong. If the state cannot take a decision, this decision is the last record written. `findings`: see
+    CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. Logs that are redacted with the
+    same key have equal new names for equal values.
+
+    Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises the
+    errors of `verify`.
     """
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")
@@ -80,18 +83,23 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
 
 
 class _Redactor:
-    """Produces the redacted log's events in order, and folds both logs."""
+    """Produces the events of the redacted log in order, and keeps the states of the original log and of the
+    redacted log.
+    """
 
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = KeyedHashes(key)
         self._log = log
         self._original, self._state = log.first_state(), log.first_state()
-        self._chains: dict[str, bytes] = {}  # Hash states of live requests, keyed by their new names.
-        self._keys: dict[bytes, bytes] = {}  # Maps an encoder output's key to its redacted key.
+        # Maps the new id of each live request to the request's hash state.
+        self._chains: dict[str, bytes] = {}
+        self._keys: dict[bytes, bytes] = {}  # Maps the key of an encoder output to its redacted key.
         self.report = RedactReport()
 
     def fold(self, original: ev.Event, redacted: ev.Event) -> None:
-        """Apply an event to the original's state, and its redacted event to the result's state."""
+        """Apply an event to the state of the original log, and its redacted event to the state of the
+        redacted log.
+        """
         self.report.records += 1
         self._log.apply(self._original, original)
         evolve(self._state, redacted)
@@ -164,7 +172,7 @@ class _Redactor:
         return event
 
     def _digests(self, digests: bytes) -> bytes:
-        """Hash a store's digests, 8 bytes each, so that equal digests stay equal."""
+        """Hash the digests of a store, 8 bytes each, so that equal digests stay equal."""
         each = (digests[place : place + 8] for place in range(0, len(digests), 8))
         return b"".join(self._hashes.of(b"kv", one, 8) for one in each)
 
@@ -232,7 +240,7 @@ class _Redactor:
         )
 
     def _adapter(self, adapter: Adapter) -> Adapter:
-        """Hash an adapter's data, so that equal adapters stay equal."""
+        """Hash the data of an adapter, so that equal adapters stay equal."""
         return Adapter(
             self._digest_of(adapter.digest),
             adapter.num_bytes,
@@ -251,7 +259,7 @@ class _Redactor:
         return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
 
     def _forget_keys(self) -> None:
-        """Forget the redacted keys of encoder outputs that are neither in the cache nor needed by a live
+        """Drop the redacted keys of encoder outputs that are neither in the cache nor needed by a live
         request.
         """
         live = self._original.requests.values()
@@ -260,12 +268,13 @@ class _Redactor:
             keep = {key for req_state in live for key in req_state.media_keys} | set(
                 self._original.encoder.entries
             )
-            newest = dict(list(self._keys.items())[-2048:])  # These include the current request's keys.
+            # The newest keys include those of the current request.
+            newest = dict(list(self._keys.items())[-2048:])
             self._keys = {key: new for key, new in self._keys.items() if key in keep} | newest
 
     def _executed(self, event: ev.Executed) -> ev.Executed:
         """Redact a result. Rows that failed and rows without a request get zeros, because their tokens are
-        not used.
+        never used.
         """
         state, sampled = self._state, self._state.sampled_rows().tolist()
         tokens, drafts = np.frombuffer(event.token_ids, np.int32), np.frombuffer(event.drafts, np.int32)
@@ -312,8 +321,8 @@ class _Redactor:
         return ev.Finished(name, self._hashes.text(event.reason), kept, event.code)
 
     def _checkpoint(self, event: ev.Checkpoint) -> ev.Checkpoint:
-        """Redact a checkpoint. A digest that differs from the state stays different, in the same columns and
-        requests.
+        """Redact a checkpoint. If a digest differs from the state, the redacted digest differs too, in the
+        same columns and requests.
         """
         ours, theirs = checkpoint(self._state), checkpoint(self._original)
         if event == theirs:
@@ -325,8 +334,8 @@ class _Redactor:
         )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
-        """Redact a stall report. Its text is not trusted but generated again from the state; it consists of
-        numbers.
+        """Redact a stall report. The text in the log is not trusted. A new text is generated from the state
+        and contains only numbers.
         """
         name = self._hashes.name(event.request_id)
         for stall in find_stalls(View(self._state)):
@@ -346,7 +355,7 @@ class _Redactor:
 
 
 def _parted(sums: bytes, places: list[int]) -> bytes:
-    """Return the 4-byte sums, with changed values at the indices `places`."""
+    """Return the 4-byte sums, with different values at the indices `places`."""
     values = np.frombuffer(sums, np.uint32).copy()
     values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
     return values.tobytes()
@@ -357,7 +366,7 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
 
 
 def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
-    """Return a grammar request without the grammar. Decisions depend only on its presence and on
-    `on_truncation`.
+    """Return a grammar request without the grammar itself. Decisions depend only on whether there is a
+    grammar, and on `on_truncation`.
     """
     return None if grammar is None else GrammarRequest("", REDACTED, on_truncation=grammar.on_truncation)

@@ -1,3 +1,4 @@
-"""Logs whose decisions another engine's scheduler made: reads their steps, and derives them by that engine's
-rules. docs/reference/recorded-logs.md describes the form of such a log.
+"""Recorded logs: logs with the decisions of another engine's scheduler, which is called the host. This
+package reads the steps of such a log, and derives them again with the host's rules.
+docs/reference/recorded-logs.md describes the format of such a log.
 """

@@ -1,5 +1,5 @@
-"""Derives a host's decisions: a state and a scheduler with the host's rules, fed with a recorded log's
-observations.
+"""Derives the decisions of a host, the engine that a log was recorded in. The derived engine has a state and
+a scheduler with the host's rules, and receives the observations in the log.
 """
 
 from collections import deque
@@ -23,9 +23,11 @@ from mmengine.replay.rules.observations import check_observation
 
 
 class DerivedEngine:
-    """An engine's loop without an executor, whose caller chooses when it schedules and when results return.
+    """An engine loop without an executor. The caller chooses when the engine schedules and when results
+    return.
 
-    Implements HostEngine. `config`: the log's settings with the host's rules. `host`: as in STARTED.
+    Implements HostEngine. `config`: the log's settings with the host's rules. `host`: the host's name, as in
+    STARTED.
     """
 
     def __init__(self, config: EngineConfig, host: str):
@@ -37,7 +39,9 @@ class DerivedEngine:
         self._scheduler = scheduler_of(config)
 
     def observe(self, observation: ev.Event) -> None:
-        """Apply an arrival, a cancellation or another observation, and the ends that follow from it."""
+        """Apply an arrival, a cancellation or another observation. Also apply the ends of requests that
+        follow from it.
+        """
         for event in accept(self.view, observation):
             evolve(self.state, event)
         self._end()
@@ -51,18 +55,20 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether the noted call changes no decision: the rules know no other call."""
+        """Return whether the decisions after the noted call can still be derived. The rules ignore the call, so
+        this is true only for calls that change no decision.
+        """
         return event.kind == "stall"
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Give drafts to these requests. Raises KeyError for a request that has ended, and ValueError."""
+        """Set the drafts of these requests. Raises KeyError for a request that has ended, and ValueError."""
         rows = np.array([self.state.requests[name].row for name in names], np.int32)
         observed = replace(event, rows=rows.tobytes())
         check_observation(self.state, observed)
         self.observe(observed)
 
     def schedule(self) -> Outcome:
-        """Decide one call and return its outcome. The step stays open, with or without rows."""
+        """Run a scheduling call, and return its outcome. The step stays open, even if it has no rows."""
         collected = DerivedOutcome(self.state)
         while (event := self._scheduler.schedule(self.view)) is not None:
             collected.note(event)
@@ -70,31 +76,37 @@ class DerivedEngine:
         return collected.outcome()
 
     def dispatch(self) -> None:
-        """Close the open step. Its result returns later, and the next call may come before."""
+        """Close the open step. The result of the step returns later, possibly after the next scheduling
+        call.
+        """
         evolve(self.state, ev.Dispatched())
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step, and the ends that follow from it. Raises ValueError for a
-        result that does not fit the step.
+        """Apply the result of the oldest step, and the ends of requests that follow from it. Raises
+        ValueError for a result that does not match the step.
         """
         check_observation(self.state, result)
         evolve(self.state, result)
         self._end()
 
     def drop_empty_step(self) -> None:
-        """Close an open step without rows, which has no result."""
+        """Close an open step without rows. Such a step has no result."""
         if self.state.is_open and not len(self.state.step_rows) and not self.state.flights:
             evolve(self.state, ev.Executed(b""))
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call schedules, or none before the last step's result."""
+        """Return the requests that the next call would schedule. Returns an empty list while a step is in
+        flight.
+        """
         if self.state.flights:
             return []
         self.drop_empty_step()
         return [] if self.state.is_open else [name for name, _ in self.schedule().rows]
 
     def stalled(self) -> str:
-        """Return what waits although no step is in flight and KV blocks are free, as a text, or ""."""
+        """Return a text that says what is waiting although no step is in flight and KV blocks are free, or
+        "".
+        """
         state, free = self.state, self.state.blocks.num_free
         could_run = any(not req_state.waits_for_grammar for req_state in state.requests.values())
         if state.flights or state.is_open or not free or not could_run:
@@ -102,7 +114,7 @@ class DerivedEngine:
         return no_progress(len(state.running), len(state.waiting), free, self.config.num_blocks)
 
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
-        """Return the rule of vLLM that most likely explains a difference."""
+        """Return the rule of vLLM that most likely explains a difference, as a sentence."""
         return likely_rule(found, logged, derived, self.view, waiting)
 
     def _end(self) -> None:

@@ -1,4 +1,6 @@
-"""The decision function for a recorded log: this build's rules, or the host's own scheduler."""
+"""Selects the engine that derives the decisions of a recorded log. It is either this build with the rules of
+the host, or the host's own scheduler. The host is the engine that the log was recorded in.
+"""
 
 from collections import deque
 from importlib import import_module
@@ -13,13 +15,13 @@ from mmengine.replay.hosted.outcome import Difference, Outcome
 
 Ended = ev.Finished | ev.Preempted
 PLUGIN = "mmengine_vllm"
-# Features that the rules here do not model, and that vLLM's scheduler derives without its workers.
+# Features that the rules here do not model, but that vLLM's scheduler can derive without vLLM's workers.
 _DERIVED_BY_HOST = {"hybrid KV groups"}
 
 
 class HostEngine(Protocol):
-    """Decides what a host decided, call by call. `ends`: the ends that the last observations or results led
-    to, oldest first, which the log must contain next.
+    """Derives the decisions of a host, one scheduling call after the other. `ends`: the ends of requests that
+    must come next in the log, oldest first. They follow from the last observations or results.
     """
 
     config: EngineConfig
@@ -27,47 +29,57 @@ class HostEngine(Protocol):
 
     @property
     def waiting(self) -> list[str]:
-        """The requests that wait, first request first."""
+        """The waiting requests, in the order of the queue."""
 
     @property
     def has_flights(self) -> bool:
-        """Whether a step's result is missing."""
+        """Whether a step is in flight."""
 
     def observe(self, event: ev.Event) -> None:
-        """Apply an observation that names no row."""
+        """Apply an observation that contains no row numbers."""
 
     def note(self, event: ev.Noted) -> bool:
-        """Apply a noted call. Return whether the decisions after it can be derived."""
+        """Apply a noted call. Return whether the decisions after the call can still be derived."""
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Give drafts to these requests. Raises KeyError for a request that has ended, and ValueError."""
+        """Set the drafts of these requests. Raises KeyError for a request that has ended, and ValueError."""
 
     def schedule(self) -> Outcome:
-        """Decide one call and return its outcome."""
+        """Run a scheduling call, and return its outcome."""
 
     def dispatch(self) -> None:
-        """Close the open step. Its result returns later, and the next call may come before."""
+        """Close the open step. The result of the step returns later, possibly after the next scheduling
+        call.
+        """
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step. Raises ValueError for a result that does not fit the step."""
+        """Apply the result of the oldest step. Raises ValueError for a result that does not match the
+        step.
+        """
 
     def drop_empty_step(self) -> None:
-        """Close an open step without rows, which has no result."""
+        """Close an open step without rows. Such a step has no result."""
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call schedules, or none while a step is in flight."""
+        """Return the requests that the next call would schedule. Returns an empty list while a step is in
+        flight.
+        """
 
     def stalled(self) -> str:
-        """Return what waits although no step is in flight and KV blocks are free, as a text, or "". Call it
-        after `left_over` returned nothing.
+        """Return a text that says what is waiting although no step is in flight and KV blocks are free, or
+        "". Must be called after `left_over` returned nothing.
         """
 
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
-        """Return the rule that most likely explains a difference, or "". `waiting`: before the call."""
+        """Return the rule that most likely explains a difference, or "". `waiting`: the waiting requests
+        before the call.
+        """
 
 
 def no_progress(num_running: int, num_waiting: int, num_free: int, num_blocks: int) -> str:
-    """Return the text for a call that schedules nothing, though it could. Block 0 does not count."""
+    """Return the message for a call that schedules nothing although it could. Block 0 is the dummy block, so
+    it is not counted.
+    """
     return (
         f"nothing is scheduled and no step is in flight: {num_running} requests run, {num_waiting} wait, and "
         f"{num_free} of {num_blocks - 1} KV blocks are free"
@@ -75,16 +87,18 @@ def no_progress(num_running: int, num_waiting: int, num_free: int, num_blocks: i
 
 
 def own_scheduler(name: str, started: ev.Started, config: EngineConfig) -> HostEngine:
-    """Return the host's own scheduler. `name`: "vllm", or a scheduler class of vLLM as MODULE:CLASS.
+    """Return the host's own scheduler. `name`: "vllm", or the class of a vLLM scheduler as MODULE:CLASS.
 
-    Raises LogError if vLLM or its plugin is not installed, or has another version than the log's host.
+    Raises LogError if vLLM or its plugin is not installed, or if the installed version differs from the log's
+    host.
     """
     engine: HostEngine = plugin_module("own_scheduler", name).OwnScheduler(started, config, name)
     return engine
 
 
 def plugin_module(module: str, name: str) -> ModuleType:
-    """Return a module of the plugin that imports vLLM. `name`: as in `own_scheduler`, for the error.
+    """Return a module of the plugin that imports vLLM. `name`: the scheduler's name as in `own_scheduler`,
+    for the error message.
 
     Raises LogError if vLLM or the plugin is not installed.
     """
@@ -98,8 +112,8 @@ def plugin_module(module: str, name: str) -> ModuleType:
 
 
 def own_rules(name: str, started: ev.Started) -> HostRules:
-    """Return the rules for a log whose decisions the host's own scheduler derives: no rules of this build,
-    and a caveat if the scheduler cannot be fed with this log.
+    """Return the rules for a log whose decisions the host's own scheduler derives. No rules of this build
+    apply. The result has a caveat if the scheduler cannot replay this log.
     """
     missing = [each for each in started.fingerprints.get(UNMODELLED, "").split("; ") if each]
     lacking = ", ".join(each for each in missing if each not in _DERIVED_BY_HOST)

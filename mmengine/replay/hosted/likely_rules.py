@@ -1,4 +1,6 @@
-"""Names the rule of vLLM's scheduler that most likely explains a difference, in a sentence."""
+"""Explains a difference between a recorded log and the derived decisions. Returns a sentence with the rule of
+vLLM's scheduler that most likely explains the difference.
+"""
 
 from mmengine.core.state.view import View
 from mmengine.replay.hosted.outcome import Difference, Outcome
@@ -11,8 +13,9 @@ _VICTIMS = {
 
 
 def likely_rule(found: Difference, logged: Outcome, derived: Outcome, view: View, waiting: list[str]) -> str:
-    """Return the likely rule. `view`: the state after the derived call. `waiting`: the queue before the call,
-    first request first."""
+    """Return the rule that most likely explains a difference. `view`: the state after the derived call.
+    `waiting`: the waiting queue before the call, first request first.
+    """
     match found.field:
         case "preempted":
             return _VICTIMS.get(view.config.policy, _VICTIMS["fcfs"])

@@ -1,5 +1,5 @@
-"""The outcome of one scheduling call: what the model runner is told to compute, whatever the order of the
-decisions that led to it.
+"""The outcome of a scheduling call: the rows, blocks and encoder work that the model runner gets. Two calls
+with the same outcome may have made their decisions in a different order.
 """
 
 from collections.abc import Iterable
@@ -16,14 +16,15 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of one call. Lists are in the order of the decisions; requests are named by id.
+    """The outcome of a scheduling call. Lists are in the order of the decisions, and requests are named by
+    their ids.
 
-    `rows`: (request, tokens), running requests before admitted ones. `drafts`: how many of a running
-    request's tokens are drafts. `encoded`: (request, index of the item). `blocks`: the blocks that the
+    `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
+    running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
     running requests get, one request after the other. `tables`: the block table of each admitted request.
-    `computed`: the tokens that an admitted request finds in the prefix cache. `evicted`: keys of encoder
-    outputs, sorted, because vLLM does not tell the order of an output that is evicted and encoded again in
-    one call.
+    `computed`: the tokens of an admitted request that are prefix cache hits. `evicted`: the keys of encoder
+    outputs. They are sorted, because vLLM does not report their order if an output is evicted and encoded
+    again in the same call.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -45,14 +46,16 @@ class Difference(NamedTuple):
     derived: object
 
 
-# The fields in the order in which a difference is reported: a cause before its effects.
+# Fields in the order in which differences are reported. A field that causes a difference in others comes
+# before them.
 _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "tables", "blocks", "evicted")
 
 
 def first_difference(logged: Outcome, derived: Outcome, *, is_fcfs: bool) -> Difference | None:
-    """Return the first field that differs, or None. Of a long value only the differing part is kept.
+    """Return the first field that differs, or None. For a long value, only the part that differs is returned.
 
-    `is_fcfs`: whether the order of preemptions is known, as it follows from the waiting queue under fcfs.
+    `is_fcfs`: whether the scheduling policy is fcfs. Under fcfs, the order of preemptions is known from the
+    waiting queue, so it is compared.
     """
     for name in _FIELDS:
         theirs, ours = getattr(logged, name), getattr(derived, name)
@@ -75,15 +78,18 @@ def _trimmed(theirs: object, ours: object) -> tuple[object, object]:
 
 
 class RecordedRows:
-    """Names the requests in the rows of a recorded log, and reads the outcomes of its calls."""
+    """Keeps track of which request has which row in a recorded log, and reads the outcomes of the scheduling
+    calls.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._names: dict[int, str] = {}
-        self._last: list[int] = []  # rows of the call before; SCHEDULED with `rows` None refers to them
+        # The rows of the previous call. If `rows` is None in SCHEDULED, the call has the same rows.
+        self._last: list[int] = []
 
     def outcome(self, events: Iterable[ev.Event]) -> Outcome:
-        """Return the outcome of the call with these events, and remember its rows."""
+        """Return the outcome of the call with these events, and store its rows for the next call."""
         found, rows = Outcome(), list[int]()
         for event in events:
             match event:
@@ -103,7 +109,9 @@ class RecordedRows:
         return found
 
     def names_of(self, rows: bytes) -> list[str]:
-        """Return the requests in these rows, int32. A row without a request has a text that says so."""
+        """Return the requests in these rows. `rows`: int32 bytes. For a row without a request, the result
+        contains a text that says so.
+        """
         return [self._name(row) for row in _ints(rows)]
 
     def _scheduled(self, event: ev.Scheduled, found: Outcome) -> list[int]:
@@ -139,8 +147,9 @@ class RecordedRows:
 
 
 class DerivedOutcome:
-    """Collects the outcome of a call from the decisions that `decide` makes on `state`. Create it before the
-    call's first decision."""
+    """Collects the outcome of a call from the decisions that `decide` makes on `state`. Must be created
+    before the first decision of the call.
+    """
 
     def __init__(self, state: State):
         self._state = state
@@ -148,12 +157,14 @@ class DerivedOutcome:
         self._preempted: list[str] = []
 
     def note(self, event: ev.StepDecision) -> None:
-        """Note a decision, before or after it is applied."""
+        """Record a decision. May be called before or after the decision is applied."""
         if isinstance(event, ev.Preempted):
             self._preempted.append(event.request_id)
 
     def outcome(self) -> Outcome:
-        """Return the outcome, when all decisions are applied and the step is still open."""
+        """Return the outcome. Must be called after all decisions are applied, while the step is still
+        open.
+        """
         state, found = self._state, Outcome(self._preempted)
         for row in state.step_rows.tolist():
             req_state = state.requests_by_row[row]

@@ -1,4 +1,6 @@
-"""Verifies a recorded log: derives the host's decisions, and compares each scheduling call as an outcome."""
+"""Verifies a recorded log: derives the decisions of the host again, and compares the outcome of each
+scheduling call.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -21,9 +23,9 @@ from mmengine.replay.hosted.outcome import CALL_EVENTS, Outcome, RecordedRows, f
 from mmengine.replay.tape import INVARIANT, RECENT, Diverged
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-MAX_WAITING = 2**20  # the largest value of the setting; vLLM refuses no request
+MAX_WAITING = 2**20  # The largest value of the setting. vLLM has no such limit, so it refuses no request.
 _NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
-PROGRESS = "progress"  # The invariant that a call schedules something if it can.
+PROGRESS = "progress"  # Name of the invariant that a call schedules something if it can.
 _CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
 
 
@@ -35,9 +37,9 @@ def verify_hosted(
 ) -> VerifyReport:
     """Return the report on a log whose decisions a host made.
 
-    `rules`: replace those of the host's version. `own`: the host's own scheduler that derives the decisions,
-    see `own_scheduler`, or "" for this build's rules. Raises CorruptLog if records contradict each other, and
-    LogError if the own scheduler is not available.
+    `rules`: replaces the rules of the host's version. `own`: the host's own scheduler that derives the
+    decisions (see `own_scheduler`), or "" for this build's rules. Raises CorruptLog if records contradict
+    each other, and LogError if the host's own scheduler is not available.
     """
     rules = rules or (own_rules(own, log.started) if own else rules_for(log.started))
     engine: HostEngine | None = None
@@ -70,7 +72,9 @@ def verify_hosted(
 
 
 class RecordSource(Protocol):
-    """The source of the records, which names a record in an error. CheckedLog is one."""
+    """Supplies the first state, applies records, and converts an error to a CorruptLog that names the record.
+    CheckedLog implements this protocol.
+    """
 
     config: EngineConfig
 
@@ -84,9 +88,9 @@ class RecordSource(Protocol):
 
 
 class HostedVerifier:
-    """Feeds a derived engine with a log's records, and compares its decisions with the log's.
+    """Passes the records of a log to a derived engine, and compares the engine's decisions with the log's.
 
-    `engine`: None folds the records only. `report` gets the counts.
+    `engine`: if None, the records are only applied to a state. `report` receives the counts.
     """
 
     def __init__(
@@ -100,14 +104,14 @@ class HostedVerifier:
         self._engine = engine
         self._folded = log.first_state() if self._engine is None else None
         self._rows = RecordedRows(log.config.block_size)
-        self._is_over = False  # the rest of the log is not derived
-        self._call: list[Record] = []  # the records of the call that is being read
+        self._is_over = False  # Whether the rest of the log is not derived.
+        self._call: list[Record] = []  # The records of the scheduling call that is being read.
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self._last: Record | None = None
         self.live: dict[str, None] = {}
 
     def take(self, record: Record) -> None:
-        """Read the next record. Raises Diverged at the first difference."""
+        """Process the next record. Raises Diverged at the first difference."""
         self._count(record)
         self._last, event = record, record.event
         if self._is_over:
@@ -132,8 +136,9 @@ class HostedVerifier:
             raise self._log.contradiction(record, error) from error
 
     def finish(self) -> None:
-        """Compare the last call, and find what the rules schedule next. The ends of the last result may be
-        missing, because the host was killed. Raises Diverged if requests are left and none is scheduled.
+        """Compare the last call, and store in the report which requests the rules would schedule next. The
+        ends that follow from the last result may be missing in the log, because the host was killed. Raises
+        Diverged if requests are left but none can be scheduled.
         """
         self._compare_call()
         engine = self._engine
@@ -165,13 +170,13 @@ class HostedVerifier:
                 self._report.caveat = f"record {record.sequence} notes: {what}"
                 self._report.rederived, self._is_over = False, True
             case ev.Finished():
-                pass  # the host refused the request before it was queued
+                pass  # The host refused the request before it was queued.
             case _:
                 engine.drop_empty_step()
                 engine.observe(event)
 
     def _is_expected_end(self, event: ev.Event) -> bool:
-        """Return whether PREEMPTED follows from a cache reset and not from a scheduling call."""
+        """Return whether PREEMPTED follows from a cache reset rather than from a scheduling call."""
         if self._engine is None or not self._engine.ends or not isinstance(event, ev.Preempted):
             return False
         return isinstance(self._engine.ends[0], ev.Preempted)
@@ -246,7 +251,9 @@ class HostedVerifier:
 
 
 def _continues(before: ev.Event, event: ev.Event) -> bool:
-    """Return whether `event` belongs to the call of `before`, which comes directly before it."""
+    """Return whether `event` belongs to the same scheduling call as `before`, the event directly before
+    it.
+    """
     first, second = (_CALL_ORDER.get(type(each), _CALL_ORDER[ev.Admitted]) for each in (before, event))
     return second > first or (second == first and second in (0, 3))
 

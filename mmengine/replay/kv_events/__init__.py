@@ -1,1 +1,1 @@
-"""KV events: a log's changes to the KV cache, in the format that vLLM's routers read."""
+"""KV events: the changes to the KV cache in a log, in the format that vLLM's routers read."""

@@ -1,4 +1,6 @@
-"""Numbers and encodes a log's KV event batches, for subscribers and for repeats of missed batches."""
+"""Reads a log, and yields its KV event batches with numbers, encoded for subscribers. Because the numbers
+follow from the log, missed batches can be sent again.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +19,10 @@ NS = 10**9
 
 
 class Numbered(NamedTuple):
-    """An encoded batch with its number: 0, 1, … in the log's order.
+    """An encoded batch with its number. The batches of a log are numbered 0, 1, … in order.
 
-    If the log's beginning was deleted, the first batch has the first record's number. A record makes at most
-    one batch, so this number is never smaller than it would be in the complete log.
+    If the log's beginning was deleted, the first batch has the number of the first record. A record creates
+    at most one batch, so this number is never smaller than the batch's number in the complete log would be.
     """
 
     seq: int
@@ -37,8 +39,8 @@ def batches(
     """Yield the batches of the log in `folder` from its beginning.
 
     `wait`: continue with records that are appended later (see LogFollower). `until`: end before the batch
-    with this number. `findings`: as in CheckedLog. Raises LogError when there is no log, CorruptLog for
-    damage or a contradiction.
+    with this number. `findings`: see CheckedLog. Raises LogError if there is no log, and CorruptLog for a
+    damaged log or one that contradicts itself.
     """
     log = CheckedLog(folder, wait, findings=findings)
     state = log.first_state()
@@ -63,8 +65,8 @@ def batches(
 
 
 def _wall_offset_ns(folder: Path) -> int:
-    """Return the difference between wall-clock time and the log's clock in ns, from the log's first segment;
-    0 if unknown.
+    """Return the difference between the wall-clock time and the log's clock in ns, or 0 if it is unknown. The
+    difference is read from the first segment of the log.
     """
     try:
         with open_segment(segment_paths(folder)[0]) as data:

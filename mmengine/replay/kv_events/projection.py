@@ -1,9 +1,9 @@
-"""Turns a log's records into KV event batches, in parallel to the fold.
+"""Derives KV event batches from the records of a log, while the records are folded.
 
-A block is announced when its step is EXECUTED, not when the step is scheduled. Before that, this engine's
-other requests may hit the block, because their step runs later, but external readers may not. The
-announcement is revoked with the event that gives the block to another request. Each record makes at most one
-batch, so the batch numbers follow from the log, and a reader that starts again gets the same numbers.
+A block is announced when its step is EXECUTED, not when the step is scheduled. Other requests of this engine
+may hit the block earlier, because their steps run later. External readers may not. A block's announcement is
+revoked by the event that gives the block to another request. Each record creates at most one batch. Therefore
+the batch numbers follow from the log, and a reader that starts again gets the same numbers.
 """
 
 import hashlib
@@ -31,39 +31,40 @@ from mmengine.replay.kv_events.wire import (
     media_id_of,
 )
 
-# Number of salts whose text is remembered; in place of older salts, routers receive the hash.
+# Number of salts whose texts are remembered. For older salts, routers receive the hash instead of the text.
 MAX_SALTS = 4096
 Key = TypeVar("Key", int, bytes)
-# The layout in which core/state/blocks.py writes the parts of a block's extra key.
+# The layout of the parts of a block's extra key. core/state/blocks.py writes this layout.
 _PART = struct.Struct("<Iqq")
 
 
 class KVProjection:
-    """Projects a single log. For each event the caller calls `before`, folds the event into `state`, and
-    calls `after`.
+    """Derives the KV events of a single log. For each event, the caller calls `before`, applies the event to
+    `state`, and calls `after`.
     """
 
     def __init__(self, state: State):
         index = state.blocks.index
         self._state, self._index = state, index
         self._digests = ContentDigests(index, state.block_size)
-        self._content = index.content.copy()  # Each block's content before the current event.
+        self._content = index.content.copy()  # The content of each block before the current event.
         self._is_announced = np.zeros(len(index.content), bool)  # Indexed by block.
-        self._holders: Counter[int] = Counter()  # Number of blocks that hold a content.
-        # Number of announced blocks per digest. With a drafter that keeps KV, a content also covers the next
-        # token, so several contents can have the same digest.
+        self._holders: Counter[int] = Counter()  # Maps a content to the number of blocks that hold it.
+        # Maps a digest to the number of announced blocks. With a drafter that has a KV cache, a content also
+        # includes the token after the block, so several contents can have the same digest.
         self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
         self._adapters: dict[bytes, str] = {}  # Maps an adapter's digest to its name.
-        held = np.flatnonzero(self._content != NO_CONTENT)  # Not empty if the log's beginning was deleted.
+        # Not empty if the beginning of the log was deleted.
+        held = np.flatnonzero(self._content != NO_CONTENT)
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())
 
     def first(self) -> list[KVEvent]:
-        """Return the first batch's events, which tell a router to forget all blocks in this engine.
+        """Return the events of the first batch, which tell a router to forget all blocks of this engine.
 
-        If the log's beginning was deleted, the batch also announces the blocks that are present.
+        If the beginning of the log was deleted, the batch also announces the blocks that are present.
         """
         state = self._state
         awaited = [*state.step_filled, *(blocks for flight in state.flights for blocks in flight.filled)]
@@ -107,7 +108,7 @@ class KVProjection:
         self._filled = ()
 
     def _change(self, changed: np.ndarray) -> list[int]:
-        """Record these blocks' new contents, and return the block hashes that can no longer be hit."""
+        """Record the new contents of these blocks, and return the block hashes that can no longer be hit."""
         before, now = self._content[changed], self._index.content[changed]
         self._digests.add(changed)
         self._holders.update(now[now != NO_CONTENT].tolist())
@@ -135,7 +136,7 @@ class KVProjection:
         chain: list[int] = []
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():
             digest = self._digests.get(int(content[block]))
-            if digest is None:  # Its predecessors were deleted from the log.
+            if digest is None:  # The preceding blocks were deleted from the log.
                 continue
             self._is_announced[block] = True
             self._announced[digest] += 1
@@ -167,10 +168,10 @@ class KVProjection:
         )
 
     def _extra_keys(self, extra: bytes) -> ExtraKeys | None:
-        """Return a block's extra keys in vLLM's format.
+        """Return the extra keys of a block in vLLM's format.
 
-        Each media item has an entry, with the position in the block at which its first run begins. Adapters
-        come before the media, and the salt comes last.
+        Each media item has an entry with the position in the block at which the item's first run begins.
+        Adapters come before media, and the salt comes last.
         """
         items: dict[str, int] = {}
         salts: list[str] = []
@@ -183,7 +184,7 @@ class KVProjection:
                 salts.append(SALT + self._salts.get(name, name.hex()))
             elif embedding == OF_ADAPTER:
                 adapters.append(self._adapters.get(name) or name.hex())
-            else:  # The parts come from last to first.
+            else:  # The parts are stored from last to first.
                 media_id = media_id_of(name)
                 items.pop(media_id, None)
                 items[media_id] = place
@@ -197,7 +198,7 @@ def _remember(names: dict[bytes, str], digest: bytes, name: str) -> None:
 
 
 def _decrement(counts: Counter[Key], held: Key) -> bool:
-    """Decrement a holder count, and return whether no holder is left."""
+    """Decrement the count of holders, and return whether no holder is left."""
     counts[held] -= 1
     if counts[held] > 0:
         return False

@@ -1,1 +1,3 @@
-"""The rules that each logged decision must keep, one module for each large decision."""
+"""The rules that each logged decision must satisfy. The rules for large decisions have modules of their
+own.
+"""

@@ -1,4 +1,4 @@
-"""The rules for ADMITTED: the request, its row, its prefix hits and its blocks."""
+"""The rules for the decision ADMITTED: the request, its row, its prefix hits and its blocks."""
 
 import numpy as np
 
@@ -70,7 +70,9 @@ def check_admitted(state: State, event: ev.Admitted) -> Rules:
 
 
 def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.ndarray, start: int) -> Rules:
-    """Check the prefix hits: their number, their contents, and the tokens that count as computed."""
+    """Check the prefix hits: their number, their contents, and the number of tokens that count as
+    computed.
+    """
     size, name = state.block_size, event.request_id
     if not state.constants.knows_contents:
         return
@@ -85,7 +87,8 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
     if start > most:
         text = f"request {name!r:.80} starts with {start} computed tokens, but its prefix hits hold {most}"
         yield BrokenRule("hits", text, start, most)
-    if req_state.request.group or not len(cached):  # A choice shares its leader's blocks, cached or not.
+    # A choice shares the blocks of its leader, whether or not they are cached.
+    if req_state.request.group or not len(cached):
         return
     known = min(len(cached), (len(req_state.tokens) + size - state.content_width) // size)
     tokens = content_windows(req_state.tokens, 0, known, size, state.content_width)
@@ -99,7 +102,7 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
 
 
 def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int) -> str | None:
-    """Return what keeps the blocks from being one table for each block group, or None."""
+    """Return a text that says why the blocks do not form a table for each block group, or None if they do."""
     size, groups = state.block_size, state.num_groups
     if not 0 <= start < state.block_table.shape[1] * size or start % size:
         return f"{start} computed tokens, which are not whole blocks in a row's table"
@@ -114,8 +117,9 @@ def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int)
 
 
 def _window_hits(state: State, event: ev.Admitted, cached: np.ndarray, start: int) -> Rules:
-    """Check that the hits in groups with a window hold the contents of the first group's hits. `start`: the
-    number of tokens in the first group's hits."""
+    """Check that the prefix hits in groups with a window have the same contents as the hits in the first
+    group. `start`: the number of tokens in the first group's hits.
+    """
     hits = place = start // state.block_size
     contents = state.blocks.content[cached[:hits]].tolist()
     for group, first in enumerate(state.windows.first_needed(start)[:, 0].tolist()):

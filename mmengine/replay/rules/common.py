@@ -1,4 +1,6 @@
-"""Checks that several decisions share: their columns, new blocks, budgets, and encoder work."""
+"""Checks that are part of the rules of several decisions: int32 columns, new blocks, budgets, and encoder
+work.
+"""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -14,18 +16,22 @@ Rules: TypeAlias = Iterator[BrokenRule]
 
 
 class MalformedColumn(ValueError):
-    """Bytes that are no int32 column, or a column with another length than its neighbour: a corrupt log."""
+    """Raised for bytes that are not an int32 column, and for columns whose lengths do not match. The log is
+    then corrupt.
+    """
 
 
 def int32_column(name: str, column: bytes | None) -> np.ndarray:
-    """Return the column's values, int32. Raises MalformedColumn."""
+    """Return the values of an int32 column. Raises MalformedColumn."""
     if column and len(column) % 4:
         raise MalformedColumn(f"{name} has {len(column)} bytes, which is not a multiple of 4 (int32)")
     return np.frombuffer(column or b"", np.int32)
 
 
 def out_of_range(rule: str, name: str, values: np.ndarray, low: int, high: int) -> Rules:
-    """Yield a rule that cannot be folded unless all values are in [low, high)."""
+    """Yield a broken rule unless all values are in [low, high). The state cannot take a decision that breaks
+    this rule.
+    """
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
         worst = int(values.min()) if values.min() < low else int(values.max())
         text = f"{name} has the value {worst}; {low} to {high - 1} exist"
@@ -55,7 +61,9 @@ def check_new_blocks(state: State, new: np.ndarray) -> Rules:
 def check_encoder_work(
     state: State, event: ev.Scheduled | ev.Admitted, starts: RequestState | None = None
 ) -> Rules:
-    """Check the items that a decision encodes. `starts`: the request that ADMITTED gives a row."""
+    """Check the media items that a decision encodes. `starts`: the request that gets a row through
+    ADMITTED.
+    """
     size = 0
     for _, row, index in event.encode:
         owner = starts

@@ -1,9 +1,9 @@
-"""The rules that a logged decision must keep, checked on the state just before the decision.
+"""The rules that a logged decision must satisfy. They are checked on the state just before the decision.
 
 A decision that breaks a rule is a finding about the build that wrote the log (findings.py). The rules are
-cheap, so that every tool checks them while it reads a log; `mmengine log verify --invariants` counts the
-whole state after each record. These rules also keep a hostile log's numbers inside the state's arrays: a
-row, a block or a slot out of range is never folded.
+cheap, so every tool checks them while it reads a log. In contrast, `mmengine log verify --invariants` checks
+the whole state after each record. The rules also keep the numbers in a hostile log inside the arrays of the
+state. A row, block or slot number that is out of range is never applied.
 """
 
 import numpy as np
@@ -24,10 +24,11 @@ from mmengine.replay.rules.scheduled import check_scheduled
 
 
 def broken_rules(state: State, event: ev.Event) -> Rules:
-    """Yield the rules that the decision `event` breaks; nothing for an observation.
+    """Yield the rules that the decision `event` breaks. Yields nothing for an observation.
 
-    `state`: the state before the event. Rules after one that cannot be folded may be missing. Raises
-    MalformedColumn, and other exceptions for an event that names something that the state does not have.
+    `state`: the state before the event. If the state cannot take the decision because of a rule, the rules
+    after it may be missing. Raises MalformedColumn. Raises other exceptions if the event names something that
+    is not in the state.
     """
     match event:
         case ev.Scheduled():
@@ -54,8 +55,8 @@ def broken_rules(state: State, event: ev.Event) -> Rules:
 
 
 def first_broken_rule(state: State, event: ev.Event) -> BrokenRule | None:
-    """Return the first rule that an event breaks, or None. An event that names something that the state does
-    not have breaks the rule FOLD.
+    """Return the first rule that an event breaks, or None. If the event names something that is not in the
+    state, it breaks the rule FOLD.
     """
     try:
         return next(broken_rules(state, event), None)

@@ -1,4 +1,4 @@
-"""Checks observations against the state: a false observation makes a log corrupt."""
+"""Checks observations in a log against the state. A false observation makes the log corrupt."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from mmengine.events import vocabulary as ev
 
 
 def check_observation(state: State, event: ev.Event) -> None:
-    """Raise ValueError for numbers with which the fold would allocate more memory than any step can need."""
+    """Raise ValueError for numbers that would make the fold allocate more memory than any step can need."""
     match event:
         case ev.Arrived(request_id=name):
             most = 8 * state.requests[name].num_fetching

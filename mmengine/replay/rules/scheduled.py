@@ -1,4 +1,4 @@
-"""The rules for SCHEDULED: rows, token counts, drafts and new blocks."""
+"""The rules for the decision SCHEDULED: rows, token counts, drafts and new blocks."""
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def check_scheduled(state: State, event: ev.Scheduled) -> Rules:
 
 def _is_plain(state: State, event: ev.Scheduled) -> bool:
     """Return whether the event repeats the last step with a token for each row, and breaks no rule. Most
-    steps are plain, and this check is several times as fast as the others.
+    steps are of this kind, and this check is several times as fast as the complete checks.
     """
     if not (event.rows is event.num_tokens is event.num_drafts is None) or event.encode or event.new_blocks:
         return False
@@ -88,7 +88,9 @@ def _step_rows(state: State, rows: np.ndarray, is_new: bool) -> Rules:
 
 
 def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarray) -> Rules:
-    """Check the rows' last computed tokens against the arrays' width, and against their known tokens."""
+    """Check each row's last computed token against the width of the arrays, and against the row's known
+    tokens.
+    """
     after = state.num_computed[rows] + counts.astype(np.int64)
     width = state.token_ids.shape[1]
     if len(over := np.flatnonzero(after > width)):
@@ -110,7 +112,7 @@ def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarra
 
 
 def _new_blocks(state: State, rows: np.ndarray, counts: np.ndarray, new: np.ndarray) -> Rules:
-    """Check that the rows get the blocks that their next tokens need, and that these are free."""
+    """Check that the rows get the blocks that their next tokens need, and that these blocks are free."""
     short, further = further_blocks(state, state.config, rows, counts)
     needed = int(further.sum()) * state.num_groups
     if len(short) and (state.num_blocks[rows[short]] + further > state.block_table.shape[1]).any():
