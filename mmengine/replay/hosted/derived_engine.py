@@ -55,8 +55,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether the decisions after the noted call can still be derived. The rules ignore the call, so
-        this is true only for calls that change no decision.
+        """Return whether the decisions after the noted call can still be derived. The rules ignore the call,
+        so this is true only for calls that change no decision.
         """
         return event.kind == "stall"
 
