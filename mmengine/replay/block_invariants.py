@@ -1,4 +1,4 @@
-"""The invariants of KV blocks: who holds each block, and which blocks a row holds in each block group.
+"""The KV block invariants: who holds each block, and which blocks a row holds in each block group.
 invariants.py lists these invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.

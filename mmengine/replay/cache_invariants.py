@@ -14,7 +14,7 @@ from mmengine.core.state.state import State
 
 def broken_media(state: State) -> Iterator[str]:
     """Check that a row holds the encoder outputs that its step reads. Between steps, a row whose position is
-    inside a media item must hold the encoder output of this item.
+    inside a media item must hold this item's encoder output.
     """
     for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
         req_state, computed = state.requests_by_row[row], int(state.num_computed[row])

@@ -1,4 +1,4 @@
-"""Checks the records of a log while a replay reads them, because a log may come from an untrusted source.
+"""Checks a log's records while a replay reads them, because a log may come from an untrusted source.
 
 A record is either an observation (an input of the engine, such as an arrival or a result) or a decision of
 the scheduler. A false observation makes the log corrupt. So does a record that would make a replay take too
@@ -148,8 +148,8 @@ class CheckedLog:
     def naming(self, record: Record | None = None) -> Iterator[None]:
         """Handle an error that `record` (default: the current record) causes in this block.
 
-        If the record is a decision, or an earlier decision broke a rule, the error becomes the last finding
-        of the log: the block and the iteration end. Otherwise a CorruptLog that names the record is raised.
+        If the record is a decision, or an earlier decision broke a rule, the error becomes the log's last
+        finding: the block and the iteration end. Otherwise a CorruptLog that names the record is raised.
         """
         outer, self._named = self._named, record
         try:

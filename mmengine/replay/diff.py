@@ -69,7 +69,7 @@ def diff(
 
     `match`: how requests correspond, either by equal ids or by equal arrival numbers. `shapes`: compare user
     content only by its size, such as the number of tokens. `findings`: an object for each log, see
-    CheckedLog. Raises the errors of `verify`, and LogError for logs that begin at different records.
+    CheckedLog. Raises `verify`'s errors, and LogError for logs that begin at different records.
     """
     found = findings or (Findings(), Findings())
     logs = CheckedLog(first, findings=found[0]), CheckedLog(second, findings=found[1])

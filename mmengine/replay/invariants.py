@@ -1,5 +1,5 @@
-"""The named invariants of a state. They hold between any two events. Tests, `mmengine log verify
---invariants` and `mmengine log minimize` use them.
+"""A state's named invariants. They hold between any two events. Tests, `mmengine log verify --invariants` and
+`mmengine log minimize` use them.
 
 Each invariant counts the rows, requests and steps again, and compares the result with the counters in the
 state.
@@ -35,7 +35,7 @@ from mmengine.replay.row_invariants import (
 
 
 class BrokenInvariant(NamedTuple):
-    """A broken invariant. `name`: the name of the invariant. `text`: how the state breaks the invariant."""
+    """A broken invariant. `name`: the invariant's name. `text`: how the state breaks the invariant."""
 
     name: str
     text: str

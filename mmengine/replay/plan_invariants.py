@@ -1,4 +1,4 @@
-"""The invariant of a step's plan. The executor must compute exactly the tokens that the step scheduled, and
+"""The invariant for a step's plan. The executor must compute exactly the tokens that the step scheduled, and
 read and write the KV slots of the scheduled rows.
 """
 
@@ -58,8 +58,8 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
 
 
 def _broken_windows(state: State, plan: StepPlan, owners: np.ndarray, positions: np.ndarray) -> Iterator[str]:
-    """Check the slots and block tables of groups with windows. `owners` and `positions`: the row and the
-    position of each token.
+    """Check the slots and block tables of groups with windows. `owners` and `positions`: the row and each
+    token's position.
     """
     size = state.block_size
     if len(plan.windows) != state.num_groups - 1:

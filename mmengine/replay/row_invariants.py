@@ -1,4 +1,4 @@
-"""The invariants of rows: which requests may run, and which KV the blocks of a row hold. invariants.py lists
+"""The row invariants: which requests may run, and which KV the blocks of a row hold. invariants.py lists
 these invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
@@ -129,8 +129,8 @@ def broken_writes(state: State) -> Iterator[str]:
 
 
 def broken_hits(state: State) -> Iterator[str]:
-    """Check that the prefix index records the right contents for the blocks of a row: the row's own tokens.
-    For a row that was just admitted, also check its media, salt and adapter.
+    """Check that the prefix index records the right contents for a row's blocks: the row's own tokens. For a
+    row that was just admitted, also check its media, salt and adapter.
     """
     rows, index = state.running, state.blocks.index
     if not len(rows) or not state.config.enable_prefix_caching:

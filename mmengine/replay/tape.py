@@ -87,7 +87,7 @@ class LogTape:
         return self.watcher is not None and self.watcher.checks_plans
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Check the plan of a step."""
+        """Check a step's plan."""
         if self.watcher is not None:
             self.watcher.plan(plan)
 
@@ -282,7 +282,7 @@ class LogTape:
 def _begins_process(record: Record, following: Record | None) -> bool:
     """Return whether this record is the first of a new process, whose clock has another origin.
 
-    The first record of a process is RECOVERED, or a FAILED directly before RECOVERED that blames a step.
+    A process's first record is RECOVERED, or a FAILED directly before RECOVERED that blames a step.
     """
     if isinstance(record.event, ev.Failed) and following is not None:
         record = following

@@ -111,8 +111,8 @@ class Timeline:
     def steps(self) -> Iterator["Step"]:
         """Yield every step that has decisions, with the state just before its first decision.
 
-        A step is valid until the next step is requested. Raises the errors of `events`. If `decide` was
-        called on a step and decided differently from the log, raises Diverged.
+        A step is valid until the next step is requested. Raises `events`' errors. If `decide` was called on a
+        step and decided differently from the log, raises Diverged.
         """
         log = CheckedLog(self.folder, findings=self.findings)
         state = log.first_state()
@@ -155,7 +155,7 @@ class Step:
     """A step that is about to be decided. `state` is the state at this moment. `view` is the read-only view
     of the state that the scheduler gets.
 
-    `logged`: the decisions in the log, in order. `record`: the record of the first decision, with its time.
+    `logged`: the decisions in the log, in order. `record`: the first decision's record, with its time.
     `is_whole` is False if the log may end before the step's last decision, or if the process that wrote the
     log may have ended before.
     """

@@ -24,7 +24,7 @@ class Divergence:
     For a digest, `columns` and `requests` (id and row; row -1: waiting) say where the states differ, if the
     log contains enough data. `agreed`: record and step of the last equal digest. `broken`: the rule of the
     state that the logged decision breaks, or None. `events`: the logged and the derived event, if known.
-    `rows`: maps each running row to its request. `last_rows`: the rows of the previous step.
+    `rows`: maps each running row to its request. `last_rows`: the previous step's rows.
 
     For a recorded log, `rule` is the rule of the host that most likely explains the difference, and
     `outcomes` are the logged and the derived outcome of the scheduling call.
@@ -56,7 +56,7 @@ class Divergence:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The result of `verify`.
+    """`verify`'s result.
 
     `rederived` is False if the log was written under other decision rules, so that `logged_version` differs
     from `version`. Such a log is only folded, and its digests are compared. `unfinished`: the ids of requests
@@ -67,7 +67,7 @@ class VerifyReport:
     decisions. `own`: the host's own scheduler that derived the decisions instead ("vllm" or MODULE:CLASS), or
     "". `calls`: the number of scheduling calls that agree. `caveat`: the reason why the decisions were not
     derived, or were derived with rules other than the host's; `rederived` is then False. `left_over`: the
-    requests that the rules schedule next at the end of the log.
+    requests that the rules schedule next at the log's end.
     """
 
     steps: int = 0
@@ -94,7 +94,7 @@ class VerifyReport:
 
     @property
     def decider(self) -> str:
-        """A text that says which rules or which scheduler derived the decisions of a recorded log."""
+        """A text that says which rules or which scheduler derived a recorded log's decisions."""
         if not self.own:
             return f"the rules of {self.rules}"
         return f"the scheduler of {self.rules}{'' if self.own == 'vllm' else f' ({self.own})'}"

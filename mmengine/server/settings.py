@@ -1,4 +1,4 @@
-"""The settings of the HTTP server. The engine's settings are in EngineConfig."""
+"""The HTTP server's settings. The engine's settings are in EngineConfig."""
 
 import ipaddress
 import re

@@ -27,9 +27,9 @@ def mooncake_lines(folder: Path, findings: Findings | None = None) -> Iterator[s
     "hash_ids"}.
 
     `hash_ids` has an id per block of 512 tokens. Two blocks have equal ids if the tokens, media and salt of
-    the whole prefix up to the end of the block are equal. Ids count from 0, so they reveal nothing about the
+    the whole prefix up to the block's end are equal. Ids count from 0, so they reveal nothing about the
     prompts. Requests whose arrival was deleted with the log's beginning are omitted. `findings`: see
-    CheckedLog. Raises the errors of `verify`.
+    CheckedLog. Raises `verify`'s errors.
 
     The format is that of the Mooncake traces (FAST'25). `mmengine simulate --format mooncake` reads it.
     """
@@ -93,7 +93,7 @@ def csv_lines(folder: Path, *, steps: bool, findings: Findings | None = None) ->
     ns.
 
     If a spreadsheet would treat a text as a formula, an apostrophe is put before the text. `findings`: see
-    CheckedLog. Raises the errors of `verify`.
+    CheckedLog. Raises `verify`'s errors.
     """
     kind = StepLine if steps else RequestLine
     names = [field.name for field in fields(kind)]

@@ -1,8 +1,8 @@
 """Exports a log as a Chrome trace (JSON). https://ui.perfetto.dev and chrome://tracing show such a trace.
 
 The trace has a single process. It contains a track for the steps, a track per row, asynchronous slices per
-request, and counters. Times are in us since the first record of the log. Format: "Trace Event Format",
-Google, 2016.
+request, and counters. Times are in us since the log's first record. Format: "Trace Event Format", Google,
+2016.
 """
 
 import json
@@ -25,7 +25,7 @@ _PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 def perfetto_lines(folder: Path, findings: Findings | None = None) -> Iterator[str]:
     """Yield the trace line by line, without holding the whole trace in memory. `findings`: see CheckedLog.
-    Raises the errors of `verify`.
+    Raises `verify`'s errors.
     """
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     log = CheckedLog(folder, findings=findings)
@@ -104,7 +104,7 @@ class _Trace:
         yield self._async(name, "b", phase, now)
 
     def at_end(self) -> Iterator[TraceEvent]:
-        """Yield the ends of the slices that are still open at the end of the log."""
+        """Yield the ends of the slices that are still open at the log's end."""
         for name in list(self._lives):
             yield from self._ended(name, self._last, {"finish_reason": "", "detail": "the log ends"})
 
@@ -189,8 +189,8 @@ class _Trace:
         self._dispatched.clear()
 
     def _decided(self, state: State, record: Record) -> Iterator[TraceEvent]:
-        """Yield the counters for the open step, whose decisions are complete. If the result of the step is in
-        the same record, also yield the slice of the step.
+        """Yield the counters for the open step, whose decisions are complete. If the step's result is in the
+        same record, also yield the step's slice.
         """
         flight, now = state.open_step(), record.mono_ns
         facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}

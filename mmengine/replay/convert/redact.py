@@ -1,17 +1,17 @@
 """Redacts a log for publication. The redacted log has the same decisions, but no user content.
 
 A keyed pseudo-random function replaces each token. Its arguments are the token, all earlier tokens of the
-request, the positions and hashes of images, the salt of the tenant, and the adapter. So equal prefixes stay
-equal, which is all that the prefix cache compares. Nothing else stays equal, so a word that occurs twice
-becomes two different numbers. Keyed hashes replace media hashes, salts, ids, adapters and fingerprints.
-Grammars, stop strings, biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times
-and settings are kept.
+request, the positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal,
+which is all that the prefix cache compares. Nothing else stays equal, so a word that occurs twice becomes two
+different numbers. Keyed hashes replace media hashes, salts, ids, adapters and fingerprints. Grammars, stop
+strings, biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings
+are kept.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
 A redacted token does not depend on media that begin at its own position. With a drafter that has a KV cache,
-the key of a block includes the first token of the next block, but not the media that begin at that token.
+the key of a block includes the next block's first token, but not the media that begin at that token.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
     CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. Logs that are redacted with the
     same key have equal new names for equal values.
 
-    Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises the
-    errors of `verify`.
+    Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises
+    `verify`'s errors.
     """
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")
@@ -83,7 +83,7 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
 
 
 class _Redactor:
-    """Produces the events of the redacted log in order, and keeps the states of the original log and of the
+    """Produces the events of the redacted log in order, and keeps the original log's states and of the
     redacted log.
     """
 
@@ -97,9 +97,7 @@ class _Redactor:
         self.report = RedactReport()
 
     def fold(self, original: ev.Event, redacted: ev.Event) -> None:
-        """Apply an event to the state of the original log, and its redacted event to the state of the
-        redacted log.
-        """
+        """Apply an event to the original log's state, and its redacted event to the redacted log's state."""
         self.report.records += 1
         self._log.apply(self._original, original)
         evolve(self._state, redacted)
@@ -172,7 +170,7 @@ class _Redactor:
         return event
 
     def _digests(self, digests: bytes) -> bytes:
-        """Hash the digests of a store, 8 bytes each, so that equal digests stay equal."""
+        """Hash a store's digests, 8 bytes each, so that equal digests stay equal."""
         each = (digests[place : place + 8] for place in range(0, len(digests), 8))
         return b"".join(self._hashes.of(b"kv", one, 8) for one in each)
 
@@ -240,7 +238,7 @@ class _Redactor:
         )
 
     def _adapter(self, adapter: Adapter) -> Adapter:
-        """Hash the data of an adapter, so that equal adapters stay equal."""
+        """Hash an adapter's data, so that equal adapters stay equal."""
         return Adapter(
             self._digest_of(adapter.digest),
             adapter.num_bytes,

@@ -128,8 +128,8 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """The marks of a log, in order, with a limit of `max_bytes` on their copies. If they exceed it, every
-    second mark is dropped, and later marks are further apart.
+    """A log's marks, in order, with a limit of `max_bytes` on their copies. If they exceed it, every second
+    mark is dropped, and later marks are further apart.
     """
 
     def __init__(self, first: Mark, max_bytes: int = MAX_BYTES, every_records: int = EVERY_RECORDS):

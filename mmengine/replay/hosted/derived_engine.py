@@ -1,5 +1,5 @@
-"""Derives the decisions of a host, the engine that a log was recorded in. The derived engine has a state and
-a scheduler with the host's rules, and receives the observations in the log.
+"""Derives a host's decisions, the engine that a log was recorded in. The derived engine has a state and a
+scheduler with the host's rules, and receives the observations in the log.
 """
 
 from collections import deque
@@ -61,7 +61,7 @@ class DerivedEngine:
         return event.kind == "stall"
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Set the drafts of these requests. Raises KeyError for a request that has ended, and ValueError."""
+        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError."""
         rows = np.array([self.state.requests[name].row for name in names], np.int32)
         observed = replace(event, rows=rows.tobytes())
         check_observation(self.state, observed)
@@ -76,14 +76,12 @@ class DerivedEngine:
         return collected.outcome()
 
     def dispatch(self) -> None:
-        """Close the open step. The result of the step returns later, possibly after the next scheduling
-        call.
-        """
+        """Close the open step. The step's result returns later, possibly after the next scheduling call."""
         evolve(self.state, ev.Dispatched())
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step, and the ends of requests that follow from it. Raises
-        ValueError for a result that does not match the step.
+        """Apply the oldest step's result, and the ends of requests that follow from it. Raises ValueError for
+        a result that does not match the step.
         """
         check_observation(self.state, result)
         evolve(self.state, result)

@@ -1,5 +1,5 @@
-"""Selects the engine that derives the decisions of a recorded log. It is either this build with the rules of
-the host, or the host's own scheduler. The host is the engine that the log was recorded in.
+"""Selects the engine that derives a recorded log's decisions. It is either this build with the host's rules,
+or the host's own scheduler. The host is the engine that the log was recorded in.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ _DERIVED_BY_HOST = {"hybrid KV groups"}
 
 
 class HostEngine(Protocol):
-    """Derives the decisions of a host, one scheduling call after the other. `ends`: the ends of requests that
-    must come next in the log, oldest first. They follow from the last observations or results.
+    """Derives a host's decisions, one scheduling call after the other. `ends`: the ends of requests that must
+    come next in the log, oldest first. They follow from the last observations or results.
     """
 
     config: EngineConfig
@@ -42,20 +42,16 @@ class HostEngine(Protocol):
         """Apply a noted call. Return whether the decisions after the call can still be derived."""
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Set the drafts of these requests. Raises KeyError for a request that has ended, and ValueError."""
+        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError."""
 
     def schedule(self) -> Outcome:
         """Run a scheduling call, and return its outcome."""
 
     def dispatch(self) -> None:
-        """Close the open step. The result of the step returns later, possibly after the next scheduling
-        call.
-        """
+        """Close the open step. The step's result returns later, possibly after the next scheduling call."""
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step. Raises ValueError for a result that does not match the
-        step.
-        """
+        """Apply the oldest step's result. Raises ValueError for a result that does not match the step."""
 
     def drop_empty_step(self) -> None:
         """Close an open step without rows. Such a step has no result."""

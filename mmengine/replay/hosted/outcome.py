@@ -1,5 +1,5 @@
-"""The outcome of a scheduling call: the rows, blocks and encoder work that the model runner gets. Two calls
-with the same outcome may have made their decisions in a different order.
+"""A scheduling call's outcome: the rows, blocks and encoder work that the model runner gets. Two calls with
+the same outcome may have made their decisions in a different order.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ CALL_EVENTS = (ev.Preempted, ev.Evicted, ev.Scheduled, ev.Admitted)
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a scheduling call. Lists are in the order of the decisions, and requests are named by
-    their ids.
+    """A scheduling call's outcome. Lists are in the order of the decisions, and requests are named by their
+    ids.
 
     `rows`: pairs (request, tokens), running requests before admitted requests. `drafts`: how many tokens of a
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
@@ -148,7 +148,7 @@ class RecordedRows:
 
 class DerivedOutcome:
     """Collects the outcome of a call from the decisions that `decide` makes on `state`. Must be created
-    before the first decision of the call.
+    before the call's first decision.
     """
 
     def __init__(self, state: State):

@@ -1,5 +1,5 @@
-"""Verifies a recorded log: derives the decisions of the host again, and compares the outcome of each
-scheduling call.
+"""Verifies a recorded log: derives the host's decisions again, and compares the outcome of each scheduling
+call.
 """
 
 from collections import deque

@@ -19,7 +19,7 @@ NS = 10**9
 
 
 class Numbered(NamedTuple):
-    """An encoded batch with its number. The batches of a log are numbered 0, 1, … in order.
+    """An encoded batch with its number. A log's batches are numbered 0, 1, … in order.
 
     If the log's beginning was deleted, the first batch has the number of the first record. A record creates
     at most one batch, so this number is never smaller than the batch's number in the complete log would be.
@@ -66,7 +66,7 @@ def batches(
 
 def _wall_offset_ns(folder: Path) -> int:
     """Return the difference between the wall-clock time and the log's clock in ns, or 0 if it is unknown. The
-    difference is read from the first segment of the log.
+    difference is read from the log's first segment.
     """
     try:
         with open_segment(segment_paths(folder)[0]) as data:

@@ -1,4 +1,4 @@
-"""Derives KV event batches from the records of a log, while the records are folded.
+"""Derives KV event batches from a log's records, while the records are folded.
 
 A block is announced when its step is EXECUTED, not when the step is scheduled. Other requests of this engine
 may hit the block earlier, because their steps run later. External readers may not. A block's announcement is
@@ -62,9 +62,9 @@ class KVProjection:
         self._holders.update(self._content[held].tolist())
 
     def first(self) -> list[KVEvent]:
-        """Return the events of the first batch, which tell a router to forget all blocks of this engine.
+        """Return the first batch's events, which tell a router to forget all blocks of this engine.
 
-        If the beginning of the log was deleted, the batch also announces the blocks that are present.
+        If the log's beginning was deleted, the batch also announces the blocks that are present.
         """
         state = self._state
         awaited = [*state.step_filled, *(blocks for flight in state.flights for blocks in flight.filled)]

@@ -32,7 +32,7 @@ MAX_CELLS = 2**26  # Limit on the cells of all pieces, in the order of a gigabyt
 class Recording:
     """A log's records up to the first rule that they break. `failure` is that rule's failure.
 
-    `kept`: the ids of the requests that remain, in the order of arrival. `tried` counts the candidates.
+    `kept`: the ids of the requests that remain, in arrival order. `tried` counts the candidates.
     """
 
     def __init__(self, config: EngineConfig, pieces: list[Piece], failure: Failure, deadline: Deadline):
@@ -127,8 +127,8 @@ class Recording:
 def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) -> Recording | None:
     """Return a log's recording up to the first broken rule, or None if the log breaks none.
 
-    `kind`: a rule's name, or "any". A log whose beginning was deleted gives None. Raises
-    LogError for a log that takes too much memory, and `verify`'s errors.
+    `kind`: a rule's name, or "any". A log whose beginning was deleted gives None. Raises LogError for a log
+    that takes too much memory, and `verify`'s errors.
     """
     deadline = deadline or Deadline()
     log = CheckedLog(folder)

@@ -1,1 +1,3 @@
-"""Queries over a log: its requests and steps, a state at a record, and the reasons for a request's delays."""
+"""Queries over a log: lists of requests and steps, the state at a record, and the reasons for a request's
+delays.
+"""

@@ -1,5 +1,5 @@
-"""Describes a divergence for people: both decisions with the names of their requests, the rule that probably
-differs, and the commands to run next.
+"""Describes a divergence between a log and the derived events for people. The text contains both decisions
+with the names of their requests, the rule that probably differs, and the commands to run next.
 """
 
 import shlex
@@ -14,12 +14,12 @@ from mmengine.replay.tape import CRASH, INVARIANT
 from mmengine.replay.verify_report import Divergence
 
 Decode = Callable[[Sequence[int]], str]
-MAX_SHOWN = 12  # Longest list of requests, tokens or blocks.
+MAX_SHOWN = 12  # Maximum number of requests, tokens or blocks in a list.
 NOTHING = "nothing"
 _STEP = ("Scheduled", "Admitted", "AdmittedWithState", "AdmittedWithAdapter", "Preempted", "LeaseTaken")
 _ADMITTED = ("Admitted", "AdmittedWithState", "AdmittedWithAdapter")
 
-# The rule behind each field of a decision.
+# Maps an event and one of its fields to the rule that decides the field.
 _RULES = {
     ("Preempted", "mode"): "whether a preempted request's KV is swapped out or dropped",
     ("Preempted", "host_blocks"): "which host blocks take a preempted request's KV",
@@ -65,7 +65,7 @@ _KINDS = {
 
 
 def likely_rule(found: Divergence) -> str:
-    """Return a clause for the rule that probably differs between the builds, or that the log breaks."""
+    """Return a clause with the rule that probably differs between the two builds, or that the log breaks."""
     if found.rule:
         return found.rule
     if found.broken is not None:
@@ -83,7 +83,9 @@ def likely_rule(found: Divergence) -> str:
 
 
 def _rule_of_kinds(logged: str, derived: str) -> str:
-    """Return the rule if the builds decide on different kinds of events. `derived` may be an error's text."""
+    """Return the rule that differs if the two builds decided different kinds of events. `derived` may be an
+    error's text.
+    """
     both = {logged, derived}
     if "Finished" in both:
         return "when a request ends"
@@ -114,13 +116,14 @@ def _rule_of_kinds(logged: str, derived: str) -> str:
 
 
 def sides(found: Divergence, decode: Decode | None = None) -> list[tuple[str, str, str]]:
-    """Return (field, logged, derived) for every field that differs, as text. `decode`: returns the text of
-    token ids.
+    """Return (field, logged, derived) as text for every field that differs. `decode` converts token ids to
+    text.
     """
     logged, derived = found.events
     if found.field == CRASH:
         return [(found.field, str(found.logged), str(found.derived))]
-    if logged is None and derived is None and not found.field.startswith(INVARIANT):  # a host's call
+    # The divergence is in a scheduling call of a host.
+    if logged is None and derived is None and not found.field.startswith(INVARIANT):
         return [(found.field, str(found.logged)[:300], str(found.derived)[:300])]
     if logged is None or derived is None or type(logged) is not type(derived):
         return [(found.field, _event(logged, found, decode), _event(derived, found, decode))]
@@ -134,14 +137,16 @@ def sides(found: Divergence, decode: Decode | None = None) -> list[tuple[str, st
 
 
 def _event(event: ev.Event | None, found: Divergence, decode: Decode | None) -> str:
-    """Return an event's kind, and its fields that differ from their defaults."""
+    """Return the event's kind, with the fields that differ from their defaults."""
     if event is None:
         return str(found.derived)[:300] if found.field == "event" else NOTHING
     return f"{type(event).__name__}: {event_text(event, found, decode)}".removesuffix(": ")
 
 
 def event_text(event: ev.Event, found: Divergence, decode: Decode | None = None) -> str:
-    """Return an event's fields that differ from their defaults. Columns are lists, and rows have names."""
+    """Return the fields of an event that differ from their defaults. Columns are shown as lists, and rows by
+    the names of their requests.
+    """
     parts = []
     defaults = dict(zip(reversed(event.__struct_fields__), reversed(event.__struct_defaults__), strict=False))
     for name in event.__struct_fields__:
@@ -152,7 +157,8 @@ def event_text(event: ev.Event, found: Divergence, decode: Decode | None = None)
     return ", ".join(parts)
 
 
-_SAME = {"rows", "num_tokens"}  # In SCHEDULED, None has a meaning.
+# Fields in SCHEDULED for which None means "the same rows as before" or "a token for each row".
+_SAME = {"rows", "num_tokens"}
 _TOKENS = {"prompt", "token_ids", "drafts", "outputs"}
 _ROWS = {"row", "for_row"}
 
@@ -180,7 +186,7 @@ def _value(event: ev.Event, name: str, found: Divergence, decode: Decode | None)
 
 
 def tokens_text(tokens: list[int], decode: Decode | None = None) -> str:
-    """Return the first token ids, how many more there are, and their text if `decode` is given."""
+    """Return the first token ids, the number of further token ids, and, if `decode` is given, their text."""
     shown = _list(tokens)
     if decode is None or not tokens:
         return shown

@@ -1,11 +1,13 @@
-"""Reads an API's name and a client's ids from the envelope that a server stores with a request."""
+"""Reads the name of the API, and the ids that the client knows, from the envelope that a server stores with a
+request.
+"""
 
 import re
 
 import msgspec
 
 UNKNOWN = "unknown"
-MAX_NAME_CHARS = 32  # Longest name shown.
+MAX_NAME_CHARS = 32  # Maximum number of characters of a name that is shown.
 
 
 class _Head(msgspec.Struct):
@@ -19,13 +21,13 @@ class _Ids(msgspec.Struct):
     traceparent: str = ""
 
 
-# The prefixes of the APIs' answer ids (server/chat/answer_ids.py).
+# Prefixes of the ids of answers, by API (server/chat/answer_ids.py).
 _PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-", "responses": "resp_", "messages": "msg_"}
-OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server writes an API key's hash before its requests' ids.
+OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server puts the hash of the API key before a request's id.
 
 
 def api_name(envelope: bytes) -> str:
-    """Return the called API's name, such as "chat".
+    """Return the name of the API that the client called, such as "chat".
 
     Returns "" without an envelope, and `UNKNOWN` if the envelope has no name.
     """
@@ -38,8 +40,9 @@ def api_name(envelope: bytes) -> str:
 
 
 def client_ids(request_id: str, envelope: bytes) -> tuple[str, ...]:
-    """Return the ids by which a client knows a request: the answer's id, a batch line's custom_id, the
-    Idempotency-Key, and the trace's id. () without an envelope, and for an unreadable one.
+    """Return the ids by which a client may know a request: the answer's id, the custom_id of a batch line,
+    the Idempotency-Key, and the trace id. Returns () without an envelope, and for an envelope that cannot be
+    decoded.
     """
     if not envelope:
         return ()

@@ -1,6 +1,6 @@
-"""Compares a log's decisions about a request with what this build's rules decide on the same state.
+"""Compares the decisions about a request in a log with the decisions of this build's rules on the same state.
 
-`why` adds the differences to its sentences, so that no sentence names a reason that the state contradicts.
+`why` adds the differences to its sentences, so that no sentence gives a reason that contradicts the state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,8 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.queries.reasons import OTHER, Reasons
 
-Note = tuple[str, Mapping[str, object]]  # a sentence with a space before it, or "", and its facts
+# A sentence that begins with a space, or "", and the numbers in the sentence.
+Note = tuple[str, Mapping[str, object]]
 AGREED: Note = ("", {})
 _VICTIMS = {
     "fcfs": "the last admitted request",
@@ -26,7 +27,7 @@ _VICTIMS = {
 
 
 class Expected(NamedTuple):
-    """What the rules decide. `is_known`: False if this build cannot tell, because the log was written under
+    """The rules' decision. `is_known` is False if this build cannot decide, because the log was written under
     other rules or the state is impossible.
     """
 
@@ -38,38 +39,43 @@ UNKNOWN = Expected(False)
 
 
 class Rules:
-    """This build's rules on the state in `view`. `applies`: whether the log was written under them."""
+    """This build's rules, applied to the state in `view`. `applies`: whether the log was written under these
+    rules.
+    """
 
     def __init__(self, view: View, applies: bool):
         self._view, self._applies = view, applies
         self._scheduler = scheduler_of(view.config)
 
     def decision(self) -> Expected:
-        """Return the scheduler's next decision on the current state; None: the step is complete."""
+        """Return the scheduler's next decision on the current state, or None if the step is complete."""
         if not self._applies:
             return UNKNOWN
         try:
             return Expected(True, self._scheduler.schedule(self._view))
-        except Exception:  # the rules assume a possible state, and a broken build's log may have another
+        # The rules assume a consistent state. The log of a broken build may lead to an inconsistent state.
+        except Exception:
             return UNKNOWN
 
     def end_of(self, request_id: str) -> Expected:
-        """Return the request's FINISHED or PREEMPTED event outside a step; None: the request goes on."""
+        """Return the request's FINISHED or PREEMPTED event outside a step, or None if the request
+        continues.
+        """
         if not self._applies:
             return UNKNOWN
         try:
             events = complete(self._view)
-        except Exception:  # as in `decision`
+        except Exception:  # See `decision`.
             return UNKNOWN
         return Expected(True, next((event for event in events if event.request_id == request_id), None))
 
     def lease(self, logged: ev.LeaseTaken) -> Note:
-        """Compare a lease that the log takes. Call this before the event is applied."""
+        """Compare a lease that the log takes. Must be called before the event is applied."""
         found = self.decision()
         if found.is_known and not isinstance(found.event, ev.LeaseTaken):
             try:
                 found = Expected(True, next_lease(self._view))
-            except Exception:  # as in `decision`
+            except Exception:  # See `decision`.
                 return AGREED
         if not found.is_known or found.event == logged:
             return AGREED
@@ -81,10 +87,10 @@ class Rules:
         return f" This build's rules would have taken {text}.", {"rules": found.event.session_id}
 
     def preemption(self, logged: ev.Preempted, found: Expected) -> Note:
-        """Compare a preemption that frees blocks. Call this before the event is applied."""
+        """Compare a preemption that frees blocks. Must be called before the event is applied."""
         view, policy = self._view, self._view.config.policy
         expected = found.event
-        # vLLM decides row by row, and its log has the preemptions of a call before the scheduled rows.
+        # vLLM decides row by row. In its log, all preemptions of a call precede the scheduled rows.
         is_early = bool(view.config.compat) and isinstance(expected, ev.Scheduled)
         if not found.is_known or is_early:
             return f" The victim: {self._place(logged.row)}.", {}
@@ -116,7 +122,7 @@ class Rules:
         return " This build's rules would not have preempted the request.", facts
 
     def admission(self, logged: ev.Admitted, found: Expected) -> Note:
-        """Compare an admission. Call this before the event is applied."""
+        """Compare an admission. Must be called before the event is applied."""
         expected = found.event
         if not found.is_known or expected == logged:
             return AGREED
@@ -159,7 +165,9 @@ class Rules:
                 yield f"{name} {own!r}; the log has {other!r}"
 
     def rows(self, row: int, logged: ev.Scheduled, found: Expected) -> Note:
-        """Compare how many tokens a running row computes. Call this before the event is applied."""
+        """Compare the number of tokens that a running row computes. Must be called before the event is
+        applied.
+        """
         if not found.is_known or found.event == logged:
             return AGREED
         there = self._tokens(row, logged)
@@ -186,7 +194,7 @@ class Rules:
         return 1 if event.num_tokens is None else int(np.frombuffer(event.num_tokens, np.int32)[places[0]])
 
     def end(self, logged: ev.Finished) -> Note:
-        """Compare a request's end. Call this before the event is applied."""
+        """Compare a request's end. Must be called before the event is applied."""
         found = self.end_of(logged.request_id)
         expected = found.event
         if not found.is_known or expected == logged:
@@ -197,16 +205,18 @@ class Rules:
         return f" This build's rules would have ended the request with {how}.", {"rules": how}
 
     def _reason(self, request_id: str) -> str:
-        """Return the reason why a waiting request cannot start on this state, or "" if it can."""
+        """Return the reason why a waiting request cannot start on this state, or "" if the request can
+        start.
+        """
         try:
             reasons = Reasons(self._view).at_end()
-        except Exception:  # as in `decision`
+        except Exception:  # See `decision`.
             return ""
         found = next((reason for reason in reasons if reason.request_id == request_id), None)
         return found.sentence() if found is not None and found.kind != OTHER else ""
 
     def _place(self, row: int) -> str:
-        """Return the row's place in the order in which the policy preempts."""
+        """Return the row's position in the order in which the policy preempts requests."""
         view, running = self._view, self._view.running.tolist()
         count = len(running)
         if row not in running:
@@ -227,7 +237,7 @@ def _kind(event: ev.Event | None) -> str:
 
 
 def _instead(event: ev.Event | None) -> str:
-    """Return a clause that says what the rules decide instead."""
+    """Return a clause with the decision that the rules make instead."""
     match event:
         case ev.Scheduled():
             return "the blocks suffice, and the running requests are scheduled"

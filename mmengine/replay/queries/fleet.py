@@ -1,10 +1,10 @@
-"""Follows requests across replicas' logs: which replicas served a request, how many tokens each computed, and
-how the request ended.
+"""Follows requests across the logs of several replicas: which replicas ran a request, how many tokens each
+replica computed, and how the request ended.
 
-A request that migrates leaves entries in several logs. A request's core id is the same in all logs. With a
-single answer it is the request's id. With `n` answers, each choice migrates on its own and has the core id
-`id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that earlier
-replicas computed.
+A request that migrates leaves entries in several logs. Its core id is the same in all logs. For a request
+with a single answer, the core id is the request id. With `n` answers, each choice migrates on its own and has
+the core id `id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that
+earlier replicas computed.
 """
 
 from collections.abc import Iterable
@@ -20,10 +20,11 @@ MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """The part of a choice (or of a request with a single answer) in one replica's log.
+    """The stay of a choice (or of a request with a single answer) on a replica, as the replica's log records
+    it.
 
-    `num_given` counts the answer tokens that earlier replicas computed, and `num_said` those from this
-    replica. `end` is the finish reason, or "" if the log does not contain the request's end.
+    `num_given`: the number of answer tokens that earlier replicas computed. `num_said`: the number that this
+    replica computed. `end`: the finish reason, or "" if the log does not contain the request's end.
     """
 
     log: str
@@ -35,19 +36,21 @@ class Hop(msgspec.Struct, frozen=True):
 
 
 class ReplicaPath(msgspec.Struct, frozen=True):
-    """A choice's hops, sorted by how many answer tokens the choice had on arrival."""
+    """A choice's hops, sorted by the number of answer tokens that the choice had when it arrived."""
 
     core_id: str
-    hops: list[Hop] = msgspec.field(name="stops")  # the field's name in --json output
+    hops: list[Hop] = msgspec.field(name="stops")  # The field's name in --json output.
 
     @property
     def num_tokens(self) -> int:
-        """The length of the answer in tokens, as far as the logs have it."""
+        """The length of the answer in tokens, up to the end of the logs."""
         return max(hop.num_given + hop.num_said for hop in self.hops)
 
     @property
     def num_computed(self) -> int:
-        """How many answer tokens replicas computed. A token that two replicas computed counts twice."""
+        """The number of answer tokens that all replicas computed. A token that two replicas computed counts
+        twice.
+        """
         return sum(hop.num_said for hop in self.hops)
 
     @property
@@ -56,7 +59,7 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return [folder] if the folder is a log, otherwise those of its direct subfolders that are logs. Raises
+    """Return [folder] if the folder is a log. Otherwise return the direct subfolders that are logs. Raises
     LogError for more than MAX_LOGS logs.
     """
     if segment_paths(folder):
@@ -73,10 +76,10 @@ def is_fleet(folder: Path) -> bool:
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Read the logs. Return each core id's path, and the error for each log that could not be read to its
-    end.
+    """Read the logs. Return the path of each core id, and the error of each log that could not be read
+    completely.
 
-    The paths are in the order in which their core ids first occur in the logs.
+    The paths are in the order in which the core ids first occur in the logs.
     """
     hops: dict[str, list[Hop]] = {}
     broken: dict[Path, str] = {}

@@ -1,4 +1,6 @@
-"""Finds the first call of a recorded log that differs from the rules of its host."""
+"""Finds the first scheduling call of a recorded log that differs from the rules of its host. The host is the
+engine whose decisions the log contains, such as vLLM.
+"""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,8 @@ from mmengine.replay.verify_report import Divergence
 def host_difference(folder: Path, started: ev.Started) -> Divergence | None:
     """Return the first call of a recorded log that differs from the rules of its host, or None.
 
-    A host decides in an order that the log does not tell, so whole calls are compared, as in `verify`.
+    The log does not contain the order in which the host made its decisions. Therefore whole calls are
+    compared, as in `verify`.
     """
     if not started.host:
         return None

@@ -1,4 +1,6 @@
-"""Follows a request's images and videos through the encoder cache."""
+"""Follows a request's images and videos through the encoder cache, to explain why an encoder output was
+missing.
+"""
 
 from typing import Any
 
@@ -10,8 +12,8 @@ from mmengine.request import Request
 
 
 class MediaTrail:
-    """Follows the encoder outputs that a request needs, from the log's first record on. The caller applies
-    each record to the state, and then calls `after`.
+    """Follows the encoder outputs that a request needs, starting at the log's first record. The caller
+    applies each record to the state, and then calls `after`.
     """
 
     def __init__(self, state: State, request: Request):
@@ -19,16 +21,17 @@ class MediaTrail:
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
         self._present: set[bytes] = set()
-        # Maps a key to (step, reason, the request for which it was evicted, a clause about the rules or "").
+        # Maps a key to (step, reason, the request for which the output was evicted, a clause about the rules
+        # or "").
         self._lost: dict[bytes, tuple[int, str, str, str]] = {}
 
     def loses(self, event: ev.Event) -> bool:
-        """Return whether the event, which is not applied yet, evicts one of the outputs."""
+        """Return whether the event, which is not applied yet, evicts an output that the request needs."""
         return any(key in self._present for key in getattr(event, "evict", ()))
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
-        """Update the trail with a record that was just applied. `expected`: what this build's rules decide
-        instead of an event that evicts outputs, or None if that is unknown.
+        """Update the trail with a record that was just applied. `expected`: if the event evicts outputs, the
+        decision of this build's rules instead, or None if it is unknown.
         """
         for key in self._keys:
             if state.encoder.has(key):
@@ -41,7 +44,9 @@ class MediaTrail:
                 self._lost[key] = (record.step, *_cause(state, record), note)
 
     def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
-        """Return the reason why a key was not in the cache, as a text and as a dict with facts."""
+        """Return the reason why an output was not in the cache, as a text and as a dict with the numbers in
+        the text.
+        """
         if key not in self._lost:
             return "never encoded before", {"miss": "never there"}
         step, why, name, note = self._lost[key]

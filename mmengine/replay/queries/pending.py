@@ -1,4 +1,4 @@
-"""Lists the requests of a log that have not ended, with the tokens that they had so far."""
+"""Lists the requests of a log that have not ended, with the tokens that they have received so far."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from mmengine.replay.findings import Findings
 class PendingRequest(msgspec.Struct, frozen=True):
     """A request that has not ended. `state`: "waiting", "preempted" or "running" at the log's end.
 
-    `output_tokens`: the answer's tokens in the log. A host delivers tokens only after the log has them, so
-    these include all tokens that the client can have.
+    `output_tokens`: the tokens of the answer in the log. The host delivers tokens only after they are in the
+    log, so these include all tokens that the client may have received.
     """
 
     request_id: str
@@ -25,8 +25,8 @@ class PendingRequest(msgspec.Struct, frozen=True):
 
 
 def pending_requests(folder: Path, findings: Findings | None = None) -> list[PendingRequest]:
-    """Return the requests that have not ended at the log's end, in the order of arrival. `findings`: as in
-    CheckedLog. Raises `verify`'s errors.
+    """Return the requests that have not ended at the log's end, in arrival order. `findings`: see CheckedLog.
+    Raises `verify`'s errors.
     """
     log = CheckedLog(folder, findings=findings)
     state = log.first_state()

@@ -1,8 +1,8 @@
-"""Finds out why a request was not scheduled in a step, by calling the scheduler's own functions.
+"""Finds the reasons why requests were not scheduled in a step, by calling the scheduler's own functions.
 
 A step is decided event by event, and a request that was passed over is not considered again in the same step.
-So each reason is found at the moment of its decision: call `before` for each event from `schedule`, and
-`at_end` after the last event.
+Therefore each reason is found at the moment of the decision. Call `before` for each event from `schedule`,
+and `at_end` after the last event.
 """
 
 import msgspec
@@ -24,8 +24,8 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 BLOCKS, ROWS, TOKENS, STATES = "blocks", "rows", "token budget", "state slots"
-ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # The names used by Shortage.
-ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # The names used by Shortage.
+ENCODER_BUDGET, ENCODER_CACHE = "encoder budget", "encoder cache"  # The names in `Shortage`.
+ENCODER_WORK, ENCODER_PIECES = "encoder work", "encoder pieces"  # The names in `Shortage`.
 GRAMMAR, GROUP, BEHIND, FLIGHT, STORE = "grammar", "group prefill", "behind", "in flight", "store"
 GAVE_WAY, PREEMPTING, PREFILL_FIRST, OTHER = "gave way", "preempting step", "prefill first", "other rules"
 TRIAL, CHUNK = "trial", "media chunk"
@@ -33,10 +33,10 @@ ADAPTERS, ADAPTER_LEAVES = "adapters", "adapter leaves"
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a request got no tokens in a step.
+    """The reason why a request got no tokens in a step.
 
-    `kind` is one of the constants above. For a shortage, `needed` and `free` count blocks, rows, tokens, or
-    embeddings. `other` is the request for which this request waits, or "".
+    `kind` is one of the constants above. For a shortage, `needed` and `free` are numbers of blocks, rows,
+    tokens, or embeddings. `other`: the request for which this request waits, or "".
     """
 
     request_id: str
@@ -51,7 +51,7 @@ class Reason(msgspec.Struct, frozen=True):
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """Return the reason as a clause in English, which names `other` by its id."""
+        """Return the reason as an English clause. `other` appears with its id."""
         return _SENTENCES[self.kind].format(r=self)
 
 
@@ -85,8 +85,8 @@ _SENTENCES = {
 
 
 class Reasons:
-    """Collects a step's reasons. `view`: shows the state. For each event, the caller calls `before` and then
-    applies the event to the state.
+    """Collects the reasons for the requests that are not in a step. `view` shows the state. For each event,
+    the caller calls `before` and then applies the event to the state.
     """
 
     def __init__(self, view: View):
@@ -109,7 +109,7 @@ class Reasons:
             case ev.StatesKept():
                 self._check_running(None)
                 self._check_waiting()
-            # A step with ENCODED has no further decisions, so all other requests get nothing.
+            # After ENCODED, a step has no further decisions. Therefore all other requests get no tokens.
             case ev.Encoded():
                 self._check_running(None)
                 self._check_waiting()
@@ -117,8 +117,8 @@ class Reasons:
                 self._found[name] = Reason(name, GAVE_WAY)
 
     def at_end(self) -> list[Reason]:
-        """Return a reason for each request that is not in the step; requests with a row come first. Call it
-        when the step is complete.
+        """Return a reason for each request that is not in the step. Requests with a row come first. Must be
+        called when the step is complete.
         """
         view, step = self._view, set(self._view.step_rows.tolist())
         if not view.suspects:
@@ -128,8 +128,8 @@ class Reasons:
         return [self._reason_of(req_state) for req_state in (*idle, *view.waiting)]
 
     def blocks_short(self) -> tuple[int, int]:
-        """Return how many blocks the running rows need in this state, and how many are free. These explain a
-        preemption.
+        """Return the number of blocks that the running rows need in this state, and the number of free
+        blocks. These numbers explain a preemption.
         """
         rows = self._undecided(None)
         if not len(rows):
@@ -155,8 +155,8 @@ class Reasons:
     # Requests with a row
 
     def _check_running(self, event: ev.Scheduled | None) -> None:
-        """Record the reasons for running rows that are considered but get nothing. `event`: the event that
-        the scheduler decided, if any.
+        """Record the reasons for running rows that the scheduler considered without giving them tokens.
+        `event`: the event that the scheduler decided, or None.
         """
         view, scheduler = self._view, self._scheduler
         rows = self._undecided(event)
@@ -178,19 +178,19 @@ class Reasons:
                 self._found[name] = self._without_decision(name, needed)
 
     def _without_decision(self, name: str, needed: int) -> Reason:
-        """Return the reason for a row that could get tokens, in a step whose decisions are over."""
+        """Return the reason for a row that could get tokens although all decisions of the step are made."""
         view = self._view
         is_vllm = isinstance(self._scheduler, VllmScheduler)
         if is_vllm and needed <= view.blocks.num_free and not view.preempted_in_step:
-            return Reason(name, OTHER)  # a host decided the step
+            return Reason(name, OTHER)  # A host decided the step.
         return Reason(name, BLOCKS, needed, view.blocks.num_free)
 
     def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:
-        """Return the rows that the scheduler considers for this event."""
+        """Return the rows that the scheduler considered for this event."""
         rows = self._scheduler.undecided_rows(self._view)
         if event is None or not isinstance(self._scheduler, VllmScheduler):
             return rows
-        last = _last_row(self._view, event)  # Under vLLM's rules, later rows are considered after this event.
+        last = _last_row(self._view, event)  # Under vLLM's rules, rows after this row are considered later.
         return rows[: 1 + rows.tolist().index(last)] if last in rows else rows[:0]
 
     def _without_tokens(self, name: str, row: int, refused: Shortage | None) -> Reason:
@@ -215,7 +215,7 @@ class Reasons:
             self._note(self._try(req_state, places))
 
     def _check_waiting(self) -> None:
-        """Record the reasons for all waiting requests that remain, when no further request is admitted."""
+        """Record the reasons for all remaining waiting requests, when no further request is admitted."""
         view, ahead, places = self._view, "", self._places()
         for req_state in view.tenants.rest():
             name = req_state.request.request_id
@@ -241,7 +241,7 @@ class Reasons:
         return self._scheduler.admission.places(self._view)
 
     def _try(self, req_state: RequestView, places: AdapterPlaces | None) -> Reason:
-        """Return the reason why the request cannot start in this state, in which a row and tokens are
+        """Return the reason why the request cannot start in this state, given that a row and tokens are
         free.
         """
         view, name = self._view, req_state.request.request_id

@@ -1,4 +1,4 @@
-"""Lists the events that concern a request, and their effects on it."""
+"""Lists the events of a log that concern a request, and their effects on the request."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +20,8 @@ from mmengine.request import GrammarRequest
 class RequestEvent(msgspec.Struct, frozen=True):
     """An event that concerns a request.
 
-    `since_ns` counts from the request's arrival. `changed` has the changed values, keyed by name; `text` says
-    the same in English. `wall_ns`: the Unix time, 0 if unknown.
+    `since_ns`: time since the request's arrival. `changed`: the changed values by their names. `text`: the
+    same as an English text. `wall_ns`: the Unix time, or 0 if unknown.
     """
 
     sequence: int
@@ -36,9 +36,11 @@ class RequestEvent(msgspec.Struct, frozen=True):
 def request_events(
     log: CheckedLog, request_id: str, clock: WallClock | None = None
 ) -> Iterator[RequestEvent]:
-    """Yield the events for each request with this id; nothing for an unknown id. `clock`: for `wall_ns`.
+    """Yield each event that concerns a request with this id. For an unknown id, yields nothing. `clock`: used
+    for `wall_ns`.
 
-    If a request's arrival was deleted with the log's beginning, its times count from the log's first record.
+    If a request's arrival was deleted with the log's beginning, its times are measured from the log's first
+    record.
     """
     queued_ns = -1
     with log.naming():
@@ -88,7 +90,7 @@ def described_event(state: State, event: ev.Event) -> str:
 
 
 def _own(state: State, event: ev.Event) -> tuple[str, dict[str, object]]:
-    """Describe an event that names the request."""
+    """Describe the effects of an event that names the request."""
     match event:
         case ev.Queued():
             return _queued(state, event)

@@ -1,4 +1,4 @@
-"""Finds a log's requests by the ids that clients know."""
+"""Finds the requests of a log by the ids that clients know."""
 
 import re
 from collections.abc import Iterable
@@ -12,25 +12,27 @@ from mmengine.events.call_ids import call_id
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.queries.envelopes import OWNER, client_ids
 
-MAX_NEAR = 5  # near ids that an error lists
-MAX_COMPARED = 100_000  # ids that are compared with an unknown id
-_PART = re.compile(r"(-\d+)?(/\d+)?")  # the number of a call's prompt, and of a choice among `n`
+MAX_NEAR = 5  # Maximum number of similar ids in an error message.
+MAX_COMPARED = 100_000  # Maximum number of ids that are compared with an unknown id.
+_PART = re.compile(r"(-\d+)?(/\d+)?")  # The index of a prompt in a call, and of a choice among `n`.
 _PREFIXES = (
     *("chatcmpl-", "cmpl-", "resp_", "msg_"),
-    *("rs_", "fc_", "ctc_"),  # a response's items
+    *("rs_", "fc_", "ctc_"),  # Prefixes of the items of a response.
     *("embd-", "pool-", "rerank-", "score-"),
 )
-_ITEM = re.compile(r"_\d+$")  # the number of a response's item
-_CALL = re.compile(r"(call|toolu)_([0-9a-f]{24})")  # the id of a tool call
+_ITEM = re.compile(r"_\d+$")  # The index of an item in a response.
+_CALL = re.compile(r"(call|toolu)_([0-9a-f]{24})")  # The id of a tool call.
 _CHOICE = re.compile(r"(.*)/(\d{1,9})", re.DOTALL)
-MAX_CALLS = 64  # calls per answer that are compared with a tool call's id
+MAX_CALLS = 64  # Maximum number of calls per answer that are compared with a tool call's id.
 
 
 def matching_ids(names: Iterable[str], given: str) -> list[str]:
-    """Return the ids among `names` that belong to `given`: the id itself, or its choices' and prompts' ids.
+    """Return the ids among `names` that belong to `given`: the id itself, and the ids of its prompts and
+    choices.
 
-    `given` may have an API's prefix (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`), and may lack the API key's
-    hash, which is the beginning of a server's ids. The id of a tool call belongs to the answer with the call.
+    `given` may have the prefix of an API (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`). The hash of the API
+    key, with which a server's ids begin, may be missing in `given`. A tool call's id belongs to the answer
+    that contains the call.
     """
     names = list(dict.fromkeys(names))
     for wanted in _meant(given):
@@ -45,8 +47,8 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
 
 
 def find_requests(folder: Path, given: str) -> list[str]:
-    """Return the ids in the log that belong to `given`, in the order of arrival. `given` may be any id that
-    a client knows (see `client_ids`). Raises LogError, with near ids, if there are none, and `verify`'s
+    """Return the ids in the log that belong to `given`, in arrival order. `given` may be any id that a client
+    knows (see `client_ids`). If no request matches, raises LogError with similar ids. Also raises `verify`'s
     errors.
     """
     log = CheckedLog(folder)
@@ -71,7 +73,7 @@ def find_requests(folder: Path, given: str) -> list[str]:
 
 
 def no_request(folder: Path, names: list[str], given: str) -> LogError:
-    """Return the error for an id that none of `names` matches."""
+    """Return the error for an id that matches none of `names`."""
     if _CALL.fullmatch(given):
         return LogError(
             f"no request in {folder} has made this tool call; mmengine log show {folder} lists the requests"
@@ -84,19 +86,24 @@ def no_request(folder: Path, names: list[str], given: str) -> LogError:
 
 
 def _meant(given: str) -> list[str]:
-    """Return the ids that `given` may stand for, as the log has them without a key's hash."""
+    """Return the ids to which `given` may refer, as they are in the log, but without the hash of the API
+    key.
+    """
     found = [given]
     for prefix in _PREFIXES:
         if given.startswith(prefix):
             rest = given.removeprefix(prefix)
-            found += [rest, _ITEM.sub("", rest)]  # an item of a response has its number at the end
+            # The id of a response's item ends with the index of the item.
+            found += [rest, _ITEM.sub("", rest)]
     if given.startswith("batch_req_"):
         found.append(f"batch_{given.removeprefix('batch_req_')}")
     return [name for name in dict.fromkeys(found) if name]
 
 
 def _belongs(name: str, wanted: str) -> bool:
-    """Return whether `name` is `wanted`, after a key's hash, or one of its prompts or choices."""
+    """Return whether `name` is `wanted`, or one of its prompts or choices. `name` may begin with the hash of
+    an API key.
+    """
     owner = OWNER.match(name)
     for own in (name, name[owner.end() :] if owner else name):
         if own.startswith(wanted) and _PART.fullmatch(own[len(wanted) :]):
@@ -105,7 +112,9 @@ def _belongs(name: str, wanted: str) -> bool:
 
 
 def _makes_call(name: str, wanted: str) -> bool:
-    """Return whether `wanted` is the id of one of the first MAX_CALLS calls in the answer to `name`."""
+    """Return whether `wanted` is the id of a tool call in the answer to the request `name`. Only the first
+    MAX_CALLS calls are compared.
+    """
     owner = OWNER.match(name)
     own = name[owner.end() :] if owner else name
     answers = [(own, 0)]

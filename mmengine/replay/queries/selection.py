@@ -1,4 +1,4 @@
-"""Selects and sorts the lines of a log's requests."""
+"""Selects and sorts the lines of a table of requests."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _UNITS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 
 
 def duration_ns(text: str) -> int:
-    """Return a duration such as "2s", "500ms", "1.5m" or "2" (seconds) in ns. Raises InvalidRequest."""
+    """Convert a duration such as "2s", "500ms", "1.5m" or "2" (seconds) to ns. Raises InvalidRequest."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise InvalidRequest(f"{text!r} is not a duration; write 500ms, 2s or 1.5m")
@@ -26,8 +26,9 @@ def duration_ns(text: str) -> int:
 
 
 class Selection(NamedTuple):
-    """Which requests are shown. `finish`: only requests with this finish reason; "unfinished": without an
-    end. `slower_ns`: only requests that took longer, or have no end.
+    """The criteria for the requests that are shown. `finish`: only requests with this finish reason;
+    "unfinished" means requests without an end. `slower_ns`: only requests that took longer, or that have no
+    end.
     """
 
     preempted: bool = False
@@ -37,7 +38,7 @@ class Selection(NamedTuple):
 
     @property
     def selects(self) -> bool:
-        """Whether some request may be left out, or the order may change."""
+        """Whether requests may be left out, or their order may change."""
         return self != Selection()
 
     def has(self, line: RequestLine) -> bool:
@@ -49,9 +50,9 @@ class Selection(NamedTuple):
         return self.slower_ns < 0 or line.end_ns < 0 or line.end_ns > self.slower_ns
 
     def of(self, lines: Iterable[RequestLine], limit: int) -> tuple[list[RequestLine], int]:
-        """Return at most `limit` lines, and how many requests are selected in all. Sorted lines begin with
-        the largest value, and requests without it, which still wait or run, come first. Without an order the
-        last lines are returned.
+        """Return at most `limit` lines, and the total number of selected requests. With an order, lines with
+        the largest values come first; requests that have no value because they still wait or run precede
+        them. Without an order, the last lines are returned.
         """
         found = [line for line in lines if self.has(line)]
         if self.sort is None:

@@ -1,4 +1,4 @@
-"""Reports an engine's whole state at a position in its log, as numbers and names."""
+"""Reports the whole state of an engine at a position in its log, as numbers and names."""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from mmengine.replay.timeline import open_log
 
 
 class SessionReport(msgspec.Struct, frozen=True):
-    """A session's state. `num_requests` counts its finished requests. `live` is the request in progress, or
-    "".
+    """A session's state. `num_requests`: the number of its finished requests. `live`: the request in
+    progress, or "".
     """
 
     session_id: str
@@ -50,9 +50,9 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int, findings: Findings | None = None) -> StateReport:
-    """Return the state before step `number` was decided, or at the log's end if `number` is -1. The end is
-    before the first decision that the state cannot take. `findings`: as in CheckedLog. Raises `step_report`'s
-    errors.
+    """Return the state before step `number` was decided, or at the log's end if `number` is -1. If the state
+    cannot take a decision, the end is before this decision. `findings`: see CheckedLog. Raises
+    `step_report`'s errors.
     """
     if number >= 0:
         return report_of(open_log(folder, findings).at(number).state)
@@ -138,7 +138,7 @@ def _running(state: State, row: int) -> dict[str, Any]:
 
 
 def _windows(state: State, row: int) -> dict[str, object]:
-    """Return the row's blocks in groups with a window, and the first block's number in each group."""
+    """Return the row's blocks in groups with a window, and the number of the first block in each group."""
     if state.num_groups == 1:
         return {}
     first, last = state.windows.first_held[:, row].tolist(), int(state.num_blocks[row])

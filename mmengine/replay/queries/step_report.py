@@ -1,4 +1,4 @@
-"""Reports a step: its batch, its budgets, its outcome, and the reasons why requests got no tokens."""
+"""Reports a step: its batch, its budgets, its outcome, and the reasons why other requests got no tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from mmengine.replay.timeline import Step, open_log
 class BatchRow(msgspec.Struct, frozen=True):
     """A row in a step.
 
-    The request has `known` tokens, and the row computes tokens [first, first + num_tokens). The last
-    `num_drafts` of these are drafts. `start` is "" for a row that ran before, otherwise "admitted" or
-    "swapped in".
+    The request has `known` tokens. The row computes the tokens [first, first + num_tokens), of which the last
+    `num_drafts` are drafts. `start` is "admitted" or "swapped in" for a row that starts in this step,
+    otherwise "".
     """
 
     row: int
@@ -32,7 +32,7 @@ class BatchRow(msgspec.Struct, frozen=True):
     samples: bool
     start: str = ""
     num_cached_tokens: int = 0
-    encode: tuple[int, ...] = ()  # Indices of the request's items that the step encodes.
+    encode: tuple[int, ...] = ()  # Indices of the request's media items that the step encodes.
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -41,14 +41,16 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """A step's report.
+    """The report on a step.
 
-    `budgets`: the budgets after the step's decisions, keyed by name. `preempted`: for each preemption
-    (request, mode, the request for which it was preempted, or ""). `outcome`: "executed", "failed", or "" if
-    the log does not say. `mono_ns` counts from the log's first record. `is_whole`: False if the log may
-    lack the step's last decisions; then `waits` is empty. `part`: if the step encodes a part of an item:
-    (request, the item's index, the part's start and end, and the whole item's work), in units of encoder
-    work. `wall_ns`: the Unix time of the first decision, 0 if unknown.
+    `budgets`: the budgets after the step's decisions, by name. `preempted`: for each preemption, the request,
+    the mode, and the request for which it was preempted, or "". `outcome`: "executed", "failed", or "" if the
+    log does not contain the outcome. `mono_ns`: time since the log's first record. `is_whole`: False if the
+    step's last decisions may be missing in the log; `waits` is then empty.
+
+    `part`: set if the step encodes a part of a media item. It contains the request, the item's index, the
+    part's start and end, and the whole item's work, the last three in units of encoder work. `wall_ns`: the
+    Unix time of the first decision, or 0 if unknown.
     """
 
     step: int
@@ -68,8 +70,8 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 def step_report(folder: Path, number: int, findings: Findings | None = None) -> StepReport:
-    """Return the report of step `number`. `findings`: as in CheckedLog. Raises LogError when the step has no
-    decisions, and the errors of `verify`.
+    """Return the report on step `number`. `findings`: see CheckedLog. Raises LogError if the step has no
+    decisions, and `verify`'s errors.
     """
     step = open_log(folder, findings).at(number)
     reasons, starts, preempted = Reasons(step.view), {}, []
@@ -150,9 +152,9 @@ def _budgets(step: Step) -> dict[str, Budget]:
 
 
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
-    """Return the time at which the log begins, and the outcome's fields in StepReport.
+    """Return the time of the log's first record, and the fields of StepReport that describe the outcome.
 
-    A failed step also fails the later steps in flight.
+    If a step fails, the later steps in flight fail too.
     """
     began, dispatched = -1, False
     for record in CheckedLog(folder):

@@ -1,5 +1,5 @@
-"""Summarises a log as tables, with a line per request or a line per step. Folds the log and makes no
-decisions.
+"""Summarizes a log as tables, with a line per request or a line per step. The log is only folded; no
+decisions are derived.
 """
 
 from collections import deque
@@ -23,9 +23,9 @@ from mmengine.replay.timeline import fold, taken_tokens
 
 @dataclass(slots=True)
 class RequestLine:
-    """A request's summary. Times are in ns since its arrival, or -1 if the event did not happen. (`queued_ns`
-    is a time on the log's clock, and `wall_ns` the Unix time at the arrival, 0 if unknown.) `admitted_ns` is
-    the time of the first admission.
+    """A request's summary. Times are in ns since the request's arrival, or -1 if the event did not happen.
+    The exceptions are `queued_ns`, a time on the log's clock, and `wall_ns`, the Unix time of the arrival (0
+    if unknown). `admitted_ns` is the time of the first admission.
     """
 
     request_id: str
@@ -43,16 +43,16 @@ class RequestLine:
     end_step: int = -1
     finish_reason: str = ""
     detail: str = ""
-    api: str = ""  # The called API's name, from its envelope.
-    num_given_tokens: int = 0  # Answer tokens that came with the request from another engine.
+    api: str = ""  # The name of the API that was called, from the envelope.
+    num_given_tokens: int = 0  # Answer tokens that another engine had computed before the request arrived.
     admitted_ns: int = -1
     wall_ns: int = 0
-    client_ids: tuple[str, ...] = ()  # The ids by which a client knows the request, from its envelope.
+    client_ids: tuple[str, ...] = ()  # The ids by which a client knows the request, from the envelope.
 
 
 @dataclass(slots=True)
 class StepLine:
-    """A step's summary: its batch, and the free resources after its decisions."""
+    """A step's summary: its batch, and the resources that are free after its decisions."""
 
     step: int
     num_rows: int
@@ -69,15 +69,17 @@ class StepLine:
 
 
 class _Requests:
-    """The live requests' lines. Each record updates them; `state` is the state before the record."""
+    """The lines of the live requests. Each record updates the lines. `state` is the state before the
+    record.
+    """
 
     def __init__(self, clock: WallClock | None = None) -> None:
-        self._live: dict[str, RequestLine] = {}  # An id may be reused once its request has ended.
+        self._live: dict[str, RequestLine] = {}  # An id may be reused after its request has ended.
         self._clock = clock
 
     def carried_over(self, log: CheckedLog) -> list[RequestLine]:
-        """Return lines for the requests that arrived before the log's first record. Their times count from
-        that record.
+        """Return lines for the requests that arrived before the log's first record. Their times are measured
+        from this record.
         """
         state, first = log.first_state(), log.first
         if first is None:
@@ -93,8 +95,8 @@ class _Requests:
         return list(self._live.values())
 
     def queued(self, state: State, record: Record) -> RequestLine | None:
-        """Return a new line if the record is a request's arrival, else None. `state`: the state before the
-        record.
+        """Return a new line if the record is a request's arrival, otherwise None. `state`: the state before
+        the record.
         """
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
@@ -110,7 +112,9 @@ class _Requests:
         return None
 
     def ended(self, state: State, record: Record) -> RequestLine | None:
-        """Update the lines by the record, and return the line for a request that ends with it, or None."""
+        """Update the lines with the record. Return the line of a request that ends with the record, or
+        None.
+        """
         event = record.event
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
@@ -147,7 +151,7 @@ class _Requests:
 
 
 def request_lines(folder: Path, findings: Findings | None = None) -> list[RequestLine]:
-    """Return a line for every request in a log, ordered by arrival. `findings`: as in CheckedLog. Raises
+    """Return a line for every request in a log, in arrival order. `findings`: see CheckedLog. Raises
     `verify`'s errors.
     """
     log = CheckedLog(folder, findings=findings)
@@ -162,7 +166,7 @@ def request_lines(folder: Path, findings: Findings | None = None) -> list[Reques
 
 
 def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
-    """Yield a line for each request that ends in the log, ordered by end."""
+    """Yield a line for each request that ends in the log, in the order of their ends."""
     requests = _Requests()
     requests.carried_over(log)
     with log.naming():
@@ -173,13 +177,13 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 
 def step_lines(log: CheckedLog | Path, findings: Findings | None = None) -> Iterator[StepLine]:
-    """Yield a line for every step in a log (or in the log in a folder) that ran or failed. Steps that were
-    decided before the log's first record are omitted. `findings`: as in CheckedLog. Raises `verify`'s errors.
+    """Yield a line for every step in a log that ran or failed. `log`: the log or its folder. Steps that were
+    decided before the log's first record are omitted. `findings`: see CheckedLog. Raises `verify`'s errors.
     """
     log = CheckedLog(log, findings=findings) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0
     state = log.first_state()
-    # None: decided before the log's first record.
+    # None stands for a step that was decided before the log's first record.
     decided: deque[StepLine | None] = deque([None] * len(state.flights))
     is_before = state.is_open
     with log.naming():

@@ -1,4 +1,4 @@
-"""Summarises, in a sentence, the steps in which a request was not scheduled."""
+"""Summarizes the steps in which a request was not scheduled, in a sentence."""
 
 from collections import Counter
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ from mmengine.replay.queries.wording import Words
 class Wait(NamedTuple):
     """A step in which the request was not scheduled.
 
-    `since_ns` counts from the request's arrival. `ahead`: if this request waits for another one, the reason
-    why that one waits, else None.
+    `since_ns`: time since the request's arrival. `ahead`: if this request waits for another request, the
+    reason why the other request waits, otherwise None.
     """
 
     step: int
@@ -21,7 +21,9 @@ class Wait(NamedTuple):
 
 
 def describe_waits(waits: list[Wait], words: Words) -> tuple[str, dict[str, Any]]:
-    """Return a sentence that names the most frequent reason first, and a dict with the sentence's figures."""
+    """Return a sentence that begins with the most frequent reason, and a dict with the numbers in the
+    sentence.
+    """
     counts = Counter(wait.reason.kind for wait in waits)
     parts, facts = [], []
     for kind, count in counts.most_common():

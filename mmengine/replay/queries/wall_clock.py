@@ -1,4 +1,6 @@
-"""Converts a log's clock to wall-clock time. Each segment's header has both times at its first record."""
+"""Converts the times in a log to wall-clock time. Each segment's header contains both times for the segment's
+first record.
+"""
 
 from bisect import bisect_right
 from pathlib import Path
@@ -11,11 +13,11 @@ UNKNOWN = 0
 
 
 class WallClock:
-    """The wall clock of the log in a folder. A redacted log has no wall-clock times."""
+    """The wall-clock times of the log in a folder. A redacted log has no wall-clock times."""
 
     def __init__(self, folder: Path):
-        self._first: list[int] = []  # each readable segment's first record
-        self._offsets: list[int] = []  # wall-clock time minus the log's clock in the segment, in ns
+        self._first: list[int] = []  # The number of the first record in each readable segment.
+        self._offsets: list[int] = []  # The wall-clock time minus the log's time in each segment, in ns.
         for path in segment_paths(folder):
             try:
                 with open_segment(path) as data:

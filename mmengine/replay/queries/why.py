@@ -1,6 +1,7 @@
-"""Explains what happened to a request: why it waited, what it lost and to which requests, and its cache hits.
+"""Explains a request's history: why it waited, which blocks and encoder outputs it lost to which requests,
+and which prefix cache hits it had.
 
-Every claim is read from the state just before the decision that it explains.
+Every claim is derived from the state just before the decision that the claim explains.
 """
 
 from pathlib import Path
@@ -33,10 +34,10 @@ from mmengine.replay.verify_report import Divergence
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Something that happened to the request, with the reason.
+    """An event in the request's history, with the reason.
 
-    The claim applies to the steps from `step` to `last_step`. `since_ns` counts from the request's arrival.
-    `facts` has the text's figures.
+    The claim covers the steps from `step` to `last_step`. `since_ns`: time since the request's arrival.
+    `facts`: the numbers in the text.
     """
 
     step: int
@@ -48,8 +49,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def why(folder: Path, request_id: str, findings: Findings | None = None) -> list[Claim]:
-    """Return what happened to the last request with that id, ordered by time. `findings`: as in CheckedLog.
-    Raises LogError if there was none, and `verify`'s errors.
+    """Return the history of the last request with this id, ordered by time. `findings`: see CheckedLog.
+    Raises LogError if there is no such request, and `verify`'s errors.
     """
     queued: tuple[Record, ev.Queued] | None = None
     of_session = False  # Whether the request continues a session.
@@ -80,7 +81,9 @@ def why(folder: Path, request_id: str, findings: Findings | None = None) -> list
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """Return the request's QUEUED event, with the session's tokens before its own."""
+    """Return the QUEUED event of the request. If the request continues a session, the session's tokens
+    precede the request's own tokens.
+    """
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
             return sessions.with_session_prefix(state, record.event)
@@ -88,11 +91,11 @@ def _whole(folder: Path, queued: Record) -> ev.Queued:
 
 
 class _Inquiry:
-    """Folds a log, and collects the claims about a single request."""
+    """Reads a log, and collects the claims about a single request."""
 
     def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued, difference: Divergence | None):
-        """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: its event,
-        with the session's tokens. `difference`: see `host_difference`.
+        """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: the event
+        in this record, with the session's tokens. `difference`: see `host_difference`.
         """
         self._log, self._queued = log, queued
         self._name = request.request_id
@@ -107,7 +110,7 @@ class _Inquiry:
         self._rules = Rules(self.view, is_ours)
         self._words = words_of(log.started, -1 if difference is None else difference.step)
         self._difference = difference
-        self._expected: Expected = UNKNOWN  # the rules' decision on the state before a scheduling event
+        self._expected: Expected = UNKNOWN  # The rules' decision on the state before a scheduling event.
         self._reasons: Reasons | None = None
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
@@ -145,8 +148,8 @@ class _Inquiry:
         self._found.append(Claim(record.step, record.step, since, kind, self._words.claim(text), facts))
 
     def _tell_difference(self, record: Record) -> None:
-        """Claim that this record's call is the first one unlike the rules of the host, if it names the
-        request.
+        """If `record` belongs to the first scheduling call that differs from the host's rules, and the
+        difference names the request, add a claim about the difference.
         """
         found = self._difference
         if found is None or found.sequence != record.sequence or not self._is_live:
@@ -215,7 +218,7 @@ class _Inquiry:
         return row >= 0 and bool(self.state.in_flight[row] or self.state.scheduled[row])
 
     def _note_wait(self, record: Record) -> None:
-        """Record a wait if the request is not in the step that was just decided."""
+        """Record a wait if the step that was just decided does not contain the request."""
         assert self._reasons is not None
         reasons, self._reasons = self._reasons, None
         req_state = self.state.requests.get(self._name)
@@ -269,7 +272,9 @@ class _Inquiry:
             self._claim(record, "lease taken", f"{text} ({reason}).{said}", **facts)
 
     def _scheduled(self, record: Record, event: ev.Scheduled) -> None:
-        """Claim that the step computes another number of the request's tokens than the rules."""
+        """Add a claim if the step computes a different number of the request's tokens than the rules
+        would.
+        """
         text, facts = self._rules.rows(self.state.requests[self._name].row, event, self._expected)
         if text:
             self._claim(record, "rules", text, **facts)
@@ -319,8 +324,8 @@ class _Inquiry:
         self._claim(record, "prefix cache", text, **facts)
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Claim that this decision encodes the request's items. `row`: the row that the decision gives to the
-        request, or None for the row that it has.
+        """Add a claim that this decision encodes the request's media items. `row`: the row that the decision
+        gives to the request, or None for the row that the request already has.
         """
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():
@@ -331,7 +336,7 @@ class _Inquiry:
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
 
     def _encoded_part(self, record: Record, event: ev.Encoded) -> None:
-        """Claim that an item was encoded in parts, at the item's last part."""
+        """When the last part of a media item is encoded, add a claim that the item was encoded in parts."""
         req_state, item = self.state.requests[self._name], self._request.media[event.index]
         work = req_state.media_work[event.index]
         if event.until >= work:

@@ -1,4 +1,4 @@
-"""The words in which `why` explains a log: this engine's, or vLLM's for a log that was recorded there."""
+"""The words in which `why` explains a log. For a log that was recorded in vLLM, these are vLLM's words."""
 
 from mmengine.events import vocabulary as ev
 from mmengine.replay.host_rules import rules_for
@@ -7,17 +7,17 @@ from mmengine.replay.queries.reasons import Reason
 
 
 class Words:
-    """This engine's words. `started`: the log's first event."""
+    """The words of mmengine. `started`: the log's first event."""
 
     def __init__(self, started: ev.Started):
         self.config = started.config
 
     def claim(self, text: str) -> str:
-        """Return a claim's text with the name of the rules that decide again."""
+        """Return the text of a claim with the name of the rules that derive the decisions."""
         return text
 
     def reason(self, reason: Reason, step: int) -> str:
-        """Return why a request got no tokens in `step`, as a clause."""
+        """Return the reason why a request got no tokens in `step`, as a clause."""
         return reason.sentence()
 
     def arrival(self, num_prompt: int, details: str, num_running: int, num_waiting: int) -> str:
@@ -32,11 +32,11 @@ class Words:
         return reason
 
     def recomputed(self, num_tokens: int) -> str:
-        """Return what happens to the computed tokens of a preempted request."""
+        """Return a sentence that says what happens to the computed tokens of a preempted request."""
         return f"{num_tokens} computed tokens are computed again."
 
     def status(self, reason: str) -> str:
-        """Return what comes before the cause of a request's end."""
+        """Return the text that precedes the cause of a request's end."""
         return ""
 
 
@@ -118,5 +118,5 @@ _STATUSES = {
 
 
 def words_of(started: ev.Started, differs: int) -> Words:
-    """Return the words for a log that begins with `started`. `differs`: as in VllmWords."""
+    """Return the words for a log that begins with `started`. `differs`: see VllmWords."""
     return VllmWords(started, differs) if started.host.startswith("vllm") else Words(started)

@@ -1,1 +1,1 @@
-"""Serves a log's requests again, unchanged or under other settings."""
+"""Runs a log's requests again, with the same or with changed settings."""

@@ -1,16 +1,18 @@
-"""A time axis for a whole log, although the processes that wrote the log have unrelated clocks."""
+"""Puts the times in a log on a single time axis. A log may have been written by several processes with
+unrelated clocks.
+"""
 
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 
-MAX_NS = 2**60  # 36 years, so that sums of times fit 64 bits.
+MAX_NS = 2**60  # 36 years. With this limit, sums of times fit into 64 bits.
 
 
 class SteadyClock:
-    """Converts record times to ns since the first record.
+    """Converts the times of records to ns since the first record.
 
-    The time never goes back. No time passes between a process's end and the start in which its log was
-    recovered. Raises ValueError for a time above MAX_NS.
+    The time never goes back. Between a process's end and the start of the process that recovered the log, no
+    time passes. Raises ValueError for a time above MAX_NS.
     """
 
     def __init__(self) -> None:
@@ -18,8 +20,8 @@ class SteadyClock:
         self._last_ns = 0
 
     def resume(self, offset_ns: int, last_ns: int) -> None:
-        """Continue in the middle of a log: `offset_ns` is added to the process's times, and `last_ns` is the
-        time so far.
+        """Continue in the middle of a log. `offset_ns`: the value that is added to the process's times.
+        `last_ns`: the last record's converted time.
         """
         self._offset_ns, self._last_ns = offset_ns, last_ns
 

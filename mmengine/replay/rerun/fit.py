@@ -1,9 +1,9 @@
-"""A cost model for steps, fitted to the durations in a log.
+"""A cost model for a step's duration. The model is fitted to the durations in a log.
 
-A step's time is modelled as a sum of amounts times prices. The amounts are: 1 for the step, its tokens, its
-rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended token, and
-the embeddings computed. The prices are non-negative and minimise relative errors; unusually long steps count
-less (Huber weights with iterated least squares, and Lawson and Hanson's active sets).
+A step's duration is modelled as a sum of amounts times prices. The amounts are 1 for the step itself, its
+tokens, its rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended
+token, and the embeddings computed. The prices are non-negative and minimise the relative errors. Unusually
+long steps count less (Huber weights with iterated least squares, and Lawson and Hanson's active sets).
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative errors, as fractions, on steps that the fit did not see. `total` is the error in the sum over
-    all steps.
+    """Relative errors, as fractions, for steps that were not used in the fit. `total`: the error of the sum
+    over all steps.
     """
 
     num_steps: int
@@ -32,7 +32,9 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class FittedCost:
-    """Fitted prices in ns, float64. `prices`: in the order of PARTS. `host_prices`: per step and per row."""
+    """The fitted prices in ns, float64. `prices`: in the order of PARTS. `host_prices`: the price per step
+    and per row.
+    """
 
     prices: np.ndarray
     host_prices: np.ndarray
@@ -46,7 +48,7 @@ class FittedCost:
 
 
 def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int) -> np.ndarray:
-    """Return a step's amount for each of PARTS, float64 [6]. `num_computed`: each row's computed tokens
+    """Return a step's amounts, in the order of PARTS, float64 [6]. `num_computed`: each row's computed tokens
     before the step.
     """
     scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
@@ -56,8 +58,8 @@ def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int
 
 
 def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
-    """Return the prices, float64 [p], for n steps with the amounts `work` [n, p] that took `time_ns` [n]
-    (positive).
+    """Return the prices, float64 [p], for n steps. `work` [n, p]: the amounts of the steps. `time_ns` [n]:
+    the durations, which must be positive.
     """
     scale = np.maximum(work.max(axis=0), 1.0)
     relative, ones = work / scale / time_ns[:, None], np.ones(len(work))
@@ -72,8 +74,8 @@ def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
 
 
 def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the x >= 0 that minimises |matrix x - target|: Lawson and Hanson, Solving Least Squares
-    Problems, 23.10.
+    """Return the x >= 0 that minimises |matrix x - target|. The algorithm is from Lawson and Hanson, Solving
+    Least Squares Problems, 23.10.
     """
     count = matrix.shape[1]
     x, active = np.zeros(count), np.zeros(count, bool)
@@ -103,8 +105,8 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(work: np.ndarray, time_ns: np.ndarray) -> FitError:
-    """Return the cross-validation errors: the steps are cut into FOLDS consecutive parts, and each is
-    predicted with prices fitted to the others.
+    """Return the errors of a cross-validation. The steps are cut into FOLDS consecutive parts, and each part
+    is predicted with prices that are fitted to the other parts.
     """
     predicted = np.zeros(len(work))
     for part in np.array_split(np.arange(len(work)), FOLDS):

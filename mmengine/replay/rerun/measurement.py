@@ -1,4 +1,4 @@
-"""Measures times in a log: its requests' latencies, and its steps' durations."""
+"""Measures the times in a log: the latencies of requests and the durations of steps."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,10 +23,10 @@ MAX_STEP_NS = 10**15  # Eleven days.
 class Measured:
     """Measurements from a log.
 
-    `work` [n, p]: each step's amounts (see fit.PARTS); `device_ns`: the steps' durations on the device.
-    `host_rows`, `host_ns`: for each step that began right after another step, its number of rows, and how
-    long the device was idle between the two steps. `meter`: the requests, with times from the log's first
-    arrival on.
+    `work` [n, p]: the amounts of each step (see fit.PARTS). `device_ns`: the duration of each step on the
+    device. `host_rows` and `host_ns` concern steps that began right after another step: the number of rows,
+    and the time for which the device was idle between the two steps. `meter`: the requests, with times since
+    the log's first arrival.
     """
 
     meter: Meter
@@ -37,12 +37,12 @@ class Measured:
     device_ns: list[int] = field(default_factory=list)
     host_rows: list[int] = field(default_factory=list)
     host_ns: list[int] = field(default_factory=list)
-    num_accepted: int = 0  # Accepted drafts.
-    num_refused: int = 0  # Rows with a rejected draft.
+    num_accepted: int = 0  # Number of accepted drafts.
+    num_refused: int = 0  # Number of rows with a rejected draft.
 
 
 class Watch:
-    """Measures a log. The caller passes each record with the state before it to `see`. `measured` is valid
+    """Measures a log. The caller passes each record, with the state before it, to `see`. `measured` is valid
     after the last record.
     """
 
@@ -53,9 +53,10 @@ class Watch:
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        # (work or None if unknown, number of rows).
+        # For each decided step: the amounts (None if unknown), and the number of rows.
         self._decided: deque[tuple[np.ndarray | None, int]] = deque()
-        self._last_ns = -1  # When the last step returned; -1 if the engine was idle since.
+        # The time at which the last step returned, or -1 if the engine was idle since then.
+        self._last_ns = -1
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
@@ -100,7 +101,9 @@ class Watch:
                 measured.meter.finished(self._names[name], event.reason, now)
 
     def _begin(self, state: State) -> None:
-        """Add the requests that are older than the log's first record; their times count from that record."""
+        """Add the requests that arrived before the log's first record. Their times are measured from this
+        record.
+        """
         self._has_begun = True
         self._decided.extend([(None, 0)] * len(state.flights))
         for name, req_state in state.requests.items():

@@ -1,5 +1,5 @@
-"""Replays a script in the engine's own loop, possibly with other settings or fewer requests, but with the
-same answers.
+"""Replays the requests of a script in the engine's own loop. The settings may be changed and requests may be
+left out, but the answers stay the same.
 
     script ──► Playback (the source: due observations) ──► EngineCore ──► executor (answers, time)
 
@@ -21,7 +21,7 @@ from mmengine.replay.rerun.script import Observation
 
 
 class Clock(Protocol):
-    """Tells when an `Observation` is due."""
+    """Determines when an `Observation` is due."""
 
     def due(self, observation: Observation) -> int: ...
 
@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class ClockedExecutor(Executor, Protocol):
-    """An executor with a clock in ns, such as a simulated executor."""
+    """An executor with a clock in ns, for example a simulated executor."""
 
     @property
     def clock_ns(self) -> int: ...
@@ -44,7 +44,7 @@ class WaitingExecutor(ClockedExecutor, Protocol):
 
 
 class Timer:
-    """A Clock in ns. The executor's clock shows 0 at the log time `start_ns`."""
+    """A Clock in ns. When the executor's clock shows 0, the time in the log is `start_ns`."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int):
         self._executor, self._start_ns = executor, start_ns
@@ -60,8 +60,8 @@ class Timer:
 
 
 class Counter:
-    """A Clock that counts steps, once when they are decided and once when their results are back. Waiting
-    shifts all later observations.
+    """A Clock that counts steps: each step counts once when it is decided, and once when its result has
+    returned. Waiting shifts all later observations.
     """
 
     def __init__(self, core: EngineCore):
@@ -79,8 +79,8 @@ class Counter:
 
 
 class _Heard(SinkWrapper):
-    """A sink that passes each event to `see` before the event is applied. `moved` is True if there was an
-    event since `moved` was last set to False.
+    """A sink that passes each event to `see` before the event is applied. `moved` becomes True when an event
+    is appended. The owner resets `moved` to False.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Event], None]):
@@ -96,10 +96,10 @@ class _Heard(SinkWrapper):
 class Playback:
     """An engine that gets its observations from a script.
 
-    With `timer`, observations are due at their time on the executor's clock, and request deadlines pass on
-    this clock. Without it, observations are due at their step, and deadlines pass where the log says. `see`
-    is called with each event right before the event is applied. Blocks that the log's engine fetched from a
-    store are computed here.
+    With `timer`, observations are due at their time on the executor's clock, and request deadlines are
+    measured with this clock. Without `timer`, observations are due at their step, and deadlines pass where
+    they pass in the log. `see` is called with each event right before the event is applied. Blocks that the
+    log's engine fetched from a store are computed instead.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class Playback:
         self._clock: Clock = timer or Counter(self.core)
 
     def step(self) -> Outputs | None:
-        """Run the loop once, and return the outputs, or None if nothing more can happen. Raises the engine's
-        errors if there is no progress.
+        """Run the loop once and return the outputs. Returns None if nothing more can happen. Raises the
+        engine's errors if there is no progress.
         """
         if not self.core.has_work:
             return None
@@ -137,12 +137,12 @@ class Playback:
         if self._heard.moved or outputs:
             return outputs
         if self._next == len(self._observations):
-            return None  # The remaining requests wait for a grammar that never arrived.
+            return None  # The remaining requests wait for a grammar that never arrives.
         self._clock.wait_until(self._clock.due(self._observations[self._next]))
         return outputs
 
     def _crash(self) -> None:
-        """Repeat a crash in the log at the same step. With a timer, crashes are skipped."""
+        """Repeat a crash of the log at the same step. With a timer, crashes are skipped."""
         while self._next < len(self._observations):
             event = self._observations[self._next].event
             due = self._clock.due(self._observations[self._next])
@@ -174,7 +174,7 @@ class Playback:
         return events + inbox.drain()
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Return nothing, because all observations are delivered between steps."""
+        """Return nothing, because `drain` delivers all observations between steps."""
         return ()
 
     def __len__(self) -> int:

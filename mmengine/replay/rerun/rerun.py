@@ -1,9 +1,9 @@
-"""What-if simulation: serves a log's requests under other settings, with step times from a cost model fitted
-to the log.
+"""What-if simulation: runs the requests of a log with other settings. Step durations come from a cost model
+that is fitted to the log.
 
 Requests arrive, are cancelled and get their grammars as in the log, and get the same answers. The scheduler
-is the engine's own. The log's own settings are simulated as well, and the comparison with the logged figures
-shows the estimate's error.
+is the engine's own. The log's own settings are simulated as well. The comparison with the logged figures
+shows the error of the estimate.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ MIN_STEPS = 50
 
 @dataclass(slots=True)
 class Estimate:
-    """A run's figures, keyed by name; latencies are in ms. `notes`: remarks about the run."""
+    """The figures of a run by name. Latencies are in ms. `notes`: remarks about the run."""
 
     numbers: dict[str, float]
     notes: list[str] = field(default_factory=list)
@@ -42,9 +42,9 @@ class Estimate:
 
 @dataclass(slots=True)
 class Rerun:
-    """A re-run's result. `again` is the simulation under the log's own settings, and `what_if` that under the
-    changed settings. `errors`: each figure's relative error in `again` against `logged`, as a fraction; None
-    if the logged figure is 0.
+    """The result of a rerun. `again`: the simulation with the log's own settings. `what_if`: the simulation
+    with the changed settings. `errors`: the relative error of each figure in `again` compared with `logged`,
+    as a fraction, or None if the logged figure is 0.
     """
 
     logged: Estimate
@@ -67,11 +67,11 @@ def rerun(
     progress: Callable[[str], None] = lambda text: None,
     findings: Findings | None = None,
 ) -> Rerun:
-    """Simulate a log under its own settings, and again with `changes` to them (keyed by EngineConfig's field
-    names). `findings`: as in CheckedLog.
+    """Simulate a log with its own settings, and again with changed settings. `changes`: new values by the
+    field names of EngineConfig. `findings`: see CheckedLog.
 
-    Raises ConfigError for invalid settings, LogError for a log that is too short to fit a cost model or that
-    a host scheduled asynchronously, and the errors of `verify`.
+    Raises ConfigError for invalid settings. Raises LogError for a log that is too short to fit a cost model,
+    and for a log that a host scheduled asynchronously. Also raises `verify`'s errors.
     """
     timeline = open_log(folder)
     if timeline.started.host and timeline.config.max_in_flight > 1:
@@ -132,8 +132,8 @@ def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
-    """Return the acceptance rate: accepted drafts as a fraction of compared drafts. In a row, drafts are
-    compared up to the first rejected draft.
+    """Return the acceptance rate: accepted drafts as a fraction of compared drafts. In each row, drafts are
+    compared up to and including the first rejected draft.
     """
     tried = measured.num_accepted + measured.num_refused
     if config.num_draft_tokens and not tried:
@@ -145,8 +145,8 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
 
 
 def _whole(script: Script) -> tuple[Script, list[str]]:
-    """Return the script, changed so that each request ends, and notes about everything in the log that cannot
-    be repeated.
+    """Return a script in which each request ends, and notes about everything in the log that cannot be
+    repeated.
     """
     notes, unfinished = [], set(script.unfinished)
     observations = []
@@ -209,8 +209,8 @@ def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
 
 
 def _refused(script: Script) -> tuple[set[str], str]:
-    """Return the ids for requests that the script's settings would refuse, and the reason for the
-    first.
+    """Return the ids of requests that the script's settings would refuse, and the reason for the first of
+    them.
     """
     names, reason = set(), ""
     for event in script.requests:
@@ -252,7 +252,7 @@ def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: i
 
 
 def read_changes(pairs: list[str]) -> dict[str, object]:
-    """Parse `name=value` pairs as settings. A value that is not JSON is taken as a string. Raises ConfigError
+    """Parse `name=value` pairs as settings. A value that is not valid JSON is a string. Raises ConfigError
     for a pair without "=".
     """
     changes: dict[str, object] = {}

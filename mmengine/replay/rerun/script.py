@@ -1,9 +1,9 @@
-"""Extracts a log's requests and their answers, without their scheduling, for a re-run.
+"""Extracts the requests and a log's answers, without the scheduling, so that the requests can be run again.
 
-A script has observations and answers. The observations are the log's arrivals, grammars, cancels and resets,
-with the step and the time at which the scheduler saw them. An answer has the request's tokens, and tells
-whether a stop or an error ended it. Settings can be changed and requests left out; the remaining requests
-keep their answers.
+A script consists of observations and answers. The observations are the arrivals, grammars, cancels and resets
+in the log, with the step and the time at which the scheduler saw them. An answer contains a request's tokens,
+and says whether a stop or an error ended it. Settings can be changed and requests can be left out. The
+remaining requests keep their answers.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ from mmengine.replay.rerun.clock import SteadyClock
 class Answer:
     """A request's answer.
 
-    `tokens` is int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
+    `tokens`: int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
     ended the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs`
-    (int32 [n, 3]) has a row per step with drafts: the output index at which the step began, how many tokens
-    it yielded, and how many drafts it had.
+    (int32 [n, 3]): a row for each step with drafts. It contains the output index at which the step began, the
+    number of tokens that the step yielded, and the number of drafts.
     """
 
     tokens: np.ndarray
@@ -57,10 +57,11 @@ Observed = (
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A log's observation.
+    """An observation of the log.
 
-    `step` was the next step when the event was seen. `landed` counts the steps whose results were back by
-    then; it equals `step` if no step was in flight. `time_ns` counts from the log's first record.
+    `step`: the number of the next step when the observation was seen. `landed`: the number of steps whose
+    results had returned by then; it equals `step` if no step was in flight. `time_ns`: time since the log's
+    first record.
     """
 
     step: int
@@ -74,8 +75,8 @@ class Script:
     """A log's script.
 
     `unfinished`: the ids of requests without an end in the log. `failed_steps`: maps a failed step to its
-    error text. `num_rejected` counts requests that were rejected because the queue was full; the log does not
-    contain their prompts, so a re-run cannot repeat them.
+    error message. `num_rejected`: the number of requests that were rejected because the queue was full. The
+    log does not contain their prompts, so they cannot be run again.
     """
 
     config: EngineConfig
@@ -88,7 +89,7 @@ class Script:
 
     @property
     def requests(self) -> list[ev.Queued]:
-        """The requests, ordered by arrival."""
+        """The requests, in arrival order."""
         return [each.event for each in self.observations if isinstance(each.event, ev.Queued)]
 
 
@@ -98,9 +99,9 @@ Watch = Callable[[State, Record], None]
 def read_script(
     folder: Path, watch: Watch = lambda state, record: None, findings: Findings | None = None
 ) -> Script:
-    """Return a log's script. `findings`: as in CheckedLog.
+    """Return a log's script. `findings`: see CheckedLog.
 
-    `watch` is called with the state before each record, and the record. An id that is used again gets a
+    `watch` is called with each record, and the state before the record. If an id is used again, it gets a
     number ("a", then "a#2"), so that ids are unique in a script. Raises `verify`'s errors.
     """
     log = CheckedLog(folder, findings=findings)
@@ -125,13 +126,14 @@ class _Reader:
         self.script = script
         self._clock, self._now = SteadyClock(), 0
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
-        self._times: dict[str, int] = {}  # Number of arrivals with each id.
-        # Maps an id in the log to the id in the script, for the last request with that id.
+        self._times: dict[str, int] = {}  # Maps an id to the number of arrivals with this id.
+        # Maps an id in the log to the id in the script. If the log has several requests with this id, the
+        # last request counts.
         self._name_of: dict[str, str] = {}
-        self._sessions: set[str] = set()  # Sessions opened since the log's first record.
+        self._sessions: set[str] = set()  # Sessions that were opened since the log's first record.
 
     def present(self, state: State, req_state: RequestState) -> None:
-        """Add a request that precedes the log's first record."""
+        """Add a request that arrived before the log's first record."""
         request = req_state.request
         event = queued_of(request)
         self._name_of[request.request_id], self._times[request.request_id] = request.request_id, 1
@@ -193,14 +195,14 @@ class _Reader:
                 self._runs.setdefault(request.request.request_id, []).append(tuple(run))
 
     def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
-        """Store a request's answer, and return the request's id in the script. `end`: the request's end, or
-        None if the log ends first.
+        """Store a request's answer, and return the id of the request in the script. `end`: the request's end,
+        or None if the log ends first.
         """
         req_state = state.requests[name]
         broke = req_state.row >= 0 and bool(state.ended[req_state.row] == BROKEN)
         answer = Answer(state.known_tokens(req_state)[req_state.num_prompt :].copy())
         if end is None and req_state.row >= 0 and state.config.num_draft_tokens:
-            # The log has the proposed drafts, but ends before the step that verifies them returns.
+            # The log contains the proposed drafts, but ends before the step that verifies them returns.
             row = req_state.row
             drafts = int(max(state.scheduled_drafts[row], state.num_drafts[row]))
             place = int(state.num_tokens[row]) - req_state.num_prompt

@@ -1,4 +1,4 @@
-"""An executor that gives each request its answer from a script. Step times come from a cost model."""
+"""An executor that returns each request's answer from a script. Step durations come from a cost model."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,16 +13,17 @@ from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled_rows import sampled_rows
 from mmengine.simulation.simulated_executor import CostModel
 
-Ends = tuple[tuple[int, str], ...]  # For each row that ends: (its index in the step's rows, text).
+Ends = tuple[tuple[int, str], ...]  # For each row that ends: its index in the step's rows, and a text.
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class ScriptedExecutor(TimedExecutor):
-    """Gives each request its answer's tokens, and then made-up tokens if the request is longer here.
+    """Returns the tokens of each request's answer. If a request is longer than its answer in the script,
+    made-up tokens follow.
 
-    `failed_steps`: maps a step that must fail to its error text. At positions where the log had drafts, as
-    many drafts are right as in the log. Elsewhere `acceptance` is the probability that a draft is right if
-    the drafts before it are; the outcome is the same in each run.
+    `failed_steps`: maps a step that must fail to its error message. At positions where the log had drafts, as
+    many drafts are accepted as in the log. At other positions, `acceptance` is the probability that a draft
+    is right if all drafts before it are right. The outcome is the same in every run.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class ScriptedExecutor(TimedExecutor):
         rows, width = config.max_num_seqs, config.max_model_len + config.num_draft_tokens + 1
         self._tokens = np.zeros((rows, width), np.int32)  # Indexed by row and output index.
         self._num_prompt = np.zeros(rows, np.int64)
-        # Output index at which a stop or an error ends the answer; -1: none.
+        # Output index at which a stop or an error ends the answer, or -1.
         self._ends_at = np.zeros(rows, np.int64)
         self._end: list[Answer | None] = [None] * rows
-        # Indexed by row and output index: the number of tokens that the log's step at this index yielded (0:
-        # unknown), and its number of drafts.
+        # Indexed by row and output index: the number of tokens that the step at this index yielded in the log
+        # (0: unknown), and the number of its drafts.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
-        # Number of tokens, prompt and answer, at which the request ends by length.
+        # Number of prompt and answer tokens at which the request ends by length.
         self._room = np.zeros(rows, np.int64)
 
     def _set_row(self, row: int, request: Request) -> None:
@@ -102,8 +103,8 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """Return a step's result without drafts. This case is fast, because `minimize` mostly replays such
-        steps.
+        """Return a step's result without drafts. This case is fast, because most steps that `minimize`
+        replays have no drafts.
         """
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
@@ -111,7 +112,7 @@ class ScriptedExecutor(TimedExecutor):
         return StepResult(tokens, stops, errors, device_ns=device_ns)
 
     def _ends(self, rows: np.ndarray, ended: np.ndarray) -> tuple[Ends, Ends]:
-        """Return the stops and the errors for the rows at the indices `ended` in `rows`."""
+        """Return the stops and the errors of the rows at the indices `ended` in `rows`."""
         stops: list[tuple[int, str]] = []
         errors: list[tuple[int, str]] = []
         for place in ended.tolist():

@@ -2,8 +2,8 @@
 
 A decision that breaks a rule is a finding about the build that wrote the log (findings.py). The rules are
 cheap, so every tool checks them while it reads a log. In contrast, `mmengine log verify --invariants` checks
-the whole state after each record. The rules also keep the numbers in a hostile log inside the arrays of the
-state. A row, block or slot number that is out of range is never applied.
+the whole state after each record. The rules also keep the numbers in a hostile log inside the state's arrays.
+A row, block or slot number that is out of range is never applied.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""Owns the readers that parse the bodies of all APIs. Also converts an engine's errors so that they name the
-fields of the client's API.
+"""Owns the readers that parse all APIs' bodies. Also converts an engine's errors so that they name the fields
+of the client's API.
 """
 
 from typing import Protocol
@@ -46,7 +46,7 @@ _GRAMMAR_NAMES = FieldNames(
 
 
 class Reader(Protocol):
-    """Parses the body of a call into a request for the engine."""
+    """Parses a call's body into a request for the engine."""
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest: ...
 

@@ -1,4 +1,4 @@
-"""The table of the routes that generate answers, with their OpenAPI descriptions."""
+"""The route table for routes that generate answers, with their OpenAPI descriptions."""
 
 from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.chat.bodies import ChatBody, CompletionBody

@@ -101,8 +101,8 @@ class AnswerRoutes:
         return await self._answer(request, self.readers.messages)
 
     def id_of(self, request: Request) -> str:
-        """Return the request id of the call, which is the value of its header. Without the header, returns a
-        new id.
+        """Return the call's request id, which is the value of its header. Without the header, returns a new
+        id.
         """
         given = request.headers.get(ID_HEADER, "") or self._new_id()
         if is_request_id(given):

@@ -28,7 +28,7 @@ MAX_PATH_CHARS = 4096  # Limit for `lora_path`: Linux's PATH_MAX.
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a call that loads an adapter.
+    """A body for a call that loads an adapter.
 
     `lora_path`: a folder below --lora-root, as an absolute path or relative to --lora-root. `load_inplace`:
     replace an already loaded adapter of the same name.
@@ -69,7 +69,7 @@ class AdapterRoutes:
         self._keys = keys if keys is not None and keys.any else None
 
     def check_key(self, headers: dict[bytes, bytes]) -> str:
-        """Check the admin key, and return the owner of the call. Raises ApiError."""
+        """Check the admin key, and return the call's owner. Raises ApiError."""
         if self._root is None or self._keys is None:
             text = "calls may not load adapters: start the server with --lora-root and --admin-key-file"
             raise ApiError(ErrorCode.NO_LORA_ROOT, text)

@@ -159,7 +159,7 @@ def shown_file(file: StoredFile) -> Json:
 
 
 def _read_fields(fields: dict[str, str]) -> tuple[str, int]:
-    """Return the purpose of an upload, and the seconds until the file expires (0: never). Raises ApiError."""
+    """Return an upload's purpose, and the seconds until the file expires (0: never). Raises ApiError."""
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise ApiError(

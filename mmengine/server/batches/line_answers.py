@@ -35,7 +35,7 @@ class LineReader(Protocol):
     def read_line(
         self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
     ) -> ParsedRequest:
-        """Parse the body of a line. `name`: the request id. Thread-safe. Raises ApiError."""
+        """Parse a line's body. `name`: the request id. Thread-safe. Raises ApiError."""
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames: ...
 
@@ -44,8 +44,8 @@ class LineReader(Protocol):
 
 
 class LineOutcome(NamedTuple):
-    """The outcome of a line. `body`: the JSON of an answer or an error. `written` must be called when the
-    body is durable on disk, so that the log may delete the answer.
+    """A line's outcome. `body`: the JSON of an answer or an error. `written` must be called when the body is
+    durable on disk, so that the log may delete the answer.
     """
 
     status: int
@@ -173,7 +173,7 @@ class LineAnswers:
 
 
 def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> LineOutcome:
-    """Log an unexpected error in parsing or running a line, and return the outcome of the line. `name`: the
+    """Log an unexpected error in parsing or running a line, and return the line's outcome. `name`: the
     request id.
     """
     operator_log.error("a line of a batch failed", id=name, reason=in_one_line(error))

@@ -92,7 +92,7 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a line, which are not yet decoded."""
+    """A line's fields, which are not yet decoded."""
 
     custom_id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
@@ -126,9 +126,7 @@ def _custom_id(line: bytes | None) -> str | None:
 
 
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
-    """Return the error of an input line, or None if the line is valid. The line's custom_id is added to
-    `seen`.
-    """
+    """Return an input line's error, or None if the line is valid. The line's custom_id is added to `seen`."""
     if line is None:
         text = f"the line exceeds {MAX_LINE_BYTES} bytes; send smaller images, or upload them as files"
         return LineError("line_too_long", text, number)

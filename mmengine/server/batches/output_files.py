@@ -1,4 +1,4 @@
-"""Writes the output file and the error file of a batch. Only these two files record which lines have been
+"""Writes the output file and a batch's error file. Only these two files record which lines have been
 answered.
 """
 
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class BatchFiles:
-    """The output file and the error file of a batch, open for appending.
+    """The output file and a batch's error file, open for appending.
 
     All methods block. The constructor raises OSError. It raises InvalidRequest if a file contains lines of
     another batch.
@@ -68,8 +68,8 @@ class BatchFiles:
             file.delivered(now=True)
 
     def expire(self, name_of: Callable[[int], str]) -> None:
-        """Write an expiry error for every request without an answer. `name_of` returns the id of a request,
-        given its line number.
+        """Write an expiry error for every request without an answer. `name_of` returns a request's id, given
+        its line number.
         """
         missing = self._missing(name_of)
         while some := list(islice(missing, _TOGETHER)):

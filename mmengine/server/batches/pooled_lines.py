@@ -48,7 +48,7 @@ class PooledLines(NamedTuple):
         return replace(call, jobs=jobs)
 
     async def answer(self, call: PooledRequest, parser: Executor) -> bytes:
-        """Compute a line, and return the body of the response. Raises ApiError."""
+        """Compute a line, and return the response's body. Raises ApiError."""
         try:
             answers = await self.engine.pool(call.jobs)
         except MMEngineError as error:

@@ -50,7 +50,7 @@ class RecoveredRows:
             discard_stream(row.stream)
 
     def leave(self) -> None:
-        """Detach all streams. Called at the end of the process. The requests stay in the log."""
+        """Detach all streams. Called at the process's end. The requests stay in the log."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 

@@ -1,4 +1,4 @@
-"""The table of the routes for files and batches, with their OpenAPI descriptions."""
+"""The route table for files and batches, with their OpenAPI descriptions."""
 
 from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.routes import BatchBody, BatchRoutes

@@ -1,5 +1,5 @@
 """Handlers for /v1/batches. A batch is a file of requests. The requests run beside live calls, and continue
-after a restart of the server.
+after a server restart.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class BatchRoutes:
         """Return the batch that an earlier try of the same call created, or None.
 
         An earlier try is found by the Idempotency-Key. If the call has no key and is a retry, it is found by
-        the digest of the call.
+        the call's digest.
         """
         batches = self._storage.batches
         if key:
@@ -120,7 +120,7 @@ class BatchRoutes:
         return batches.created_alike(owner, digest, since) if tries_again(request) else None
 
     def _new_batch(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
-        """Check the fields of a body, and return a new batch. Raises ApiError."""
+        """Check a body's fields, and return a new batch. Raises ApiError."""
         file = self._storage.files.get(body.input_file_id, owner)
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")

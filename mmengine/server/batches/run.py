@@ -35,7 +35,7 @@ class BatchResources(NamedTuple):
 
     `bodies`: limits the bytes of lines that were read but are not yet in the engine. `may_begin`: whether new
     requests may be submitted. `count_line`: see BatchRunner's `answered`. `turning`: maps a batch id to the
-    lock that is held while the status of the batch changes.
+    lock that is held while the batch's status changes.
     """
 
     storage: Storage

@@ -1,4 +1,4 @@
-"""Runs all live batches as tasks beside the calls of clients. A live batch is a batch that has not ended."""
+"""Runs all live batches as tasks beside clients' calls. A live batch is a batch that has not ended."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ AGAIN_S = 10.0
 
 
 class BatchRunner:
-    """Starts, cancels and watches the runs of all batches.
+    """Starts, cancels and watches all batches' runs.
 
     `reader`: parses lines and renders answers. `pooled_reader`: does the same for embeddings and scores.
     `answered` is called for each written line, with True for an answer and False for an error. Must be
@@ -74,8 +74,8 @@ class BatchRunner:
         self._woken = asyncio.Event()
 
     async def create(self, batch: Batch) -> None:
-        """Store a batch and start it. After a restart of the server, the batch continues. Raises QueueFull
-        and KeepFailed.
+        """Store a batch and start it. After a server restart, the batch continues. Raises QueueFull and
+        KeepFailed.
         """
         await self._storage.batches.create(batch)
         self._woken.set()

@@ -1,4 +1,4 @@
-"""The response schemas of /v1/files and /v1/batches in the OpenAPI document, in OpenAI's format."""
+"""The response schemas for /v1/files and /v1/batches in the OpenAPI document, in OpenAI's format."""
 
 from typing import Literal
 
@@ -85,7 +85,7 @@ class BatchObjects(Page):
 
 
 class Upload(ResponseSchema):
-    """The form fields of an upload."""
+    """An upload's form fields."""
 
     file: str
     purpose: Literal["batch", "vision", "user_data"]

@@ -55,8 +55,8 @@ class Load:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """Return the bodies of all calls. Each prompt begins with a random word, so that there are no prefix
-    cache hits.
+    """Return all calls' bodies. Each prompt begins with a random word, so that there are no prefix cache
+    hits.
     """
     chance = random.Random(load.seed)
     urls = [_data_url(path) for path in load.images]

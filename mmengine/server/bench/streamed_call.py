@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """The result of a call. All times are seconds on the monotonic clock.
+    """A call's result. All times are seconds on the monotonic clock.
 
     `sent`: when the call was sent. `over`: when the call ended. `at`: the arrival times of the events with
     output. `num_prompt`, `num_tokens`: the number of prompt and output tokens. `error`: the reason why the

@@ -1,4 +1,4 @@
-"""Summarizes the results of a load: rates, latencies, and the share of calls within the latency limits."""
+"""Summarizes a load's results: rates, latencies, and the share of calls within the latency limits."""
 
 import dataclasses
 from collections import Counter
@@ -28,7 +28,7 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """The summarized result of a load.
+    """A load's summarized result.
 
     The fields whose names end in `_ms` map "mean", "p50", "p90" and "p99" to milliseconds. Rates are per
     second. `goodput`: the number of calls within the limits per second. `good_share`: the share of calls
@@ -124,7 +124,7 @@ def markdown(title: str, summary: Summary) -> str:
 def draw(title: str, calls: Sequence[Call], limits: Limits, path: Path) -> None:
     """Draw four charts and write them to `path`. Two charts show the distributions of the time to first token
     and of the gaps between events. The other two show each call's time to first token and time per output
-    token, against the start time of the call.
+    token, against the call's start time.
     """
     from matplotlib.figure import Figure  # Imported here because no other function needs matplotlib.
 

@@ -83,8 +83,8 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call with the request id and the envelope of the first call, which contains the
-    creation time and the model name.
+    """Return a repeated call with the request id and the first call's envelope, which contains the creation
+    time and the model name.
     """
     parsed_request.prompts.clear()
     return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)

@@ -80,8 +80,7 @@ class CallRegistry:
         """Return the request as it was first accepted, and an answer source for each of its prompts.
 
         `fill` reads uploaded files into the prompts. It is not called if an earlier answer is found. Raises
-        ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and the errors of
-        `fill`.
+        ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s errors.
         """
         keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
         if (again := self._repeated(request, keys, caller)) is not None:
@@ -138,8 +137,8 @@ class CallRegistry:
     def _repeated(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Find the earlier call that this call repeats. Return the request and the answer sources of the
-        earlier call, or None.
+        """Find the earlier call that this call repeats. Return the request and the earlier call's answer
+        sources, or None.
         """
         for key in keys:
             if (call := self._calls.get(key)) is not None:
@@ -210,9 +209,7 @@ class CallRegistry:
         self.unattended(call)
 
     def unattended(self, call: DetachedCall) -> None:
-        """Start the timer that waits for the client's return. Called when the last reader of the call has
-        left.
-        """
+        """Start the timer that waits for the client's return. Called when the call's last reader has left."""
         if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
             return  # Without a key, no client can ask for the answer before it is in the store.
         if not call.is_good or not self._reattach_s:
@@ -269,7 +266,7 @@ class CallRegistry:
                 del self._calls[key]
 
     def over(self, call: DetachedCall) -> None:
-        """Handle the end of a call: the answer is complete or has failed."""
+        """Handle a call's end: the answer is complete or has failed."""
         if not call.is_answered:
             if not call.is_live:
                 self._expire(call)

@@ -84,7 +84,7 @@ class DetachedCall:
 
     @property
     def size(self) -> int:
-        """The memory of the call, measured in outputs."""
+        """The call's memory, measured in outputs."""
         of_a_token = 1 if (count := self._streams[0].sampling.logprobs) is None else 2 + count
         envelope = sum(len(stream.envelope) for stream in self._streams)
         outputs = sum(record.num_tokens for record in self._records) * of_a_token

@@ -16,7 +16,7 @@ class RecoveredCall(NamedTuple):
     """A recovered call. `left` maps a prompt's index to the prompt's request, which no client has claimed
     yet.
 
-    If the request of a prompt is missing, the engine had not accepted all prompts of the call, so the client
+    If a prompt's request is missing, the engine had not accepted all prompts of the call, so the client
     received no answer. The remaining requests keep their ids.
     """
 

@@ -62,8 +62,8 @@ class StoredResponses:
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
-        """Store the input of a response if the input has media or is too large for the log. Return the
-        envelope to write to the log.
+        """Store a response's input if the input has media or is too large for the log. Return the envelope to
+        write to the log.
         """
         if self.fits_log(envelope, media):
             return envelope

@@ -84,13 +84,13 @@ class Tracing:
         return traced
 
     def _heard(self, request_id: str, times: Times) -> None:
-        """Receive the times of a finished request. Runs on the engine's thread."""
+        """Receive a finished request's times. Runs on the engine's thread."""
         if request_id in self._parents:
             with suppress(RuntimeError):  # Raised if the loop is closed.
                 self._loop.call_soon_threadsafe(partial(self._tell, request_id, times))
 
     def _tell(self, request_id: str, times: Times) -> None:
-        """Write the child spans of a finished request."""
+        """Write a finished request's child spans."""
         if (parent := self._parents.pop(request_id, None)) is None:
             return
         offset = time.time_ns() - time.monotonic_ns()
@@ -115,7 +115,7 @@ class Tracing:
 
 
 class CallSpan:
-    """The span of a call."""
+    """A call's span."""
 
     def __init__(self, span: Span):
         self._span = span

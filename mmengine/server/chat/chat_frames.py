@@ -63,8 +63,8 @@ class Frames(Protocol):
     done: bytes  # Sent after the last frame of a stream.
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        """Return the first frame of a choice. `scores`: the prompt's logprobs, if the call asks for the
-        prompt with logprobs (echo).
+        """Return a choice's first frame. `scores`: the prompt's logprobs, if the call asks for the prompt
+        with logprobs (echo).
         """
 
     def delta(self, index: int, delta: Delta) -> bytes: ...

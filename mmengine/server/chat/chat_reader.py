@@ -1,4 +1,4 @@
-"""Parses the body of a /v1/chat/completions call into a request."""
+"""Parses a /v1/chat/completions body into a request."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -153,14 +153,14 @@ class ChatReader:
 
     @property
     def media_options(self) -> Json:
-        """The media options of the prompt. They contain the fetcher for URLs and files; without a fetcher,
-        they are empty.
+        """The prompt's media options. They contain the fetcher for URLs and files; without a fetcher, they
+        are empty.
         """
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Return the chat template variables of the call, with the template from the server's settings.
-        Raises ApiError for an invalid variable.
+        """Return the call's chat template variables, with the template from the server's settings. Raises
+        ApiError for an invalid variable.
         """
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):

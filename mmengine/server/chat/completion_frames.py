@@ -21,8 +21,8 @@ _encode = msgspec.json.encode
 class CompletionFrames(OpenAiFrames):
     """Renders completions as frames or bodies.
 
-    `echo_texts`: the text of each prompt, which precedes the prompt's answers; empty without echo.
-    `per_prompt`: the number of choices for each prompt.
+    `echo_texts`: each prompt's text, which precedes the prompt's answers; empty without echo. `per_prompt`:
+    the number of choices for each prompt.
     """
 
     def __init__(

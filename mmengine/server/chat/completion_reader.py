@@ -1,4 +1,4 @@
-"""Parses the body of a /v1/completions call into a request."""
+"""Parses a /v1/completions body into a request."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ class CompletionReader:
         return self._build_request(body, ids, request_id, ignored)
 
     def _decoded(self, data: bytes) -> tuple[CompletionBody, list[str]]:
-        """Return the decoded body, and the names of the ignored fields."""
+        """Return the decoded body, and the ignored fields' names."""
         ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         return decode_body(data, _decode), ignored
 

@@ -62,7 +62,7 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """The metrics of a media fetcher, which calls this object after each fetch.
+    """A media fetcher's metrics, which calls this object after each fetch.
 
     For a failed fetch, the operator log contains the host, but never the path or query of the URL, because
     these may contain credentials.

@@ -49,8 +49,8 @@ class MediaContext(NamedTuple):
 
 
 def read_message(index: int, message: Json, media: MediaContext) -> Json:
-    """Return a message in the format of the multimodal processor. Checks only the media; the processor checks
-    the other fields. Raises ApiError.
+    """Return a message in the multimodal processor's format. Checks only the media; the processor checks the
+    other fields. Raises ApiError.
     """
     read = without_nulls(message)
     role = read.get("role")

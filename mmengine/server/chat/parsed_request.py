@@ -60,7 +60,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerFormat(NamedTuple):
-    """The format of the answer, in the engine's terms. At most one of `response_format` and `grammar` is set.
+    """The answer's format, in the engine's terms. At most one of `response_format` and `grammar` is set.
     `place`: the path of the body's field that sets the format.
     """
 
@@ -126,7 +126,7 @@ class SamplingDefaults:
 def read_sampling(
     body: Body, defaults: SamplingDefaults, max_tokens: int, logprobs: int | None, fields: Fields
 ) -> SamplingParams:
-    """Return the sampling parameters of a body. Raises ApiError."""
+    """Return a body's sampling parameters. Raises ApiError."""
     values: dict[str, object] = {**defaults.values, "max_tokens": max_tokens, "logprobs": logprobs}
     for name in _SAME:
         if (value := getattr(body, name)) is not None:
@@ -174,9 +174,7 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
 
 
 def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
-    """Return the answer format of a body. `max_bytes`: limit for the JSON text of the format. Raises
-    ApiError.
-    """
+    """Return a body's answer format. `max_bytes`: limit for the JSON text of the format. Raises ApiError."""
     answer_format: Json | None = None
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)

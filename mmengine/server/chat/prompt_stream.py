@@ -15,7 +15,7 @@ from mmengine.server.http.errors import cancelled_error, deadline_error, request
 
 
 class ChoiceUpdate(NamedTuple):
-    """New output of the choice with index `number`. The last update of a choice has `reason`, the finish
+    """New output of the choice with index `number`. A choice's last update has `reason`, the finish
     reason.
     """
 
@@ -59,8 +59,8 @@ class PromptStream:
         return self._choices[output.index].push(output.token_ids, output.logprobs)
 
     def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that checks the arguments in a finished choice's tool calls and returns the
-        result of `end`. Returns None if there is nothing to check.
+        """Return a function that checks the arguments in a finished choice's tool calls and returns `end`'s
+        result. Returns None if there is nothing to check.
 
         The function may take long, so it should run on another thread.
         """
@@ -68,7 +68,7 @@ class PromptStream:
         return None if argument_check is None else lambda: (self.end(output, argument_check()),)
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> ChoiceUpdate:
-        """Return the last update of a choice, for an output with a `finish_reason`.
+        """Return a choice's last update, for an output with a `finish_reason`.
 
         `errors`: the result of the argument check. Raises ApiError, InvalidRequest and QueueFull if the
         answer was aborted.

@@ -173,7 +173,7 @@ class ResponseBuilder:
         return len(self._prompt_streams) * self.request.sampling.n
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return the frames for the outputs that have arrived, and the state of the stream.
+        """Return the frames for the outputs that have arrived, and the stream's state.
 
         The state is "" if more frames will follow, "whole" at the end, and "error" if an error ended the
         stream. `to_api_error` converts the error for the last frame.
@@ -208,7 +208,7 @@ class ResponseBuilder:
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
         """Append frames to `frames` until an output ends a choice or has prompt logprobs. That output and all
-        later outputs go to `_pending`. This method is the fast path of `_updates`, which most steps take.
+        later outputs go to `_pending`. This method is `_updates`' fast path, which most steps take.
         """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):
@@ -219,7 +219,7 @@ class ResponseBuilder:
                 frames.append(self._frames.delta(prompt_stream.first + output.index, delta))
 
     async def whole(self) -> bytes:
-        """Wait for the end of the answer, and return the body of a response that is not streamed."""
+        """Wait for the answer's end, and return the body of a response that is not streamed."""
         choices = [AccumulatedChoice(index) for index in range(self._num_choices)]
         while True:
             for update in self._updates():
@@ -259,7 +259,7 @@ class ResponseBuilder:
 
     @property
     def completions(self) -> list[Completion]:
-        """The completions of the prompts that have ended."""
+        """The completions for the prompts that have ended."""
         return [
             found
             for prompt_stream in self._prompt_streams

@@ -152,7 +152,7 @@ class ChatChoiceDelta(ResponseSchema):
 
 
 class ChatEvent(_Answer):
-    """The data of a stream event. [DONE] follows the last event."""
+    """A stream event's data. [DONE] follows the last event."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoiceDelta]
@@ -187,7 +187,7 @@ class TextChoiceDelta(ResponseSchema):
 
 
 class TextEvent(_Answer):
-    """The data of a stream event. [DONE] follows the last event."""
+    """A stream event's data. [DONE] follows the last event."""
 
     object: Literal["text_completion"]
     choices: list[TextChoiceDelta]
@@ -241,6 +241,6 @@ class Page(ResponseSchema):
 
 
 class Refusal(ResponseSchema):
-    """The body of an error response, and the data of an error event in a stream."""
+    """The body for an error response, and the data for an error event in a stream."""
 
     error: ErrorBody

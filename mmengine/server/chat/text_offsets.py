@@ -48,7 +48,7 @@ class TextOffsets:
         return _starts(pieces, len(self._prompt))
 
     def of(self, tokens: Sequence[int], hidden: Sequence[int] = (), end: int | None = None) -> list[int]:
-        """Return the offsets of the next tokens of the answer.
+        """Return the offsets of the answer's next tokens.
 
         `hidden`: indices of the entries in `tokens` that are not in the text. `end`: the length of the whole
         text, if it is known. Tokens of a stop string have this offset.

@@ -80,7 +80,7 @@ class Fields:
         self.names = frozenset(self._usable)
 
     def check(self, body: bytes, *, ignore_unknown: bool, is_lenient: bool = False) -> list[str]:
-        """Return the names of the ignored fields. Raises ApiError for the first refused field.
+        """Return the ignored fields' names. Raises ApiError for the first refused field.
 
         `ignore_unknown`: whether unknown fields are ignored. `is_lenient`: whether optional fields are
         ignored.

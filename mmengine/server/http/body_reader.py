@@ -123,8 +123,8 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes. For example, when a body has become a request, the engine limits the memory of
-        the request.
+        """Release the bytes. For example, when a body has become a request, the engine limits the request's
+        memory.
         """
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count

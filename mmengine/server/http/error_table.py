@@ -11,7 +11,7 @@ Retry = Literal["soon", "later", "never"]
 
 
 class HttpError(NamedTuple):
-    """The HTTP response for an error. `code`: the code in the body of the response."""
+    """The HTTP response for an error. `code`: the code in the response's body."""
 
     status: int
     code: str | None = None

@@ -110,7 +110,7 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
 def read_without_payloads(
     body: bytes, read: Callable[[bytes, MediaPayloads], _T], places: _Places = in_urls
 ) -> _T:
-    """Call `read` with the body without its media, and with the media. Return the result of `read`.
+    """Call `read` with the body without its media, and with the media. Return `read`'s result.
 
     If `read` did not use all media, call `read` again with the unchanged body and return that result.
     `places` yields the start and end of each base64 text.

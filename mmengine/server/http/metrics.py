@@ -1,4 +1,4 @@
-"""Prometheus metrics of the HTTP server. The engine has its own metrics."""
+"""The HTTP server's Prometheus metrics. The engine has its own metrics."""
 
 from collections.abc import Callable, Iterator
 

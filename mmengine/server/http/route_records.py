@@ -25,10 +25,10 @@ ANSWERS = (400, 404, 409, 422, 504, *READS)  # Error statuses of a route that cr
 
 
 class Stream(NamedTuple):
-    """The server-sent events of a route.
+    """A route's server-sent events.
 
-    `events`: the structs that `data` may contain. `done`: the text of the last event. If `done` is "", each
-    event has a name, which is its struct's tag.
+    `events`: the structs that `data` may contain. `done`: the last event's text. If `done` is "", each event
+    has a name, which is its struct's tag.
     """
 
     events: tuple[Body, ...]

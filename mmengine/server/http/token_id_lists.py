@@ -93,7 +93,7 @@ def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
 
 
 def _ids(body: bytes, at: int, end: int) -> "array[int]":
-    """Return the integers in the text of a list without its brackets. Raises ValueError."""
+    """Return the integers in a list's text without its brackets. Raises ValueError."""
     found = array("i")
     while at < end:
         comma = body.find(b",", at + _PIECE, end)

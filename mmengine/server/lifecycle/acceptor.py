@@ -2,9 +2,9 @@
 /health/live).
 
 If the event loop is busy with hundreds of calls, its response to a probe would be late, and an orchestrator
-would kill a working server. Therefore the thread looks at the first bytes of each new connection without
-consuming them. The thread responds to a probe itself, and passes every other connection to the event loop.
-The event loop then also handles all later requests on that connection.
+would kill a working server. Therefore the thread looks at each new connection's first bytes without consuming
+them. The thread responds to a probe itself, and passes every other connection to the event loop. The event
+loop then also handles all later requests on that connection.
 """
 
 import asyncio

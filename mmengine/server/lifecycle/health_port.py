@@ -93,9 +93,8 @@ class Probes:
         self._asking: dict[socket.socket, _Probe] = {}  # Oldest first.
 
     def adopt(self, connection: socket.socket, head: bytes = b"") -> None:
-        """Read a request head from a connection, respond, and close the connection. `head`: the first bytes
-        of the connection, which are still in the socket. If `head` is complete, the response is sent
-        immediately.
+        """Read a request head from a connection, respond, and close the connection. `head`: the connection's
+        first bytes, which are still in the socket. If `head` is complete, the response is sent immediately.
         """
         probe = _Probe(connection)
         # This check comes first because each system call waits for the interpreter lock.

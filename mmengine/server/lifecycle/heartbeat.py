@@ -31,9 +31,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
 
     `is_built`: whether the weights are loaded, so that recovered requests may run. `is_regular`: whether
     heartbeats now come at a fixed interval, so that a missing heartbeat is a fault. `is_serving`: whether
-    clients get responses. `reasons`: why the server is not ready. `num_tokens`: output tokens since the start
-    of the process. `is_frozen`: whether an engine step has taken so long that only a restart of the process
-    helps.
+    clients get responses. `reasons`: why the server is not ready. `num_tokens`: output tokens since the
+    process's start. `is_frozen`: whether an engine step has taken so long that only a process restart helps.
     """
 
     is_built: bool = False

@@ -75,11 +75,10 @@ async def serve(
 
     `listening` is called when the server listens. `media_fetcher`: fetches media from URLs and local files.
     `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
-    `in_haste`: handle calls even during the warm-up, because clients have been waiting since the end of the
-    previous process. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters;
-    SIGHUP reloads them and `keys`. `health_socket`: the listening socket of the health port, unless a
-    supervisor serves the health port. Raises ExecutorFailed if the engine fails; the supervisor then starts a
-    new process.
+    `in_haste`: handle calls even during the warm-up, because clients have been waiting since the previous
+    process's end. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP
+    reloads them and `keys`. `health_socket`: the health port's listening socket, unless a supervisor serves
+    the health port. Raises ExecutorFailed if the engine fails; the supervisor then starts a new process.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None

@@ -38,7 +38,7 @@ def bind(host: str, port: int, backlog: int, options: str = "--host or --port") 
 
 
 def listen_for_health(settings: ServerSettings) -> socket.socket | None:
-    """Return the listening socket of the health port, or None if the settings have no health port. Raises
+    """Return the health port's listening socket, or None if the settings have no health port. Raises
     ConfigError.
     """
     if settings.health_port is None:

@@ -59,7 +59,7 @@ class Feed:
             self._following.cancel()
 
     def close(self) -> None:
-        """End the event streams of all pages. Otherwise the streams would delay the shutdown."""
+        """End all pages' event streams. Otherwise the streams would delay the shutdown."""
         self._is_over = True
         self._stop()
 
@@ -121,9 +121,7 @@ class Viewer:
             self._listener()
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return the new events, and the state of the stream: "whole" if the follower has ended, otherwise
-        "".
-        """
+        """Return the new events, and the stream's state: "whole" if the follower has ended, otherwise ""."""
         found = b"".join(self._events)
         self._events.clear()
         return found, "whole" if self._is_over else ""

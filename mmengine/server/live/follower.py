@@ -44,9 +44,7 @@ class _Page:
         sys.stdout.buffer.flush()
 
     def _wait(self) -> bool:
-        """Wait for new records at the end of the log. Always returns True, so that the log is followed
-        forever.
-        """
+        """Wait for new records at the log's end. Always returns True, so that the log is followed forever."""
         self._tell()
         time.sleep(LOOK_S)
         return True

@@ -65,7 +65,7 @@ class LogQueries:
 
 
 async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Read to the end of the stream, or until more than `most` bytes have been read."""
+    """Read to the stream's end, or until more than `most` bytes have been read."""
     pieces, count = list[bytes](), 0
     while count <= most and (piece := await reader.read(_PIECE)):
         pieces.append(piece)

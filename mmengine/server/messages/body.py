@@ -45,7 +45,7 @@ _ITEMS = translated_field(
 
 
 class MessagesBody(SharedBody, frozen=True, kw_only=True):
-    """The body of /v1/messages. None means that the field is absent or null."""
+    """The /v1/messages body. None means that the field is absent or null."""
 
     messages: Annotated[Turns, _TURNS]
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
@@ -60,7 +60,7 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /v1/messages/count_tokens. Its fields determine the number of prompt tokens."""
+    """The /v1/messages/count_tokens body. Its fields determine the number of prompt tokens."""
 
     messages: Annotated[Turns, _TURNS]
     model: Annotated[str | None, MODEL] = None

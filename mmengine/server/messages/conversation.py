@@ -181,7 +181,7 @@ class Conversation:
         return {"type": "image_url", "image_url": {"url": self._source(where / "source", block)}, **options}
 
     def _source(self, where: FieldPath, block: Json) -> str | bytes:
-        """Return the bytes of an image, or the URL for the chat message. Raises ApiError."""
+        """Return an image's bytes, or the URL for the chat message. Raises ApiError."""
         given = block.get("source")
         source = without_nulls(given) if isinstance(given, dict) else {}
         match source.get("type"):
@@ -232,8 +232,8 @@ class Conversation:
 
 
 def check_fields(where: FieldPath, given: Json, kind: str, unsupported: Unsupported) -> None:
-    """Ignore the unknown fields of a block or tool, or raise ApiError if the server is strict. `kind`: a
-    block type, or "custom" for a tool.
+    """Ignore a block's unknown fields or tool, or raise ApiError if the server is strict. `kind`: a block
+    type, or "custom" for a tool.
     """
     taken, ignored = BLOCKS[kind]
     for name in given:

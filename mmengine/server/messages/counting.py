@@ -21,7 +21,7 @@ from mmengine.server.transport.sse import unless_gone
 
 
 class MessageReaders(Protocol):
-    """The members of `RequestReaders` that counting needs."""
+    """The `RequestReaders` members that counting needs."""
 
     messages: MessagesReader
     parser_threads: ParserThreads

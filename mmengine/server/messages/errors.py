@@ -33,8 +33,8 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
-    """Return the body of an error response as JSON. The message names the field, because Anthropic's format
-    has no `param`.
+    """Return an error response's body as JSON. The message names the field, because Anthropic's format has no
+    `param`.
     """
     message, param = error.message, error.param
     if param is not None and not error.names_field:

@@ -27,7 +27,7 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Renders messages as frames or bodies. The deltas of a block have the same kind; a delta of another kind
+    """Renders messages as frames or bodies. A block's deltas have the same kind; a delta of another kind
     closes the open block and opens a new block.
     """
 
@@ -191,7 +191,7 @@ def _usage(num_prompt: int, num_cached: int, num_output: int) -> Json:
 
 
 def _whole_usage(usage: Usage) -> Json:
-    """Convert the usage of a chat completion to Anthropic's names."""
+    """Convert a chat completion's usage to Anthropic's names."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     num_prompt, num_output = usage["prompt_tokens"], usage["completion_tokens"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)

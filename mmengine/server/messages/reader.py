@@ -1,4 +1,4 @@
-"""Parses the body of a /v1/messages call into a request. The body is first converted to a chat body."""
+"""Parses a /v1/messages body into a request. The body is first converted to a chat body."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The response schemas of /v1/messages in the OpenAPI document."""
+"""The response schemas for /v1/messages in the OpenAPI document."""
 
 from typing import Literal
 
@@ -127,7 +127,7 @@ class MessageFault(ResponseSchema):
 
 
 class MessageRefusal(ResponseSchema, tag="error"):
-    """The body of an error response, and the data of an error event in a stream."""
+    """The body for an error response, and the data for an error event in a stream."""
 
     error: MessageFault
     request_id: str | None

@@ -55,7 +55,7 @@ class PooledRequest:
 
 
 class PooledBodyType(Generic[_B]):
-    """The struct of a body, with its decoder and its field table."""
+    """A body's struct, with its decoder and its field table."""
 
     def __init__(self, kind: type[_B]):
         self.fields = Fields(fields_of(kind))
@@ -80,11 +80,11 @@ class PooledReader:
         self._ignore_unknown = settings.unknown_fields == "ignore"
 
     def embeddings(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Parse a body of /v1/embeddings. Thread-safe. Raises ApiError."""
+        """Parse a /v1/embeddings body. Thread-safe. Raises ApiError."""
         return self._embeddings(EMBEDDING, data, name, options)
 
     def pooling(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Parse a body of /pooling. Thread-safe. Raises ApiError."""
+        """Parse a /pooling body. Thread-safe. Raises ApiError."""
         return self._embeddings(POOLING, data, name, options)
 
     def _embeddings(
@@ -151,7 +151,7 @@ class PooledReader:
         return [*(empty or ())[:1], *messages]
 
     def rerank(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Parse a body of /v1/rerank. Thread-safe. Raises ApiError."""
+        """Parse a /v1/rerank body. Thread-safe. Raises ApiError."""
         body, ignored = RERANK.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
         self._check_count("documents", len(body.documents))
@@ -174,7 +174,7 @@ class PooledReader:
         return PooledRequest(jobs, render, RERANK.fields.names, ignored)
 
     def score(self, data: bytes, name: str, options: Options) -> PooledRequest:
-        """Parse a body of /score. Thread-safe. Raises ApiError."""
+        """Parse a /score body. Thread-safe. Raises ApiError."""
         body, ignored = SCORE.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
         queries = _several(body.text_1 if body.queries is None else body.queries)
@@ -203,7 +203,7 @@ class PooledReader:
         return ScoreCall(self._model, self._width, queries, documents, body.instruction, keep, media)
 
     def _options(self, body: PooledBody, options: Options) -> tuple[str, Options]:
-        """Return the served model name, and the engine options for the requests of the body."""
+        """Return the served model name, and the engine options for the body's requests."""
         model, adapter = self._names.resolve(body.model)
         mine = pool_options({})
         mine = replace(

@@ -1,4 +1,4 @@
-"""The table of the routes for embeddings, reranking and scores, with their OpenAPI descriptions."""
+"""The route table for embeddings, reranking and scores, with their OpenAPI descriptions."""
 
 from mmengine.server.http.route_records import READS, Body, Operation, RouteRecord
 from mmengine.server.pooling.bodies import EmbeddingBody, PoolingBody, RerankBody, ScoreBody

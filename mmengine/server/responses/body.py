@@ -42,7 +42,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class ResponsesBody(SharedBody, frozen=True, kw_only=True):
-    """The body of /v1/responses. None means that the field is absent or null."""
+    """The /v1/responses body. None means that the field is absent or null."""
 
     input: Annotated[
         str | Annotated[list[Json], Meta(min_length=1)],

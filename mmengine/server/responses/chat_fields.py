@@ -61,8 +61,8 @@ def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
-    """Convert `tool_choice` to the chat format, in which an object `function` contains the name of the
-    function.
+    """Convert `tool_choice` to the chat format, in which an object `function` contains the function's
+    name.
     """
     if not isinstance(given, dict):
         return given

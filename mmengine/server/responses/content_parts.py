@@ -33,7 +33,7 @@ class Parts:
         self.media: dict[str, bytes] = {}
 
     def read(self, where: FieldPath, given: object) -> tuple[str | list[Json], list[Json]]:
-        """Return the content of the chat message, and the parts that the response object repeats. Raises
+        """Return the chat message's content, and the parts that the response object repeats. Raises
         ApiError.
         """
         if isinstance(given, str):
@@ -95,7 +95,7 @@ class Parts:
         return data, REFERENCE + name
 
     def assistant_text(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
-        """Return the text of an assistant message, and the parts that the response object repeats. Raises
+        """Return an assistant message's text, and the parts that the response object repeats. Raises
         ApiError.
         """
         if isinstance(given, str):

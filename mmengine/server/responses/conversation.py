@@ -23,7 +23,7 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Conversation:
-    """The chat messages that were converted from input items, and the path of each message in the body.
+    """The chat messages that were converted from input items, and each message's path in the body.
 
     `items`: the input as the response object repeats it. `media`: maps the SHA-256 in hex to each medium that
     was sent as data. The methods raise ApiError for an invalid item.
@@ -53,7 +53,7 @@ class Conversation:
         self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
     def add_previous(self, items: Sequence[Json]) -> None:
-        """Add the items of the previous responses."""
+        """Add the previous responses' items."""
         self._parts.reads_stored_media = True
         for number, item in enumerate(items):
             self._item(FieldPath("previous_response_id", number), item)
@@ -62,7 +62,7 @@ class Conversation:
         self._parts.reads_stored_media = False
 
     def add_input(self, given: str | Sequence[Json]) -> None:
-        """Add the input of this call."""
+        """Add this call's input."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
             is_text = True

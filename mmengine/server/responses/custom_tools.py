@@ -1,7 +1,7 @@
 """Custom tools in the Responses API. The input of a custom tool is a text instead of named arguments.
 
-The model calls a custom tool as a function with a single argument. The response contains the text of this
-argument. A regular expression or a Lark grammar restricts the text exactly.
+The model calls a custom tool as a function with a single argument. The response contains this argument's
+text. A regular expression or a Lark grammar restricts the text exactly.
 """
 
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def enforced_larks(tools: Sequence[Json]) -> dict[str, str]:
 
 
 def custom_names(tools: msgspec.Raw) -> frozenset[str]:
-    """Return the names of the custom tools among the tools that a response object repeats."""
+    """Return the custom tools' names among the tools that a response object repeats."""
     if b'"custom"' not in bytes(tools):
         return frozenset()
     return frozenset(str(tool["name"]) for tool in _decode_tools(tools) if tool.get("type") == "custom")

@@ -1,6 +1,6 @@
-"""The output items of a response: the events of an item while its text grows, and the complete item.
+"""A response's output items: an item's events while its text grows, and the complete item.
 
-The methods return events without their ends. The end of an event contains the event number.
+The methods return events without their ends. An event's end contains the event number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ _ADDED, _DONE = b"added", b"done"
 
 
 def event(kind: bytes, text_json: bytes) -> bytes:
-    """Return an event without its end, which contains the event number. `text_json`: the properties of the
-    event as JSON.
+    """Return an event without its end, which contains the event number. `text_json`: the event's properties
+    as JSON.
     """
     return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, text_json)
 
@@ -61,7 +61,7 @@ class OutputItem:
         raise NotImplementedError
 
     def _item(self, status: str, text_json: bytes) -> bytes:
-        """Return the item as JSON. `text_json`: the text of the item as JSON, or b"" when the item begins."""
+        """Return the item as JSON. `text_json`: the item's text as JSON, or b"" when the item begins."""
         raise NotImplementedError
 
     def _ended(self, text_json: bytes) -> Iterator[bytes]:
@@ -92,8 +92,8 @@ class Call(OutputItem):
 
 
 class CustomCall(OutputItem):
-    """A call of a custom tool. The text of the item is the input of the tool. The model generates the input
-    as a function's argument, so the text is sent as a whole when the call ends.
+    """A call of a custom tool. The item's text is the tool's input. The model generates the input as a
+    function's argument, so the text is sent as a whole when the call ends.
     """
 
     kind = b"custom_tool_call_input"

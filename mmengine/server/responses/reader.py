@@ -1,4 +1,4 @@
-"""Parses the body of a /v1/responses call into a request. The body is first converted to a chat body."""
+"""Parses a /v1/responses body into a request. The body is first converted to a chat body."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -226,8 +226,8 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Convert the path of an uploaded image in the chat body (`where`) to the path of its file_id in the
-    client's body.
+    """Convert the path of an uploaded image in the chat body (`where`) to its file_id's path in the client's
+    body.
     """
     path = names.path(where)
     return FieldPath(*path[:-1], "file_id") if path[-1] == "image_url" else path / "file_id"

@@ -1,4 +1,4 @@
-"""Renders the response object of the Responses API for bodies, events and later lookups."""
+"""Renders the Responses API's response object for bodies, events and later lookups."""
 
 import msgspec
 
@@ -15,8 +15,8 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """Renders the response object of a request. The object depends only on the request id, the envelope and
-    the arguments of `of`.
+    """Renders a request's response object. The object depends only on the request id, the envelope and `of`'s
+    arguments.
     """
 
     def __init__(self, request_id: str, envelope: Envelope):
@@ -87,7 +87,7 @@ def _code(error: ApiError) -> str:
 
 
 def usage_json(usage: Usage) -> bytes:
-    """Convert the usage of a chat completion to the names of the Responses API. Return the usage as JSON."""
+    """Convert a chat completion's usage to the names of the Responses API. Return the usage as JSON."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)
     return _encode(

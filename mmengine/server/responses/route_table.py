@@ -1,4 +1,4 @@
-"""The table of the routes for stored responses, with their OpenAPI descriptions."""
+"""The route table for stored responses, with their OpenAPI descriptions."""
 
 from mmengine.server.http.route_records import NO_BODY, PAGES, Operation, RouteRecord, Stream
 from mmengine.server.responses.routes import ResponseRoutes

@@ -184,7 +184,7 @@ class ResponseRoutes:
         return FoundResponse(request_id, stored.envelope, AnswerRecord(stored.answer), None)
 
     async def _input(self, owner: str, found: FoundResponse) -> msgspec.Raw:
-        """Return the input items of a response as a JSON list."""
+        """Return a response's input items as a JSON list."""
         echo = found.envelope.responses
         assert echo is not None
         if echo.is_begun and (stored := await self._stored.get(owner, found.request_id)) is not None:
@@ -249,7 +249,7 @@ def _request_id(request: Request) -> str:
 
 
 def _after(request: Request) -> int:
-    """Return the number of the last event that the client has received, or -1. Raises ApiError."""
+    """Return the number that the client's last received event has, or -1. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
         raise ApiError(

@@ -1,4 +1,4 @@
-"""The response schemas of /v1/responses in the OpenAPI document."""
+"""The response schemas for /v1/responses in the OpenAPI document."""
 
 from typing import Annotated, Literal
 

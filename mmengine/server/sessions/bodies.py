@@ -20,7 +20,7 @@ Content = str | list[Json]
 
 
 class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a call that opens a session.
+    """A body for a call that opens a session.
 
     `length`: maximum number of tokens. When the session exceeds this number, it continues with only the
     anchor and the last `keep` tokens. `anchor`: content at the beginning that is never dropped. `idle_s`:
@@ -39,7 +39,7 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a call that appends content. `index`: the number of requests in the session before this
+    """A body for a call that appends content. `index`: the number of requests in the session before this
     call. With an index, a repeated call has no effect.
     """
 
@@ -48,7 +48,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of a question. All chat fields are allowed, except those in REFUSED_IN_SESSIONS."""
+    """The body for a question. All chat fields are allowed, except those in REFUSED_IN_SESSIONS."""
 
     content: Content
     index: Index | None = None
@@ -86,9 +86,9 @@ REFUSED_IN_SESSIONS = Fields(
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     """A session in the responses of the API.
 
-    `requests`: the number of requests so far, which is the index of the next call. `cached_tokens`: the
-    tokens of this call's content that were prefix cache hits. `frames_held`: video frames that wait for
-    further frames, because the encoder processes several frames together.
+    `requests`: the number of requests so far, which is the next call's index. `cached_tokens`: the tokens of
+    this call's content that were prefix cache hits. `frames_held`: video frames that wait for further frames,
+    because the encoder processes several frames together.
     """
 
     id: str
@@ -116,7 +116,7 @@ class SessionDeleted(msgspec.Struct, frozen=True):
 
 
 class StoredSession(msgspec.Struct, frozen=True):
-    """The owner and the options of a session, as they are stored in the log."""
+    """The owner and a session's options, as they are stored in the log."""
 
     owner: str = ""
     created: int = 0

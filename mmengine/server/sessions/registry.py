@@ -24,7 +24,7 @@ FORGET_EVERY_S = 5.0  # Seconds between two checks for sessions that the engine 
 
 
 class SessionRegistry:
-    """The sessions of an engine. `opened`: media options that all sessions get in addition to their own."""
+    """An engine's sessions. `opened`: media options that all sessions get in addition to their own."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SessionRegistry:
         return self._open[session_id], facts.settings.adapter
 
     async def of(self, owner: str) -> list[SessionFacts]:
-        """Return the sessions of an owner."""
+        """Return an owner's sessions."""
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     async def keep_tenants(self) -> None:
@@ -92,10 +92,10 @@ class SessionRegistry:
 
     @asynccontextmanager
     async def opening(self, owner: str) -> AsyncIterator[None]:
-        """Guard the opening of a session.
+        """Guard a session's opening.
 
-        If several API keys exist, each key can open only one session at a time, so that the sessions of the
-        key are counted exactly. Raises ApiError if the key already has its share of sessions.
+        If several API keys exist, each key can open only one session at a time, so that the key's sessions
+        are counted exactly. Raises ApiError if the key already has its share of sessions.
         """
         if not self._admission.has_several_keys:
             yield

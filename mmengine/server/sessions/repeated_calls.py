@@ -1,6 +1,4 @@
-"""Recognizes a call that repeats the last call of a session, and returns the answer of the last call
-again.
-"""
+"""Recognizes a call that repeats a session's last call, and returns the last call's answer again."""
 
 from dataclasses import replace
 

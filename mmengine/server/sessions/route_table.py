@@ -1,4 +1,4 @@
-"""The table of the routes for sessions, with their OpenAPI descriptions."""
+"""The route table for sessions, with their OpenAPI descriptions."""
 
 from mmengine.server.chat.response_schemas import ChatAnswer, ChatEvent
 from mmengine.server.http.route_records import (

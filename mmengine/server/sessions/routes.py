@@ -186,8 +186,8 @@ class SessionRoutes:
 
     @asynccontextmanager
     async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, BodyReservation]]:
-        """Admit a call. Yield the body of the call and the reservation for its bytes. Engine errors are
-        converted to ApiError.
+        """Admit a call. Yield the call's body and the reservation for its bytes. Engine errors are converted
+        to ApiError.
         """
         owner = request.scope[OWNER]
         self._admission.take(owner)
@@ -204,8 +204,8 @@ class SessionRoutes:
         return await self._answers.readers.parser_threads.run(len(data), work)
 
     async def _parse_body(self, request: Request, chat: bytes, name: str, adapter: str = "") -> ParsedRequest:
-        """Parse a chat body. `name`: the request id. `adapter`: the adapter of the session. Raises ApiError,
-        for example if the body names another adapter.
+        """Parse a chat body. `name`: the request id. `adapter`: the session's adapter. Raises ApiError, for
+        example if the body names another adapter.
         """
         parsed_request = await self._parsed(chat, partial(self._answers.readers.chat.read, chat, name))
         if not parsed_request.envelope.model:
@@ -249,7 +249,7 @@ def session_error(error: MMEngineError) -> ApiError:
 
 
 def _content(parsed_request: ParsedRequest) -> list[Json]:
-    """Return the content parts of the request's only message, in the format of the multimodal processor."""
+    """Return the content parts of the request's only message, in the multimodal processor's format."""
     messages = parsed_request.prompts[0].messages
     assert messages is not None
     content = messages[0]["content"]
@@ -275,9 +275,7 @@ def _json(answer: msgspec.Struct) -> Response:
 
 
 def _aside(ending: AsyncExitStack) -> None:
-    """Release the session and the memory of the call in a task. Called when the stream of the call has
-    ended.
-    """
+    """Release the session and the memory of the call in a task. Called when the call's stream has ended."""
     task = asyncio.get_running_loop().create_task(ending.aclose())
     _ending.add(task)
     task.add_done_callback(_ending.discard)

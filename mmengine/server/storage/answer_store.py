@@ -38,9 +38,9 @@ class AnswerRow(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """The stored answers of all owners.
+    """All owners' stored answers.
 
-    `ttl_s`: seconds after the end of an answer until the answer expires, measured with `clock` (Unix time).
+    `ttl_s`: seconds after an answer's end until the answer expires, measured with `clock` (Unix time).
     `max_bytes`: maximum size of all answers together. If the answers exceed this size, the oldest finished
     answers are deleted. All methods raise KeepFailed if the disk fails.
     """
@@ -64,8 +64,8 @@ class AnswerStore:
     ) -> None:
         """Store a request that has no answer yet. May be called again for the same request.
 
-        `media` maps SHA-256 digests in hex to the media of the request. Raises QueueFull if unfinished
-        answers fill the store, and InvalidRequest if another owner has the id.
+        `media` maps SHA-256 digests in hex to the request's media. Raises QueueFull if unfinished answers
+        fill the store, and InvalidRequest if another owner has the id.
         """
         await self._save(AnswerRow(response_id, owner, created, envelope, None, key=key), media)
 
@@ -115,7 +115,7 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def media(self, sha: str) -> bytes | None:
-        """Return the bytes of a medium, or None if no answer refers to it."""
+        """Return a medium's bytes, or None if no answer refers to it."""
 
         def job(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
@@ -136,11 +136,11 @@ class AnswerStore:
         return found
 
     async def ids(self) -> list[str]:
-        """Return the ids of all answers, sorted."""
+        """Return all answers' ids, sorted."""
         return await self._database.read(partial(_ids, "SELECT id FROM responses ORDER BY id"))
 
     async def unfinished(self) -> list[str]:
-        """Return the ids of all unfinished answers, sorted."""
+        """Return all unfinished answers' ids, sorted."""
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
@@ -257,9 +257,7 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add the bytes of new rows to the total. A trigger for each row would take as long as inserting the
-    row.
-    """
+    """Add new rows' bytes to the total. A trigger for each row would take as long as inserting the row."""
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

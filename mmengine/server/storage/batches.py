@@ -1,6 +1,4 @@
-"""Stores batches as rows in the database. A row contains the options, the status and the counts of a
-batch.
-"""
+"""Stores batches as rows in the database. A row contains the options, the status and a batch's counts."""
 
 import hashlib
 import secrets
@@ -83,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Batches:
     def __init__(self, database: Database):
         self._database = database
-        self._batches: dict[str, Batch] = {}  # Maps an id to the batch, in the order of creation.
+        self._batches: dict[str, Batch] = {}  # Maps an id to the batch, in creation order.
         # Batches that have not ended. A separate dict, because the runner reads these batches twice a second.
         self._live: dict[str, Batch] = {}
         self.places = ListPositions()
@@ -172,8 +170,8 @@ class Batches:
         self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
-        """Write the final state of a batch and the rows of its files in a single transaction. May be called
-        again. Raises KeepFailed.
+        """Write a batch's final state and the rows of its files in a single transaction. May be called again.
+        Raises KeepFailed.
         """
         made = list(written)
 

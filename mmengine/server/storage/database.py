@@ -50,7 +50,7 @@ class _Write(NamedTuple):
     scrub: bool
 
     def tell(self, error: MMEngineError | None) -> None:
-        """Complete the future of the caller. Runs on the caller's event loop."""
+        """Complete the caller's future. Runs on the caller's event loop."""
         if self.done.done():  # The caller no longer waits.
             return
         if error is None:
@@ -133,7 +133,7 @@ class Database:
         """Run `job` on the writing thread. Return its result when its changes are durable on disk.
 
         `scrub`: also erase deleted bytes from the database's files. Raises KeepFailed, and any MMEngineError
-        that `job` raises. After either error, the changes of `job` are rolled back.
+        that `job` raises. After either error, `job`'s changes are rolled back.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()

@@ -30,8 +30,8 @@ PART = ".part"
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The metadata of a file. `created` and `expires_at` are Unix times in seconds. A file with `expires_at`
-    0 never expires.
+    """A file's metadata. `created` and `expires_at` are Unix times in seconds. A file with `expires_at` 0
+    never expires.
     """
 
     file_id: str
@@ -52,7 +52,7 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """The files of all owners.
+    """All owners' files.
 
     `spared`: ids of the files that live batches are writing. These files have no rows yet but must not be
     deleted. Raises ConfigError if the folder cannot be used.
@@ -67,7 +67,7 @@ class Files:
     ):
         self._database, self.limits, self.clock = database, limits, clock
         self.folder = database.folder / "files"
-        self._files: dict[str, StoredFile] = {}  # Maps an id to the file, in the order of creation.
+        self._files: dict[str, StoredFile] = {}  # Maps an id to the file, in creation order.
         self._owners: dict[str, dict[str, StoredFile]] = {}
         self.places = ListPositions()
         self._lock = threading.Lock()  # Guards `_taken`.
@@ -108,7 +108,7 @@ class Files:
         return [file for file in found if not file.expires_at or file.expires_at > now]
 
     def read(self, file: StoredFile) -> bytes:
-        """Return the bytes of a file. Blocks. Raises KeepFailed."""
+        """Return a file's bytes. Blocks. Raises KeepFailed."""
         try:
             return self.path(file.file_id).read_bytes()
         except OSError as error:
@@ -116,7 +116,7 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all files, including uploads in progress."""
+        """All files' bytes, including uploads in progress."""
         return self._taken.total()
 
     def incoming(self, owner: str) -> "IncomingFile":
@@ -145,7 +145,7 @@ class Files:
     async def add(
         self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
     ) -> StoredFile:
-        """Insert the row of a complete file, and return the metadata. Raises KeepFailed."""
+        """Insert a complete file's row, and return the metadata. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -253,7 +253,7 @@ class FileTooLarge(InvalidRequest):
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """Return the stored files in the order of creation. Rows whose files are not in the folder (`there`) are
+    """Return the stored files in creation order. Rows whose files are not in the folder (`there`) are
     deleted.
     """
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
@@ -265,7 +265,7 @@ def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[Stored
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
-    """Insert the row of a file, unless the row exists."""
+    """Insert a file's row, unless the row exists."""
     connection.execute(
         "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
     )

@@ -1,5 +1,5 @@
-"""Gives each entry of a list a position in the order of creation. A recently deleted entry keeps its
-position, so that a client can continue to page through a list after that entry.
+"""Gives each entry of a list a position in creation order. A recently deleted entry keeps its position, so
+that a client can continue to page through a list after that entry.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ class ListPositions:
             self._places.pop(self._gone.popleft(), None)
 
     def of(self, name: str, owner: str) -> int | None:
-        """Return the position of an entry; a later entry has a larger position. Returns None if the entry is
+        """Return an entry's position; a later entry has a larger position. Returns None if the entry is
         unknown or has another owner. Thread-safe.
         """
         found = self._places.get(name)

@@ -21,11 +21,11 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
-    """A parser for the body of an upload.
+    """A parser for an upload's body.
 
-    `content_type`: the Content-Type header of the call. The owner passes the chunks of the body to `feed`,
-    which blocks, and then calls `check`. Afterwards, `fields` and `filename` are set, and `incoming` contains
-    all bytes. Raises InvalidRequest.
+    `content_type`: the call's Content-Type header. The owner passes the chunks of the body to `feed`, which
+    blocks, and then calls `check`. Afterwards, `fields` and `filename` are set, and `incoming` contains all
+    bytes. Raises InvalidRequest.
     """
 
     def __init__(self, content_type: str, incoming: IncomingFile):

@@ -87,7 +87,7 @@ class _Line:
             self.on_gone()
 
     async def receive(self) -> Message:
-        """Return the next message from the server. After the last message of the body, a task continues to
+        """Return the next message from the server. After the body's last message, a task continues to
         receive, so that it notices when the client disconnects.
         """
         message = await self._receive()

@@ -32,7 +32,7 @@ def accept(bound: socket.socket) -> socket.socket:
 
 
 def peek(connection: socket.socket) -> bytes:
-    """Return the first bytes of a connection without consuming them. Returns b"" if the client has closed the
+    """Return a connection's first bytes without consuming them. Returns b"" if the client has closed the
     connection. Raises BlockingIOError if no bytes have arrived, and other OSErrors.
     """
     if _libc is None:

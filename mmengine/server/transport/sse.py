@@ -37,9 +37,9 @@ class Line(Protocol):
 
 
 class FrameSource(Protocol):
-    """Supplies the frames of a stream.
+    """Supplies a stream's frames.
 
-    `take` returns the new frames and the state of the stream. The state is "" while the stream continues, and
+    `take` returns the new frames and the stream's state. The state is "" while the stream continues, and
     "whole" or "error" at its end. The argument `to_api_error` converts an exception to the error that the
     client receives. `has_more`: whether `take` would return more frames now.
     """
@@ -99,8 +99,8 @@ class EventStream:
 
     `sent` is called with the number of written events. `to_api_error` converts an exception to the error that
     the client receives. `ended` is called with the way in which the stream ended. If the server cancels the
-    task of the stream, `interrupted` returns the way in which the stream ends and the error for the client,
-    or None. If the way is "shutdown", the request continues.
+    stream's task, `interrupted` returns the way in which the stream ends and the error for the client, or
+    None. If the way is "shutdown", the request continues.
     """
 
     def __init__(
