@@ -1,6 +1,6 @@
-"""The engine as a library: prompts in, answers out.
+"""The engine as a Python library: callers pass prompts and get generated answers.
 
 `Engine` runs on the caller's thread, `AsyncEngine` serves many callers, and `Pipeline` replaces transformers'
-pipeline. The packages, lowest first: prompt, text, requests, stream, batch, chat, engine, async_engine,
-pipeline. A package imports only packages that come before it in this list. This package must not know HTTP.
+pipeline. A package in this list imports only packages that come before it: prompt, text, requests, stream,
+batch, chat, engine, async_engine, pipeline. No module here may depend on HTTP.
 """

@@ -1,1 +1,1 @@
-"""`AsyncEngine`: the engine on its own thread, for many callers on event loops."""
+"""`AsyncEngine` steps the engine on its own thread and serves many concurrent asyncio callers."""

@@ -1,4 +1,4 @@
-"""Takes an AsyncEngine's requests from their callers to the engine's queue."""
+"""Accepts requests from AsyncEngine's callers, has their prompts prepared, and submits them to the engine."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,11 +20,11 @@ from mmengine.structured_output.request.fields import Normalizer
 
 
 class Admission:
-    """Has each prompt prepared on worker threads, then submits the request to the engine.
+    """Prepares each request's prompt on worker threads, then submits the request on the engine's thread.
 
     A request whose preparation fails ends with an error. `work_out` normalizes large schemas in other
-    processes. `timeout_s` limits each preparation. `add` and `close` may be called
-    from any thread; the engine's thread calls the rest and alone uses `preparing`.
+    processes. `timeout_s` limits each preparation. Any thread may call `add` and `close`. Only the engine's
+    thread calls the other methods and uses `preparing`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Admission:
         self.preparing: dict[Channel, PreparingRequest] = {}
 
     def add(self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None) -> None:
-        """Begin to prepare a request. Raises the same errors as OpenRequests.add."""
+        """Add a request and begin to prepare its prompt. Raises the same errors as OpenRequests.add."""
         self._open.add(channel)
         request = PreparingRequest(channel, prompt, form, self._timeout_s)
         self._thread.put(lambda: self.preparing.update({channel: request}))
@@ -54,7 +54,10 @@ class Admission:
         self.preparation.close()
 
     def _prepared(self, request: PreparingRequest, result: Prepared | Exception) -> None:
-        """Queue the result for the engine's thread. Called on a preparation thread."""
+        """Queue the prepared prompt, or the error, for the engine's thread.
+
+        Called on a preparation thread.
+        """
 
         def take() -> None:
             if loads := self._older_media(request, result):
@@ -65,7 +68,7 @@ class Admission:
 
         self._thread.put(take)
 
-    # The engine's thread
+    # The methods below run on the engine's thread.
 
     def cancel(self, channel: Channel) -> None:
         """Give up a request that is being prepared, or cancel a running request."""
@@ -77,14 +80,14 @@ class Admission:
             self._thread.engine.cancel(channel.request_id)
 
     def give_up_all(self) -> None:
-        """Stop all preparations. The caller must end the requests."""
+        """Stop all preparations. The caller must then end the requests."""
         for request in list(self.preparing.values()):
             self._give_up(request)
 
     def _older_media(self, request: PreparingRequest, result: Prepared | Exception) -> Sequence[Load]:
-        """Return loaders for a session's older media that have to be decoded again, [] if there are none.
+        """Return a loader for each older media item in the session that must be decoded again.
 
-        Preparation threads run them: in a step they would hold up all other requests.
+        Preparation threads run the loaders, because decoding during a step would delay all requests.
         """
         place = request.channel.options.place
         is_loaded = request.loaded is not None or request.channel not in self.preparing
@@ -98,7 +101,7 @@ class Admission:
         channel, engine = request.channel, self._thread.engine
         try:
             if self.preparing.pop(channel, None) is None:
-                return  # it was given up during its preparation
+                return  # the request was cancelled during its preparation
             if isinstance(result, AttemptOver):
                 self._end_late(request)
             elif isinstance(result, Exception):
@@ -107,7 +110,8 @@ class Admission:
                 self._open.end(channel, None)
             else:
                 request_id = engine.submit_prepared(result, request.options)
-                if channel.options.place is not None:  # the prompt is now the whole session
+                # The engine has put the session's tokens before the prompt.
+                if channel.options.place is not None:
                     whole = engine.requests.prepared(request_id)
                     channel.num_prompt_tokens = len(whole.prompt_token_ids)
                 self._open.begin(channel, request_id)

@@ -1,13 +1,12 @@
-"""Run the engine on its own thread for many concurrent callers, and return answers as async streams.
+"""Runs the engine on its own thread for many concurrent callers, and returns answers as async streams.
 
     async with AsyncEngine() as engine:
         async with engine.stream("What is a triangle?") as stream:
             async for output in stream:
                 print(output.text, end="")
 
-A request passes through AsyncEngine's parts. `Admission` prepares the prompt and submits the request,
-`EngineThread` steps the engine, and `OpenRequests` passes the outputs to the caller's `Stream`. Closing or
-dropping a stream cancels its request.
+`Admission` prepares a prompt and submits the request, `EngineThread` steps the engine, and `OpenRequests`
+passes the outputs to the caller's `Stream`. Closing or dropping a stream cancels its request.
 """
 
 import asyncio
@@ -46,22 +45,21 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
-STEP_LIMIT_S = 60.0  # the engine is not ready while a step takes longer
-STEP_FROZEN_S = 600.0  # the engine is not alive while a step takes longer
+STEP_LIMIT_S = 60.0  # a step that takes longer makes the engine not ready
+STEP_FROZEN_S = 600.0  # a step that takes longer sets `Readiness.is_frozen`
 T = TypeVar("T")
 
 
 class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
-    """An engine that runs on its own thread. Takes the same arguments as `Engine`; the constructor loads the
-    model.
+    """An engine that runs on its own thread. The constructor loads the model and takes `Engine`'s arguments.
 
-    `media_workers` threads decode and resize media. Other threads check response formats, and tokenize
-    prompts without media. A request's response format is checked before its media are decoded. A request's
-    deadline counts from the call to `stream`, and its preparation must end within `prepare_timeout_s`. At
-    most `max_waiting + max_num_seqs` requests are open at once; a further request raises QueueFull.
+    `media_workers` threads decode and resize media. Other threads check response formats and tokenize prompts
+    without media. A request's response format is checked before its media are decoded. A request's deadline
+    counts from the call to `stream`, and its preparation must end within `prepare_timeout_s`. At most
+    `max_waiting + max_num_seqs` requests are open at once. A further request raises QueueFull.
 
-    If a step makes no progress for `step_timeout_s`, and the engine has a `log`, a new engine resumes the log
-    on a new thread, and the streams continue. Without a log the streams end with an error.
+    A step that makes no progress for `step_timeout_s` counts as hung. With a `log`, a new engine then resumes
+    the log on a new thread, and the streams continue. Without a log the streams end with an error.
 
     A file path in a message is read on this machine. To refuse paths in messages from untrusted clients, pass
     `Prompt(messages, media_options={"local_files": False})`.
@@ -102,7 +100,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         self.metrics.preparing = self._admission.preparation.backlog
 
     def tell_times(self, report: Callable[[str, Times], None]) -> None:
-        """Make the engine's thread call `report` with each ended request's id and times."""
+        """Have the engine's thread call `report(request_id, times)` when a request ends."""
         self._report_times = report
         self.metrics.tell_times(report)
 
@@ -113,12 +111,12 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
 
     @property
     def has_log(self) -> bool:
-        """Whether accepted requests survive the end of this process."""
+        """Whether accepted requests survive when this process ends."""
         return self._thread.has_log
 
     @property
     def keeps_held(self) -> bool:
-        """Whether requests with `hold` survive the end of this process."""
+        """Whether answers that are kept with `hold` survive when this process ends."""
         return self._thread.has_log
 
     @property
@@ -128,12 +126,12 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
 
     @property
     def pooled(self) -> PooledModel:
-        """What the model does with pooled requests."""
+        """The model's task (chat, embedding or reranking), and its settings for pooled requests."""
         return self._engine.pooled
 
     @property
     def width(self) -> int:
-        """The length of the model's vectors."""
+        """How many values the model's embedding vectors have."""
         return self._engine.built.spec.hidden_size
 
     @property
@@ -141,7 +139,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         """Maximum number of concurrently open requests."""
         return self._open.limit
 
-    # Requests: these methods need a running event loop, and any thread may call them.
+    # The request methods need a running event loop. Any thread may call them.
 
     def stream(
         self,
@@ -153,17 +151,17 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     ) -> Stream:
         """Submit a prompt and return its output stream. The arguments are those of `Engine.submit`.
 
-        With `hold`, the log keeps the answer until the caller calls the stream's `delivered`; otherwise,
-        until the stream has returned the last output. A process that resumes the log can return the answers
-        that the log keeps. Raises InvalidRequest and QueueFull. The stream raises errors in media and in the
-        response format.
+        The log keeps the answer until the stream has returned the last output or, with `hold`, until the
+        caller calls the stream's `delivered`. A later process that resumes the log can return every answer
+        that is still kept. Raises InvalidRequest and QueueFull. Errors in media and in the response format
+        are raised when the caller reads the stream.
         """
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         return self._submit(Prompt.of(prompt), make_options(sampling, options), form, hold)
 
     def stream_job(self, prompt: Prompt, options: Options) -> Stream:
-        """Submit a prepared call's prompt, and return its output stream."""
+        """Submit a prompt with checked options, and return its output stream."""
         return self._submit(prompt, options, None, False)
 
     def _submit(
@@ -176,10 +174,9 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         return Stream(channel, self._close_channel, self.release_answers)
 
     async def count(self, prompt: PromptInput) -> int:
-        """Return the prompt's token count, including media tokens. The prompt is prepared as for a
-        request.
+        """Return the prompt's token count, including media tokens.
 
-        Raises the same errors as `stream` and its stream.
+        The prompt is prepared as for a request. Raises the same errors as `stream` and as reading the stream.
         """
         options = make_options(None, {})
         texts = OutputText(self.processor.tokenizer, options.sampling)
@@ -197,30 +194,29 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
             channel.closed = True
             self._thread.put(lambda: self._admission.cancel(channel))
 
-    # Requests from the previous process.
+    # The methods below concern requests that the previous process left in the log.
 
     def recovered_requests(self) -> list[RecoveredRequest]:
-        """Return the previous process's requests to which no caller is attached. They are still running, or
-        have ended.
-        """
+        """Return the previous process's running and ended requests to which no caller is attached."""
         return self._recovery.waiting()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        """Return a stream for a request from the previous process, beginning with the answer's first token.
+        """Return a stream for a request from the previous process.
 
-        `hold` as for `stream`. Raises InvalidRequest if `recovered_requests` does not contain the request.
+        The stream begins with the answer's first token. `hold` has the same meaning as for `stream`. Raises
+        InvalidRequest if `recovered_requests` does not list the request.
         """
         return Stream(self._recovery.attach(request_id, hold=hold), self._close_channel, self.release_answers)
 
     def give_up(self, request_id: str) -> None:
-        """Cancel a request from the previous process, or drop its answer if the request has ended.
+        """Cancel a running request from the previous process, or drop an ended request's answer.
 
-        Raises InvalidRequest as `attach` does.
+        Raises InvalidRequest if `recovered_requests` does not list the request.
         """
         self._recovery.give_up(request_id)
 
     def release_answers(self, answers: list[HeldAnswer]) -> None:
-        """Let the log forget these held answers, because the callers have stored them."""
+        """Allow the log to delete these held answers. Call this when the answers are stored elsewhere."""
         self._recovery.release(answers)
 
     async def settled(self) -> None:
@@ -239,11 +235,10 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         media_options: Mapping[str, object] | None = None,
         **options: Unpack[SessionOptions],
     ) -> AsyncSession:
-        """Open a session as `Engine.session` does, but raise InvalidRequest if the id belongs to an open
-        session.
+        """Open a new session. The arguments are the same as for `Engine.session`.
 
-        To continue an open session, use `attach_session`. The log stores `envelope` with the session. Raises
-        InvalidRequest and QueueFull.
+        To continue an open session, use `attach_session`. The log stores the option `envelope` with the
+        session. Raises QueueFull, and InvalidRequest for example if the id belongs to an open session.
         """
         return await self._sessions.open(session_id, idle_s, media_options, options)
 
@@ -266,10 +261,11 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         return tuple(self._engine.adapters)
 
     async def load_adapter(self, name: str, source: str) -> LocalAdapter:
-        """Read an adapter and load it between two steps. Afterwards requests can name the adapter.
+        """Read an adapter and load it between two steps.
 
-        An adapter with the same name is replaced. A separate thread reads the adapters, one after the other.
-        Raises ModelError, ConfigError, InvalidRequest and RequestFailed.
+        Requests can name the adapter once this call returns. An adapter with the same name is replaced.
+        Several calls read their adapters one after the other. Raises ModelError, ConfigError, InvalidRequest
+        and RequestFailed.
         """
         loop = asyncio.get_running_loop()
         known = await loop.run_in_executor(self._adapter_reader, self._engine.adapters.read, name, source)
@@ -277,13 +273,14 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         return known
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for an adapter; running requests continue to use it.
+        """Unload an adapter.
 
-        Raises InvalidRequest for an unknown adapter, RequestFailed if the engine has failed.
+        New requests for the adapter are refused, and running requests continue to use it. Raises
+        InvalidRequest for an unknown adapter, RequestFailed if the engine has failed.
         """
         await self._thread.call(lambda engine: engine.adapters.unload(name))
 
-    # The engine's thread and its state.
+    # The methods below call or report the engine's thread.
 
     async def on_engine(self, function: Callable[[Engine], T]) -> T:
         """Call `function` on the engine's thread between two steps, and return its result.
@@ -302,10 +299,9 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Return whether the engine is ready for more requests, and the reasons if not.
+        """Return whether the engine is ready for more requests, and the reasons if it is not.
 
-        The reasons come from the engine, its thread, the current step and the requests in preparation.
-
+        The check covers the engine, its thread, the current step and the requests in preparation.
         Thread-safe.
         """
         if self._open.failure is not None or not self._thread.is_alive:
@@ -329,8 +325,9 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the open requests, and free the device.
 
-        With `drain` open requests finish first. With `leave` they stay in the log for the next process, and
-        prompts in preparation are given up. Otherwise they are cancelled. A second call does nothing.
+        With `drain`, open requests finish first. With `leave`, open requests stay in the log for the next
+        process, and prompts in preparation are cancelled. With neither, open requests are cancelled. A second
+        call does nothing.
         """
         self._thread.leaves = leave
         self._open.close()
@@ -343,7 +340,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         await asyncio.to_thread(self._admission.close)
         if self._schemas is not None:
             self._schemas.close()
-        self._thread.run_queued()  # handles the results of preparations that ended after the thread
+        self._thread.run_queued()  # handles preparations that ended after the engine's thread
         for channel in self._open:
             self._open.end(channel, RequestFailed("the engine was closed; the request stays in its log"))
 

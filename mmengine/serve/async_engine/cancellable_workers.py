@@ -1,4 +1,4 @@
-"""Worker threads with a queue from which waiting calls can be removed."""
+"""A thread pool whose queued calls can be cancelled before a thread starts them."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class CancellableWorkers(Generic[Key]):
-    """Starts queued calls in order, on up to `num_threads` threads that are created when needed.
+    """Runs queued calls in order on up to `num_threads` threads, which are created when they are needed.
 
     Calls must not raise. Thread-safe.
     """
@@ -33,7 +33,7 @@ class CancellableWorkers(Generic[Key]):
             self._changed.notify()
 
     def drop(self, key: Key) -> bool:
-        """Remove a waiting call. Returns False if none waits under this key."""
+        """Remove the waiting call with this key. Returns False if no call with this key waits."""
         with self._changed:
             return self._waiting.pop(key, None) is not None
 
@@ -57,9 +57,10 @@ class CancellableWorkers(Generic[Key]):
             del call  # so that the call's objects are freed while this thread waits
 
     def close(self, until: float) -> None:
-        """Wait until all queued calls have run and the threads have ended, or until a time.monotonic().
+        """Wait until all queued calls have run and the threads have ended, at most until `until`.
 
-        A thread that runs longer is abandoned; it does not keep the process alive.
+        `until` is a time on time.monotonic()'s clock. A thread that runs longer is abandoned and does not
+        keep the process alive.
         """
         with self._changed:
             self._closed = True

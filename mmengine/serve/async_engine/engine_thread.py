@@ -1,4 +1,4 @@
-"""An AsyncEngine's thread, which steps the engine and runs the calls that other threads queue for it."""
+"""Runs AsyncEngine's thread, which steps the engine and makes the calls that other threads queue."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from mmengine.serve.requests.health import StepClock
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 
-_log = logging.getLogger("mmengine.engine")  # on stderr unless the program handles its records
-MAX_HANGS = 32  # consecutive hangs after which the streams end with an error
-_POLL_S = 1.0  # how often a waiting caller checks that the engine is alive
+_log = logging.getLogger("mmengine.engine")  # prints to stderr unless the program configures logging
+MAX_HANGS = 32  # after more consecutive hangs the streams end with an error
+_POLL_S = 1.0  # seconds between two checks by a waiting caller that the thread is alive
 T = TypeVar("T")
 
 
 class EngineThread:
-    """Owns the engine that steps, and replaces it after a hang if there is a log.
+    """Owns the engine and steps it. After a hang, a new engine resumes the log if there is a log.
 
-    `replaced` is called with the old engine, on the watchdog's thread, once a new engine has the log;
-    `failed` is called with the error when no engine can go on.
+    The watchdog's thread calls `replaced(old_engine)` when a new engine has resumed the log. `failed(error)`
+    is called when no engine can continue.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class EngineThread:
         self._replaced, self._failed = replaced, failed
         self.engine = self._make_engine()
         self.step_clock = StepClock()
-        self.stats = replace(self.engine.stats())  # as of the last step
+        self.stats = replace(self.engine.stats())  # the engine core's counters after the last step
         self.leaves = False  # whether closing leaves running requests in the log
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._num_hangs = 0  # consecutive; 0 again after a step that returns
-        self._is_stuck = False  # a step hangs and no other engine could be started
+        self._num_hangs = 0  # consecutive hangs; reset to 0 when a step returns
+        self._is_stuck = False  # whether a step hangs and no new engine could be started
 
     def start(self, open_requests: OpenRequests) -> None:
-        """Start the thread that steps the engine. Called again for the engine that replaces a hung engine."""
+        """Start a thread that steps the engine. Called again for each engine that replaces a hung engine."""
         self._open = open_requests
         self._thread = threading.Thread(target=self._run, args=(self.engine,), name="mmengine", daemon=True)
         self._thread.start()
@@ -89,7 +89,7 @@ class EngineThread:
         return result.result()
 
     def join(self) -> None:
-        """Wait for the thread and for any thread that takes over from it, but not for a thread that hangs."""
+        """Wait until the thread and its replacements after hangs have ended. A hung thread is not awaited."""
         while (thread := self._thread).is_alive() and not self._is_stuck:
             thread.join(0.05)
 
@@ -98,7 +98,7 @@ class EngineThread:
         while not self._calls.empty():
             self._calls.get()()
 
-    # The engine's thread
+    # The methods below run on the engine's thread.
 
     def _run(self, engine: Engine) -> None:
         open_requests = self._open
@@ -115,7 +115,7 @@ class EngineThread:
                     open_requests.acknowledge(engine)
                 if open_requests.is_closing:
                     engine.check_stall()
-        except BaseException as error:  # every caller must get an error, whatever the reason
+        except BaseException as error:  # every failure must reach the callers as an error
             if engine is self.engine:
                 if not isinstance(error, MMEngineError) or error.__cause__ is not None:
                     _log.critical("the engine died", exc_info=error)
@@ -128,16 +128,16 @@ class EngineThread:
                 self._failed(engine_failed(error))
 
     def _run_calls(self) -> None:
-        """Make all queued calls. Without work for the engine, wait for the first call.
+        """Make all queued calls. If the engine has no work, wait for a call first.
 
-        The wait ends early when a session has been idle for too long.
+        The wait also ends when a session reaches its idle limit, so that a step can close the session.
         """
         if not self.engine.has_work:
             with suppress(queue.Empty):
                 self._calls.get(timeout=self.engine.sessions.idle_s)()
         self.run_queued()
 
-    # The watchdog's thread, while the engine's thread hangs in a step
+    # The method below runs on the watchdog's thread while the engine's thread hangs in a step.
 
     def _on_hang(self) -> None:
         stuck = self.engine

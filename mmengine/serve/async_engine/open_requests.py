@@ -1,4 +1,4 @@
-"""An AsyncEngine's open requests: from submission to the last output or error."""
+"""Tracks AsyncEngine's open requests, from submission to the last output or error."""
 
 import threading
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
 
 class OpenRequests:
-    """The open requests' channels, at most `limit`.
+    """All open requests' channels, at most `limit`. A channel carries outputs to a caller's stream.
 
-    `failure` and `is_closing` say why no further request can be added.
+    Once `failure` or `is_closing` is set, no further request can be added.
 
     `running` maps request ids in the engine to channels. Only the engine's thread calls `deliver` and
     `acknowledge` and changes `running`; any thread may call the other methods.
@@ -25,7 +25,7 @@ class OpenRequests:
         self.is_closing = False
         self._lock = threading.Lock()  # guards _channels, is_closing and failure
         self._channels: set[Channel] = set()
-        self._unwritten: list[Channel] = []  # channels whose requests no step has written to the log yet
+        self._unwritten: list[Channel] = []  # channels of requests that are not in the log yet
 
     def __len__(self) -> int:
         return len(self._channels)
@@ -38,18 +38,21 @@ class OpenRequests:
             return iter(list(self._channels))
 
     def check_failure(self) -> None:
-        """Raise the engine's failure if it has failed."""
+        """Raise `failure` if the engine has failed."""
         if self.failure is not None:
             raise engine_failed(self.failure)
 
     def check_alive(self) -> None:
-        """Raise the engine's failure, or InvalidRequest if the engine is closed."""
+        """Raise `failure` if the engine has failed, or InvalidRequest if the engine is closed."""
         self.check_failure()
         if self.is_closing:
             raise InvalidRequest("the engine is closed")
 
     def add(self, channel: Channel) -> None:
-        """Add a new request. Raises the engine's failure, InvalidRequest if closed, QueueFull if full."""
+        """Add a new request.
+
+        Raises QueueFull, InvalidRequest for a closed engine, or the engine's failure.
+        """
         with self._lock:
             self.check_alive()
             if len(self._channels) >= self.limit:
@@ -57,7 +60,7 @@ class OpenRequests:
             self._channels.add(channel)
 
     def add_recovered(self, channel: Channel) -> None:
-        """Add a request that the log had before this process. The limit does not apply."""
+        """Add a request that the previous process left in the log. The limit does not apply."""
         with self._lock:
             self.check_failure()
             self._channels.add(channel)
@@ -76,19 +79,19 @@ class OpenRequests:
             self.end(channel, engine_failed(error))
 
     def forget(self, channel: Channel) -> None:
-        """Remove the request, so that another request can be added."""
+        """Remove the request, which makes room for another request."""
         with self._lock:
             self._channels.discard(channel)
 
     def end(self, channel: Channel, error: MMEngineError | None) -> None:
-        """Remove the request and end its stream, with `error` unless that is None."""
+        """Remove the request and end its stream, with `error` if one is given."""
         self.forget(channel)
         try:
             channel.loop.call_soon_threadsafe(channel.end, error)
         except RuntimeError:
             return  # the caller's loop is closed
 
-    # The engine's thread
+    # The methods below run on the engine's thread.
 
     def end_with(self, channel: Channel, outputs: list[RequestOutput]) -> None:
         """Remove a request that never reached the engine, and end its stream with these outputs."""
@@ -107,7 +110,7 @@ class OpenRequests:
     def deliver(self, outputs: list[RequestOutput], engine: Engine) -> None:
         """Pass outputs to their callers. Cancels requests whose caller's event loop is closed."""
         finished = [output.request_id for output in outputs if output.completion is not None]
-        for request_id in finished:  # removed before the caller can submit the next one
+        for request_id in finished:  # removed first, so that a caller can at once submit another request
             self.forget(self.running[request_id])
         for channel in deliver((self.running[output.request_id], output) for output in outputs):
             channel.closed = True
@@ -117,7 +120,7 @@ class OpenRequests:
                 engine.requests.delivered(request_id)
 
     def acknowledge(self, engine: Engine) -> None:
-        """Tell callers that their requests are accepted, if these are now in the log on disk."""
+        """Mark each request as accepted whose events are now in the log on disk."""
         waiting, self._unwritten = self._unwritten, []
         written: list[Channel] = []
         for channel in waiting:

@@ -1,4 +1,4 @@
-"""Return vectors and scores from an engine that runs on its own thread."""
+"""AsyncEngine's methods for embeddings, scores and reranking."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -26,11 +26,11 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.request_output import Completion, require_success
 
-OPEN_AT_ONCE = 128  # requests of one call that are open at the same time; the others wait
+OPEN_AT_ONCE = 128  # maximum number of open requests for a single call
 
 
 class AsyncPooledAnswers(ABC):
-    """AsyncEngine methods that compute vectors and scores. `Engine` documents the arguments and errors."""
+    """Adds `embed`, `score` and `rerank` to AsyncEngine. `Engine` documents the arguments and errors."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class AsyncPooledAnswers(ABC):
         truncate_prompt_tokens: int | None = None,
         **options: Unpack[PoolOptions],
     ) -> np.ndarray:
-        """Return the vectors of all inputs, float32 [n, dimensions]."""
+        """Return each input's embedding vector, float32 [n, dimensions]."""
         call = EmbedCall(
             self.pooled,
             self.width,
@@ -81,7 +81,7 @@ class AsyncPooledAnswers(ABC):
         raw: bool = False,
         **options: Unpack[PoolOptions],
     ) -> list[float]:
-        """Return the relevance of each pair of query and document."""
+        """Return the relevance score for each (query, document) pair."""
         asked, found = inputs_of(queries), inputs_of(documents)
         keep = truncate_prompt_tokens or 0
         call = ScoreCall(self.pooled, self.width, asked, found, instruction=instruction, keep=keep)
@@ -101,9 +101,9 @@ class AsyncPooledAnswers(ABC):
         return ranked(documents, scores, top_n)
 
     async def pool(self, jobs: Jobs) -> list[Completion]:
-        """Return the answers to all jobs, in their order. At most OPEN_AT_ONCE are open at the same time.
+        """Return the answers to all jobs, in job order. At most OPEN_AT_ONCE jobs run concurrently.
 
-        After the first error the other jobs are cancelled, and the error is raised with the input's index.
+        The first error cancels the other jobs and is raised with the input's index.
         """
         room = asyncio.Semaphore(max(1, min(OPEN_AT_ONCE, self.max_open)))
 

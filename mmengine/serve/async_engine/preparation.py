@@ -1,8 +1,8 @@
 """Prepares prompts on worker threads, within a time limit.
 
-Response formats, prompts without media, and prompts with media have separate threads, so that a prompt
-without media never waits for media. Media that a prompt names by URL are fetched first, on the fetcher's
-threads, where only this prompt waits for them.
+Separate threads prepare response formats, prompts without media, and prompts with media. A prompt without
+media therefore never waits for media. The fetcher's threads first fetch media from URLs, and only the prompt
+with these URLs waits.
 """
 
 import threading
@@ -26,19 +26,19 @@ from mmengine.serve.text.response_format import ResponseFormat
 from mmengine.structured_output.json_schema.work import limited_work
 from mmengine.structured_output.request.fields import Normalizer, normalize_large_by
 
-FORM_WORKERS = 2  # a large schema takes seconds; other requests do not wait for it
-TEXT_WORKERS = 2  # so that a long text does not delay short texts
-URL_WORKERS = 1  # finds a prompt's URLs and begins to fetch them
-CLOSE_S = 2.0  # seconds in which running preparations may end when the engine is closed
-STANDSTILL_S = 30.0  # the engine is not ready while a text waits longer for a thread
+FORM_WORKERS = 2  # two, because a large schema takes seconds and would delay other schemas
+TEXT_WORKERS = 2  # two, so that a long text does not delay short texts
+URL_WORKERS = 1  # the thread finds a prompt's URLs and begins to fetch them
+CLOSE_S = 2.0  # how long `close` waits for running preparations, in seconds
+STANDSTILL_S = 30.0  # in seconds; the engine is "not ready" while a text waits longer for a thread
 
 
 class PreparationBacklog(NamedTuple):
-    """The request count in preparation, and the oldest request's age in seconds.
+    """How many requests are in preparation, and how long the oldest has waited.
 
-    While a request's media are fetched, its age does not count. Afterwards the age starts at 0, since slow
-    hosts on the internet are not the engine's fault. `text_wait_s`: the seconds for which the oldest prompt
-    without media has waited for a thread.
+    The oldest request's age is in seconds. The age excludes requests whose media are being fetched, and
+    restarts at 0 when the media arrive: a slow host on the internet does not make the engine unready.
+    `text_wait_s` is how long the oldest prompt without media has waited for a thread, in seconds.
     """
 
     num_requests: int = 0
@@ -47,9 +47,9 @@ class PreparationBacklog(NamedTuple):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why the engine is not ready, if any.
+        """The reasons why preparation makes the engine "not ready"; empty if there are none.
 
-        A caller's slow schema or media is no reason: only calls with schemas or media wait for it.
+        Slow schemas and media are never a reason, because prompts without them do not wait for them.
         """
         if self.text_wait_s <= STANDSTILL_S:
             return ()
@@ -57,7 +57,7 @@ class PreparationBacklog(NamedTuple):
 
 
 class PreparingRequest:
-    """A request in preparation. `form` builds its response format; None for free text."""
+    """A request in preparation. `form` builds the request's response format; None for free text."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class PreparingRequest:
         timeout_s: float,
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
-        self.media: PromptMedia | None = None  # the media that are fetched
-        self.loaded: tuple[MediaInput, ...] | None = None  # its session's older media, decoded again
+        self.media: PromptMedia | None = None  # the prompt's media, while they are fetched and decoded
+        self.loaded: tuple[MediaInput, ...] | None = None  # the session's older media, decoded again
         self.waits_since = self.queued_at = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
@@ -81,7 +81,7 @@ class PreparingRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the request was cancelled or its time is over. The engine's thread may not know yet."""
+        """Whether the request was cancelled or has reached its time limit."""
         return self.channel.closed or self.attempt.is_over
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class PreparingRequest:
 
     @property
     def options(self) -> Options:
-        """The options to submit the request with."""
+        """The options with which the request is submitted to the engine."""
         options = self.channel.options.after(self.channel.age_s)
         if options.place is None or self.loaded is None:
             return options
@@ -110,11 +110,11 @@ class PreparingRequest:
 
 
 class Preparation:
-    """Prepares requests for an engine.
+    """Prepares requests for an engine on four worker thread pools.
 
-    `engine` returns the current engine. `done` is called on some thread with each request's result, unless
-    the request was cancelled while it waited. `work_out` normalizes large schemas; with None, the form
-    threads do.
+    `engine` returns the current engine. `done(request, result)` is called on a worker thread for each request
+    that was not cancelled while it waited. `work_out` normalizes large schemas; with None, the form threads
+    normalize them.
     """
 
     def __init__(
@@ -131,8 +131,9 @@ class Preparation:
         self._urls = CancellableWorkers[PreparingRequest](URL_WORKERS, "mmengine-urls")
         self._workers = self._forms, self._texts, self._urls, self._media
         self._lock = threading.Lock()
-        self._requests: dict[PreparingRequest, None] = {}  # requests that wait or that a thread works on
-        self._fetching: set[PreparingRequest] = set()  # requests that wait for hosts on the internet
+        # Waiting requests, and requests that a thread prepares.
+        self._requests: dict[PreparingRequest, None] = {}
+        self._fetching: set[PreparingRequest] = set()  # requests whose media are being fetched
 
     def begin(self, request: PreparingRequest) -> None:
         with self._lock:
@@ -163,9 +164,7 @@ class Preparation:
             self._end(request, error)
 
     def _fetched(self, request: PreparingRequest, media: PromptMedia) -> None:
-        """Queue a request whose media have arrived. Called on a fetcher's thread, or on the thread that began
-        to fetch.
-        """
+        """Queue a request whose media have arrived. Called on a fetcher's thread or on the URL thread."""
         try:
             request.prompt = media.prompt()
             request.check()
@@ -196,7 +195,7 @@ class Preparation:
             self._queue_prompt(request)
 
     def _settle(self, channel: Channel, form: ResponseFormat) -> None:
-        """Apply the form to the request's options. The channel holds the form until `release`."""
+        """Add the response format to the request's options. `release` frees the format's memory."""
         if form.grammar is None:
             return
         options = form.added_to(channel.options)
@@ -217,7 +216,7 @@ class Preparation:
         self._end(request, result)
 
     def _prepared(self, request: PreparingRequest) -> Prepared:
-        """Prepare the prompt. The channel holds its pixels until `release`."""
+        """Prepare the prompt. `release` frees the prompt's pixels."""
         engine = self._engine()
         if request.prompt.has_media:
             engine.media_memory.wait_for_room(lambda: request.is_over)
@@ -230,7 +229,7 @@ class Preparation:
         return prepared
 
     def load(self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]) -> None:
-        """Decode a prepared request's older session media; `done` is called again."""
+        """Queue a task that decodes a session's older media. `done` is called a second time afterwards."""
         with self._lock:
             self._requests[request] = None
             request.waits_since = time.monotonic()
@@ -248,12 +247,12 @@ class Preparation:
     def _loaded(
         self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]
     ) -> tuple[MediaInput, ...]:
-        """Return the older media, decoded in order, until the memory is full.
+        """Decode the session's older media in order until the media memory is full, and return them.
 
-        The first item is always decoded. A step decodes each remaining item when it needs the item.
+        The first item is decoded even if the memory is full. A step decodes a remaining item when needed.
         """
         memory, channel = self._engine().media_memory, request.channel
-        memory.release(channel)  # its own pixels must not block the wait
+        memory.release(channel)  # the request's own pixels must not block the wait
         memory.wait_for_room(lambda: request.is_over)
         memory.hold(channel, prepared.media)
         loaded: list[MediaInput] = []
@@ -275,12 +274,12 @@ class Preparation:
             self._fetching.discard(request)
 
     def release(self, channel: Channel) -> None:
-        """Release the request's pixels and form, which the engine has or no longer needs."""
+        """Release the request's pixels and response format after submission or cancellation."""
         self._engine().media_memory.release(channel)
         self._engine().grammar_memory.release(channel)
 
     def give_up(self, request: PreparingRequest) -> None:
-        """Cancel a preparation: remove its waiting calls and end a process that decodes for it."""
+        """Cancel a preparation: remove its queued calls and stop its decoding process, if any."""
         request.attempt.give_up()
         if request.media is not None:
             request.media.release()
@@ -296,7 +295,7 @@ class Preparation:
         return PreparationBacklog(number, 0.0 if oldest is None else oldest.age_s, text_wait_s)
 
     def close(self) -> None:
-        """Prepare the waiting requests and wait for them, at most CLOSE_S seconds."""
+        """Wait at most CLOSE_S seconds until all waiting requests are prepared and the threads have ended."""
         until = time.monotonic() + CLOSE_S
         for workers in self._workers:
             workers.close(until)

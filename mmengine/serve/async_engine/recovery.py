@@ -1,4 +1,4 @@
-"""Requests that an AsyncEngine finds in its log, left by the previous process or a hung engine."""
+"""Continues requests that AsyncEngine finds in its log after a restart or a hung step."""
 
 import asyncio
 import threading
@@ -21,20 +21,20 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import final_outputs
 
 AGAIN = "the engine hung before it queued the request: send it again"
-_SYNC_LIMIT_S = 10.0  # how long `settled` waits for an engine that may have ended
+_SYNC_LIMIT_S = 10.0  # how long `settled` waits per step, since the engine may have ended
 
 
 class Recovery:
-    """Attaches callers to requests that the log holds.
+    """Attaches callers to requests that the log contains.
 
-    Thread-safe, except for the methods below a comment that names their thread.
+    Methods are thread-safe unless a comment above them names their thread.
     """
 
     def __init__(self, thread: EngineThread, open_requests: OpenRequests) -> None:
         self._thread, self._open = thread, open_requests
         self._lock = threading.Lock()
         self._waiting, unclaimed = find_recovered(thread.engine.requests.resumed)
-        for core_id in unclaimed:  # else the log keeps their answers forever
+        for core_id in unclaimed:  # otherwise the log would keep their answers forever
             thread.engine.requests.drop_resumed(core_id)
 
     def waiting(self) -> list[RecoveredRequest]:
@@ -43,7 +43,7 @@ class Recovery:
             return list(self._waiting.values())
 
     def attach(self, request_id: str, *, hold: bool) -> Channel:
-        """Return a channel that gets the request's output from the first token on. Raises InvalidRequest."""
+        """Return a channel that receives the request's output from the first token. Raises InvalidRequest."""
         engine = self._thread.engine
         self._open.check_failure()
         recovered = self._claim(request_id)
@@ -54,13 +54,13 @@ class Recovery:
         channel = Channel(options, texts, hold)
         prompt = np.frombuffer(recovered.queued.prompt, np.int32)
         channel.take_prompt(prompt, recovered.queued.media, engine.reasoning)
-        channel.accepted.set()  # the log has it already
+        channel.accepted.set()  # the log has the request already
         self._open.add_recovered(channel)
         self._thread.put(lambda: self._attach(channel, recovered))
         return channel
 
     def give_up(self, request_id: str) -> None:
-        """Cancel the request, or drop its answer if it has ended. Raises InvalidRequest."""
+        """Cancel a running request, or drop an ended request's answer. Raises InvalidRequest."""
         recovered = self._claim(request_id)
         drop = partial(self._drop, request_id, recovered.num_choices)
         self._thread.put(drop)
@@ -74,12 +74,12 @@ class Recovery:
             return self._waiting.pop(request_id)
 
     def release(self, answers: list[HeldAnswer]) -> None:
-        """Let the log forget these answers, which their callers have stored."""
+        """Allow the log to delete these answers, which the callers have stored."""
         self._thread.put(lambda: self._release(answers))
 
     async def settled(self) -> None:
-        """Wait until the log has recorded all earlier releases, or the engine has failed."""
-        # The first call runs before the step that writes the releases, and the second call after this step.
+        """Wait until the log has recorded all earlier calls to `release`, or until the engine has failed."""
+        # The step between the two calls writes the releases to the log.
         for _ in range(2):
             done = asyncio.Event()
             self._thread.put(partial(_set, asyncio.get_running_loop(), done))
@@ -87,10 +87,10 @@ class Recovery:
                 async with asyncio.timeout(_SYNC_LIMIT_S):
                     await done.wait()
 
-    # The watchdog's thread, while the engine's thread hangs
+    # The method below runs on the watchdog's thread while the engine's thread hangs.
 
     def resume_streams(self, stuck: Engine) -> None:
-        """Continue the open streams from the log."""
+        """Continue the open streams after a hang. The new engine resumes their requests from the log."""
         engine = self._thread.engine
         engine.sessions.continue_turns_of(stuck.sessions)
         for request_id, channel in list(self._open.running.items()):
@@ -99,15 +99,15 @@ class Recovery:
                 completion = requests.resume(request_id, num_choices, stream=True)
                 if completion is not None:
                     self._open.deliver(final_outputs(completion)[-1:], engine)
-            elif channel.options.place is None:  # no step had seen the request yet
+            elif channel.options.place is None:  # no step had written the request to the log
                 options = replace(channel.options.after(channel.age_s), request_id=request_id)
                 engine.submit_prepared(stuck.requests.prepared(request_id), options)
             else:
                 requests.detach(request_id)
-                del self._open.running[request_id]  # its session gives the id to the next request
+                del self._open.running[request_id]  # the session will reuse the id for its next request
                 self._open.end(channel, RequestFailed(AGAIN))
 
-    # The engine's thread
+    # The methods below run on the engine's thread.
 
     def _attach(self, channel: Channel, recovered: RecoveredRequest) -> None:
         engine = self._thread.engine
@@ -125,7 +125,7 @@ class Recovery:
         requests = self._thread.engine.requests
         for answer in answers:
             requests.delivered(answer.request_id)
-            if requests.resumed:  # after a hang the answers may count as those of the previous process
+            if requests.resumed:  # after a hang, this process's answers may be among the resumed ones
                 requests.drop_resumed(answer.request_id, answer.num_choices)
 
 

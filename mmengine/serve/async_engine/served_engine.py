@@ -1,4 +1,4 @@
-"""The engine interface that a server uses: an AsyncEngine, or a replica fleet."""
+"""The engine interface that the server depends on. AsyncEngine and the replica fleet implement it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Unpack
@@ -22,13 +22,13 @@ from mmengine.serve.text.request_output import Completion
 
 
 class Collects(Protocol):
-    """A metrics collector, as prometheus_client's registry expects it."""
+    """A collector that can be registered with prometheus_client's registry."""
 
     def collect(self) -> Iterable[Metric]: ...
 
 
 class ServedEngine(Protocol):
-    """The members that a server uses; AsyncEngine documents them."""
+    """The engine members that the server uses. AsyncEngine documents each member."""
 
     config: EngineConfig
 

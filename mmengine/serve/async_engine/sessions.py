@@ -1,4 +1,4 @@
-"""An AsyncEngine's sessions: many callers, and a single running request per session.
+"""AsyncEngine's sessions, which let many callers append to growing prompts and ask questions.
 
 Example:
 
@@ -28,12 +28,12 @@ from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, require_success
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
-MAX_WAITING = 16  # requests of one session that wait for the running one; one more is refused
-_POLL_S = 0.02  # interval in seconds at which a waiting turn checks whether an earlier request has ended
+MAX_WAITING = 16  # maximum number of requests that wait for a session's running request
+_POLL_S = 0.02  # seconds between two checks of a waiting turn whether the earlier request has ended
 
 
 class AsyncSessions:
-    """An AsyncEngine's sessions. `count` and `submit` are the engine's methods."""
+    """Opens and lists AsyncEngine's sessions. `count` and `submit` are AsyncEngine's methods."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class AsyncSessions:
         return self.attach(name, media_options)
 
     def attach(self, session_id: str, media_options: Mapping[str, object] | None) -> "AsyncSession":
-        """Return an open session; its methods raise InvalidRequest for a closed session."""
+        """Return the session with this id. The session's methods raise InvalidRequest if it is closed."""
         return AsyncSession(self, session_id, media_options)
 
     async def facts(self) -> list[SessionFacts]:
-        """Return all open sessions' facts."""
+        """Return each open session's state."""
         return await self.thread.call(
             lambda engine: [engine.sessions.facts(name) for name in engine.sessions.names()]
         )
@@ -80,9 +80,9 @@ class AnswerFacts(NamedTuple):
 
 
 class AsyncSession:
-    """A session. Its requests run sequentially, in call order; at most MAX_WAITING wait.
+    """A session whose requests run one after the other, in call order. At most MAX_WAITING requests wait.
 
-    `media_options` apply to all media, as in Prompt.
+    `media_options` apply to all media in the session, with the same meaning as in Prompt.
     """
 
     def __init__(
@@ -96,8 +96,9 @@ class AsyncSession:
         self.last_answer: AnswerFacts | None = None  # the last answer that was read in this process
 
     async def facts(self) -> SessionFacts:
-        """Return the session's state. Raises InvalidRequest if the session is closed, for example because it
-        was idle.
+        """Return the session's state.
+
+        Raises InvalidRequest if the session is closed, for example because it was idle.
         """
         facts = await self._thread.call(lambda engine: engine.sessions.facts(self.session_id))
         self._frames.settle(facts.num_requests)
@@ -105,25 +106,25 @@ class AsyncSession:
 
     @property
     def num_frames_held(self) -> int:
-        """How many frames waited, when `facts` was last called, for other frames in their encoder patch."""
+        """How many frames waited for more frames to fill an encoder patch, when `facts` was last called."""
         return len(self._frames.held)
 
     @property
     def num_bytes_held(self) -> int:
-        """The waiting frames' size in encoded bytes."""
+        """The waiting frames' total encoded size in bytes."""
         return self._frames.num_bytes
 
     @property
     def next_frame_waits(self) -> bool:
-        """Whether the next frame would wait for further frames. Valid within a `turn`."""
+        """Whether the next frame would wait for further frames to fill a patch. Valid within a `turn`."""
         return not self._frames.is_almost_whole
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[SessionFacts]:
-        """Wait for this caller's turn and yield the session's state. The session is not idle until the turn
-        ends.
+        """Wait for this caller's turn and yield the session's state.
 
-        Raises SessionBusy if too many requests wait.
+        During the turn no other caller's request runs, and the session does not count as idle. Raises
+        SessionBusy if too many requests wait.
         """
         if self._num_waiting > MAX_WAITING:
             raise SessionBusy(
@@ -159,7 +160,7 @@ class AsyncSession:
     async def frame_in_turn(
         self, facts: SessionFacts, image: object, seconds: float, index: int | None = None
     ) -> Appended | None:
-        """Append a frame within a `turn`. `index` is the sender's number for the frame, see `has_frame`."""
+        """Append a frame within a `turn`. `index` is the sender's number for the frame; see `has_frame`."""
         is_film = self._frames.are_read_together
         if parts := self._frames.add(facts.num_requests, image, seconds, index):
             return await self._computed(facts, parts, is_film=is_film)
@@ -168,7 +169,10 @@ class AsyncSession:
         return None
 
     def has_frame(self, image: object, seconds: float, index: int | None) -> bool:
-        """Return whether the same frame with this index waits for further frames. Valid within a `turn`."""
+        """Return whether this frame, with this index, already waits for further frames.
+
+        Valid within a `turn`.
+        """
         return self._frames.holds(image, seconds, index)
 
     def _placed(
@@ -197,10 +201,11 @@ class AsyncSession:
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[Stream]:
-        """Ask a question as `Session.ask` does, and yield the answer's stream. `hold` as for
-        `AsyncEngine.stream`.
+        """Ask a question as `Session.ask` does, and yield the answer's stream.
 
-        Leaving the block before the answer's end removes the question from the session.
+        `hold` has the same meaning as for `AsyncEngine.stream`.
+
+        Leaving the `async with` block before the answer ends removes the question from the session.
         """
         async with (
             self.turn() as facts,
@@ -230,7 +235,7 @@ class AsyncSession:
         return self._sessions.submit(prompt, request_options, form, hold)
 
     def note_answer(self, facts: SessionFacts, stream: Stream) -> None:
-        """Record the answer from `stream_in_turn` after its last output was read."""
+        """Record how the answer ended. Call this after reading the last output from `stream_in_turn`."""
         done = stream.completion
         if done is None or done.error() is not None:
             return
@@ -249,7 +254,7 @@ class AsyncSession:
             return require_success(await stream.completed())
 
     async def close(self) -> None:
-        """Release the session's blocks and images, even during a request.
+        """Close the session and release its KV blocks and images, even while a request runs.
 
         Closing a closed session is no error.
         """

@@ -1,4 +1,4 @@
-"""Return answers as completions, chat messages and schema values, for engines with `stream`."""
+"""AsyncEngine's methods that return completions, chat messages, and JSON values that match a schema."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -26,8 +26,9 @@ from mmengine.structured_output.partial_json import JsonValue
 
 
 class AsyncChatStream:
-    """An async iterator over ChatChunks. Leaving `async with`, calling `aclose`, or dropping the iterator
-    cancels the request.
+    """An async iterator over ChatChunks.
+
+    Leaving `async with`, calling `aclose`, or dropping the iterator cancels the request.
     """
 
     def __init__(self, chat: ChatRequest, stream: Stream):
@@ -63,15 +64,16 @@ class AsyncChatStream:
             self._chunks += self._answer.take(output)
 
     async def get_final_completion(self) -> ChatCompletion:
-        """Wait for the end and return the same completion as `chat`. Raises RequestFailed after an earlier
-        close.
+        """Wait for the answer's end and return the same completion as `chat`.
+
+        Raises RequestFailed if the stream was closed before its end.
         """
         async for _ in self:
             pass
         return final_completion(self._answer)
 
     async def aclose(self) -> None:
-        """Cancel a running request; no further chunk comes."""
+        """Cancel a running request. The iterator yields no further chunk."""
         self._chunks.clear()
         await self._stream.aclose()
 
@@ -104,15 +106,16 @@ class AsyncAnswers(ABC):
     async def chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
-        """Return the same completion as `Engine.chat`; other requests may run concurrently."""
+        """Return the same completion as `Engine.chat`. Other requests may run concurrently."""
         async with self.stream_chat(messages, sampling=sampling, **options) as stream:
             return await stream.get_final_completion()
 
     def stream_chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncChatStream:
-        """Return the same chunks as `Engine.stream_chat`, for `async for`. Raises the same errors as
-        `stream`.
+        """Return the same chunks as `Engine.stream_chat`, for `async for`.
+
+        Raises the same errors as `stream`.
         """
         chat = ChatRequest(messages, options, self.processor, self.config)
         return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **chat.options))
@@ -123,8 +126,9 @@ class AsyncAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Completion:
-        """Return the complete answer. Raises the same errors as `stream`, and RequestFailed after a
-        cancellation.
+        """Return the complete answer.
+
+        Raises the same errors as `stream`, and RequestFailed after a cancellation.
         """
         async with self.stream(prompt, sampling, **options) as stream:
             return require_success(await stream.completed())
@@ -153,7 +157,7 @@ class AsyncAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[JsonValue]:
-        """Yield the same values as `Engine.stream_json`; other requests may run at the same time."""
+        """Yield the same values as `Engine.stream_json`. Other requests may run concurrently."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         async with self.stream(messages, sampling, **options) as stream:
             stream.texts.pieces = False

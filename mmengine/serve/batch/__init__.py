@@ -1,1 +1,1 @@
-"""Prompt batches for a single engine: request files, answer files, and the loop with a bounded window."""
+"""Runs prompt batches through an engine: request files, answer files, and the batch loop."""

@@ -1,8 +1,8 @@
-"""A batch's progress: which request lines have an answer in the answer file.
+"""Tracks a batch's progress, so that a restarted batch skips requests with an answer in the answer file.
 
-Only the answer file counts. An incomplete line at its end is removed. An answer line's `custom_id` names
-the request. If the custom_id is null, or several requests have it, the field `line` gives the request's line
-number. `batch.json` in the log's folder identifies the request file that the log belongs to.
+Progress is read from the answer file alone. An incomplete last line is removed. An answer line's `custom_id`
+names the request. If the custom_id is null, or several requests share it, the answer line's field `line`
+gives the request's line number. `batch.json` in the log's folder identifies the log's request file.
 """
 
 import copy
@@ -26,7 +26,7 @@ from mmengine.serve.prompt.request_lines import custom_id_of, read_head
 
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
-MAX_MANIFEST_BYTES = 2**20  # maximum size that is read
+MAX_MANIFEST_BYTES = 2**20  # maximum size of `batch.json` in bytes
 
 
 class _Manifest(msgspec.Struct):
@@ -35,10 +35,10 @@ class _Manifest(msgspec.Struct):
 
 
 class RequestIndex:
-    """The non-blank lines in a request file's shard, and the whole file's hash.
+    """Indexes the non-blank lines in a request file's shard, and hashes the whole file.
 
-    `numbers` are line numbers in the file, from 1, and `custom_ids` has None for lines without a custom_id.
-    `custom_id` reads a line's custom_id.
+    `numbers` has each line's number in the file, from 1. `custom_ids` has None for a line without a
+    custom_id. The argument `custom_id` is a function that reads a line's custom_id.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return a shard's index. Call it on the whole file's index; the file is not read again."""
+        """Return a shard's index. Call this on the whole file's index: the file is not read again."""
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -70,17 +70,17 @@ class RequestIndex:
         return part
 
     def wanted(self, answered: set[int]) -> Callable[[str], bool]:
-        """Return a function that says whether the answer to a core request id is still needed."""
+        """Return a function that takes a core request id and returns whether its answer is still needed."""
         missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 
     def begin(self, log: Path) -> None:
-        """Write into a new log's folder which request file the log belongs to."""
+        """Write `batch.json` into a new log's folder, to record which request file the log belongs to."""
         manifest = _Manifest(self.sha256, len(self))
         write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
     def is_begun(self, log: Path) -> bool:
-        """Return whether this batch's log exists.
+        """Return whether the folder `log` has this batch's log.
 
         Raises LogError if the log belongs to another request file.
         """
@@ -105,7 +105,7 @@ class RequestIndex:
 
 
 class _Hashing:
-    """A file whose lines are hashed as they are read."""
+    """Wraps a file and hashes each line that is read."""
 
     def __init__(self, file: BinaryIO, digest: Any):
         self._file, self._digest = file, digest
@@ -117,19 +117,19 @@ class _Hashing:
 
 
 class AnswerFile:
-    """Appends answers to the answer file. An answer counts as delivered once it is on the disk.
+    """Appends answers to the answer file. An answer counts as delivered when the disk has it.
 
-    With `fresh` the file's contents belong to another run and are removed. Otherwise an incomplete line at
-    the end is removed. Raises InvalidRequest for a file that does not belong to this batch.
+    With `fresh`, the file is emptied because its contents belong to an earlier run. Otherwise only an
+    incomplete last line is removed. Raises InvalidRequest for a file that does not belong to this batch.
     """
 
     def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
         self.path = path
-        # Unbuffered: a buffer would keep the bytes that a full disk refuses.
+        # Unbuffered, since a buffer would keep bytes that a full disk has refused and write them later.
         is_new = fresh or not path.exists()
         self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
-        self.answered: set[int] = set()  # indices of requests that the file answered when it was opened
-        self._written: list[str] = []  # requests whose answers are in the file, perhaps not on the disk
+        self.answered: set[int] = set()  # indices of requests whose answers the file had when it was opened
+        self._written: list[str] = []  # requests whose answers were written since the last sync
         self._synced_at = 0.0
         try:
             self._end = 0
@@ -143,9 +143,9 @@ class AnswerFile:
             raise
 
     def write(self, line: bytes, request_id: str) -> None:
-        """Append a line. `request_id` is empty for a line that never became a request.
+        """Append an answer line. `request_id` is empty for a line that never became a request.
 
-        After an OSError the file ends with its last complete line, and the same line may be written again.
+        If writing raises an OSError, the file still ends with a complete line, and the caller may retry.
         """
         rest = memoryview(line)
         try:
@@ -159,7 +159,7 @@ class AnswerFile:
             self._written.append(request_id)
 
     def delivered(self, *, now: bool = False) -> list[str]:
-        """Return the requests whose answers have reached the disk since the last call.
+        """Return the request ids whose answers have reached the disk since the last call.
 
         The file is synced a few times a second, or at once with `now`.
         """
@@ -171,7 +171,7 @@ class AnswerFile:
         return written
 
     def check_place(self) -> None:
-        """Raise FileNotFoundError if `path` no longer names the file that is written."""
+        """Raise FileNotFoundError if the file at `path` was deleted or replaced."""
         with suppress(OSError):
             if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
                 return
@@ -188,7 +188,7 @@ class AnswerFile:
 
 
 def answered_in(path: Path, index: RequestIndex) -> set[int]:
-    """Return the request indices for which a file has an answer. Raises InvalidRequest.
+    """Return the indices at which requests have an answer in the file. Raises InvalidRequest.
 
     The file is not changed.
     """
@@ -199,13 +199,13 @@ def answered_in(path: Path, index: RequestIndex) -> set[int]:
 
 
 def num_errors(path: Path) -> int:
-    """Return how many lines hold an error instead of an answer. Raises OSError."""
+    """Return how many answer lines report an error. Raises OSError."""
     with path.open("rb") as file:
         return sum(read_head(line).error is not None for line in file)
 
 
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
-    """Return the answered requests' indices, and the offset in bytes at which the last complete line ends."""
+    """Return the answered requests' indices, and the byte offset at which the last complete line ends."""
     places = {number: place for place, number in enumerate(index.numbers)}
     owners: dict[str, list[int]] = {}
     for place, name in enumerate(index.custom_ids):
@@ -230,7 +230,7 @@ def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     for line in file:
         if not line.endswith(b"\n"):
-            return  # the process ended while it wrote this line
+            return  # the process ended while writing this line
         yield line
 
 

@@ -1,15 +1,17 @@
-"""Request files have a JSON object in each line, and answer files have an answer for each request.
+"""Reads request files and formats answer lines. Both files have a JSON object in each line.
+
+The first line is a request, the second its answer, and the third the answer to a failed request:
 
     {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
-A request may set a response format with `response_format` or `grammar` (docs/how-to/structured_output.md). An
-answer that was cut then has a `detail`.
+A request may set a response format with `response_format` or `grammar` (docs/how-to/structured_output.md). If
+such an answer was cut, its line has a field `detail`.
 
-With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason. Messages are in
-OpenAI's format. A media path is relative to the request file's folder and can name any file, so check request
-files from untrusted sources before you run them.
+With `n` above 1, an answer has `choices`, each with index, text, token_ids and finish_reason. Messages are in
+OpenAI's format. A media path is relative to the request file's folder and can name any file on the machine.
+Check request files from untrusted sources before you run them.
 """
 
 import codecs
@@ -37,7 +39,7 @@ OPENAIS_FORM = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """Every `count`-th non-blank line in a request file, from `index` on."""
+    """Selects every `count`-th non-blank line in a request file, beginning with line `index`."""
 
     index: int = 0
     count: int = 1
@@ -53,10 +55,10 @@ WHOLE_FILE = Shard()
 
 
 class RequestFile:
-    """Reads a shard's lines as jobs; a line with an error yields the error instead.
+    """Iterates over a shard's lines as jobs. For an invalid line, the iterator yields the error instead.
 
     Indices count the shard's lines from 0. `custom_ids` holds each line's id until `answer_line` takes it.
-    `answered` has the indices that the answer file answers already. `media_options` apply to all
+    `answered` has the request indices that the answer file already answers. `media_options` apply to all
     prompts.
     """
 
@@ -134,9 +136,9 @@ class LineSource(Protocol):
 
 
 def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (number, line) for each line that is not blank. Numbers count all lines of the file, from 1.
+    """Yield (number, line) for each non-blank line. The number counts all lines in the file, from 1.
 
-    The line has no line end. It is None for a line that is too long, which is not kept in memory.
+    The line comes without its line end. A line that is too long is yielded as None and not kept in memory.
     """
     for number, line in enumerate(_bounded_lines(file), 1):
         if number == 1 and line is not None:

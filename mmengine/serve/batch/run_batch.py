@@ -1,4 +1,7 @@
-"""Runs many prompts through an engine. Workers prepare prompts ahead; a limited number is in flight."""
+"""Runs many prompts through an engine.
+
+Worker threads prepare prompts ahead, while a limited number is in flight.
+"""
 
 import threading
 from collections import deque
@@ -28,12 +31,12 @@ class AnsweredJob(NamedTuple):
 
 Job = tuple[Prompt, Options]
 Result = tuple[int, Completion | MMEngineError]
-PREPARE_AHEAD = 16  # prompts that are prepared before they enter the engine
-ABANDON_LIMIT_S = 1.0  # how long `abandon` waits for a log that cannot be written
+PREPARE_AHEAD = 16  # maximum number of prompts that are prepared ahead of submission
+ABANDON_LIMIT_S = 1.0  # seconds for which `abandon` waits for a log that cannot be written
 
 
 class BatchEngine(Protocol):
-    """The engine members that a batch uses; the batch steps the engine."""
+    """The engine members that a batch uses. The batch steps the engine."""
 
     config: EngineConfig
     processor: Processor
@@ -60,7 +63,7 @@ class BatchEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A job that has not entered the engine. `prepared` is None if a previous process submitted it."""
+    """A job that has not been submitted. `prepared` is None if the previous process submitted the job."""
 
     index: int
     options: Options
@@ -77,13 +80,13 @@ def run_batch(
 ) -> Iterator[Result]:
     """Yield (index, answer) as soon as each answer is complete, in any order.
 
-    For a job that is an error, or that fails, the error is yielded as its answer, and the other jobs go on.
-    Jobs enter the engine in order. At most min(2 * max_num_seqs, max_waiting) answers are in flight, so that
-    the engine always has room. If the engine has a request with a job's id from a previous process, the job
-    resumes that request.
+    If a job fails, or `jobs` has an error in its place, the error is yielded as the answer, and the other
+    jobs continue. Jobs are submitted in order. At most min(2 * max_num_seqs, max_waiting) answers are in
+    flight, so that the engine's queue never fills up. If the previous process left a request with a job's id
+    in the log, the job resumes this request.
 
-    An answer counts as received when the caller takes the next answer; with `received` False, only when the
-    caller calls `engine.requests.delivered`. Once `drain` is set, no further job is taken, and running jobs
+    The log deletes an answer when the caller takes the next answer or, with `received` False, when the caller
+    calls `engine.requests.delivered`. After `drain` is set, no further job is submitted, and running jobs
     finish. Setting `stop`, or leaving the iteration early, cancels running jobs. Raises InvalidRequest if
     other submitted requests are running, since their outputs would be lost.
     """
@@ -101,9 +104,10 @@ def run_batch(
 
 @contextmanager
 def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
-    """Yield an iterator over a request's outputs, which steps the engine. The last output has the completion.
+    """Yield an iterator over a request's outputs.
 
-    Leaving the block cancels a running request. Answers that belong to running batches are kept for them.
+    The iterator steps the engine; its last output has the completion. Leaving the block cancels a running
+    request. Answers for running batches are kept in `batch_done`.
     """
 
     def outputs() -> Iterator[RequestOutput]:
@@ -124,7 +128,7 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
         yield outputs()
     finally:
         engine.cancel(request_id)
-        # step until the request has ended, since it blocks generate and run_batch
+        # Step until the cancelled request has ended, since a running request blocks generate and run_batch.
         while request_id in engine.requests and engine.has_work:
             engine.check_stall(ABANDON_LIMIT_S)
             step()
@@ -147,12 +151,12 @@ class _Batch:
         self._more = True
         self._ahead: deque[_Ahead | tuple[int, MMEngineError]] = deque()
         self._running: dict[str, tuple[int, int]] = {}  # request id -> (job index, number of answers)
-        self._inside = 0  # answers in flight
+        self._inside = 0  # number of answers in flight
         config = engine.config
         self.num_workers = media_workers(config.media_workers)
-        self._holding: set[int] = set()  # jobs whose pixels wait for room in the engine
+        self._holding: set[int] = set()  # indices of prepared jobs whose pixels take media memory
         self._stopped = False
-        self._awaited = -1  # index of the job that entered the engine last or enters next
+        self._awaited = -1  # index of the job that was submitted last or is submitted next
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
@@ -197,7 +201,7 @@ class _Batch:
         self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
         try:
-            # begins to fetch the media, while other jobs are prepared
+            # fetches the media while other jobs are prepared
             media = PromptMedia(prompt, is_over=lambda: self._stopped)
         except MMEngineError as error:
             return _failed(error)
@@ -206,9 +210,9 @@ class _Batch:
         return prepared
 
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
-        """Prepare a prompt on a worker, when there is room for its pixels.
+        """Prepare a prompt on a worker thread, after waiting for room for the prompt's pixels.
 
-        The job that enters the engine next does not wait for room, since later jobs may hold the pixels.
+        The job that is submitted next does not wait, since later jobs may already take up the room.
         """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
@@ -219,7 +223,7 @@ class _Batch:
         return prepared
 
     def _submit(self) -> Iterator[Result]:
-        """Move prepared jobs into the engine in order while there is room."""
+        """Submit prepared jobs in order while the window has room."""
         while self._ahead:
             job = self._ahead[0]
             if not isinstance(job, _Ahead):
@@ -229,7 +233,7 @@ class _Batch:
             if self._running and self._inside + job.options.sampling.n > self._window:
                 return  # later steps make room
             if job.prepared is not None and not job.prepared.done() and self._running:
-                return  # step while it is prepared
+                return  # step the engine while the prompt is prepared
             self._ahead.popleft()
             self._awaited = job.index
             answer = self._begin(job)
@@ -241,7 +245,7 @@ class _Batch:
                 yield job.index, answer
 
     def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
-        """Submit a job. Returns its answer or error if the job has already ended, else None."""
+        """Submit a job. Returns the job's answer or error if it has already ended, else None."""
         error = None if job.prepared is None else _error_of(job.prepared)
         if error is not None:
             return error
@@ -272,7 +276,7 @@ class _Batch:
     def _advance(self) -> None:
         """Make a step, and store the answers that ended in `batch_done`.
 
-        An answer may belong to another batch, which the caller of this batch runs between two answers.
+        An answer may belong to another batch that the caller runs between this batch's answers.
         """
         for output in self._engine.step(received=self._received):
             if output.completion is not None:
@@ -287,15 +291,15 @@ class _Batch:
         while self._running and self._engine.has_work:
             self._engine.check_stall(ABANDON_LIMIT_S)
             for _ in self._step():
-                pass  # these answers are not needed
+                pass  # the answers of cancelled requests are not needed
 
     def _release(self, index: int) -> None:
-        """Release a job's pixels, which the engine has or no longer needs."""
+        """Release a job's pixels after the job was submitted or dropped."""
         self._holding.discard(index)
         self._engine.media_memory.release((self, index))
 
     def release_all(self) -> None:
-        """Release all jobs' pixels, after the workers have ended."""
+        """Release all jobs' pixels after the workers have ended."""
         for index in list(self._holding):
             self._release(index)
 
@@ -307,8 +311,9 @@ def _failed(error: MMEngineError) -> Future[Prepared]:
 
 
 def _error_of(future: Future[Prepared]) -> MMEngineError | None:
-    """Return the reason why a prompt could not be prepared. A processor's bug fails its prompt, not the
-    batch.
+    """Return the error if the preparation failed, else None.
+
+    An unexpected exception in a processor fails only the prompt, not the batch.
     """
     error = future.exception()
     return None if error is None else engine_failed(error)

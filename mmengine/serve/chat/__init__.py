@@ -1,1 +1,1 @@
-"""Answers in the formats of OpenAI's chat API: messages, tool calls, reasoning, and stream chunks."""
+"""Builds OpenAI-style chat responses from generated tokens: messages, tool calls, reasoning and chunks."""

@@ -1,4 +1,4 @@
-"""Stream chunks in OpenAI's format, which the server writes as server-sent events."""
+"""Builds stream chunks in OpenAI's format. The server sends them as server-sent events."""
 
 from collections.abc import Iterator
 
@@ -10,15 +10,19 @@ from mmengine.serve.text.tool_call_parser import CallDelta
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tool call's piece: first the function's `name`, then its JSON `arguments` as text, in pieces."""
+    """A tool call's new text.
+
+    The first delta has the function's `name`; later ones have JSON `arguments`.
+    """
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of the answer's tool call `index`. The call's first piece has `id`, `type` and the function's
-    name.
+    """New text for the tool call with this `index`.
+
+    The call's first delta has `id`, `type` and the function's name.
     """
 
     index: int
@@ -28,7 +32,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message's piece. The first chunk has the `role`."""
+    """New text for a message. The delta in the first chunk has the `role`."""
 
     role: str | None = None
     content: str | None = None
@@ -37,10 +41,10 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
-    """A piece of the choice `index`.
+    """New text for the choice with this `index`.
 
-    The choice's last chunk has `finish_reason`, `stop_reason` and `argument_errors` as in ChatChoice.
-    `logprobs`, if requested, cover the tokens since the previous chunk.
+    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice.
+    If requested, `logprobs` covers the tokens since the previous chunk.
     """
 
     index: int
@@ -52,7 +56,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """A stream chunk, with a piece for a single choice."""
+    """A stream chunk with new text for a single choice."""
 
     request_id: str
     choices: tuple[ChunkChoice]
@@ -62,7 +66,7 @@ BEGINNING = MessageDelta(role="assistant", content="")
 
 
 def message_delta(request_id: str, index: int, delta: Delta) -> MessageDelta:
-    """Return the message piece for a delta in the choice `index`."""
+    """Return the message delta in OpenAI's format for a delta in the choice with this `index`."""
     return MessageDelta(
         content=delta.content or None,
         reasoning_content=delta.reasoning or None,
@@ -82,7 +86,7 @@ def _call(request_id: str, index: int, call: CallDelta) -> ToolCallDelta:
 
 
 def end_of(rest: Delta) -> tuple[Delta, ...]:
-    """Split an answer's last delta: the remaining text, if any, and then a delta without text."""
+    """Split an answer's last delta into the remaining text, if any, and a final delta without text."""
     if not rest.content and not rest.reasoning:
         return (rest,)
     end = Delta(num_tokens=rest.num_tokens, argument_errors=rest.argument_errors)
@@ -90,7 +94,7 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
 
 
 def chunks_of(request_id: str, index: int, choice_delta: ChoiceDelta) -> Iterator[ChatChunk]:
-    """Yield the chunks for a delta in the choice `index`."""
+    """Yield the chunks for a delta in the choice with this `index`."""
     delta, finish_reason, stop_reason = choice_delta
     *before, last = (delta,) if finish_reason is None else end_of(delta)
     for each in before:

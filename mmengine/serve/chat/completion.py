@@ -1,4 +1,4 @@
-"""Answers to conversations in the format of OpenAI's chat API: messages with tool calls and reasoning.
+"""Builds OpenAI-style chat completions, whose messages may have tool calls and reasoning.
 
 The server and `Engine.chat` both use this module, so the same tokens give the same answer.
 """
@@ -26,10 +26,9 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """The function that a tool call names, and its arguments.
+    """A function that the model calls: its name and arguments.
 
-    `arguments` is a JSON object as text. If the model's call format is JSON, this is exactly the model's
-    text.
+    `arguments` is a JSON object as text, unchanged from the model's output if the model writes calls as JSON.
     """
 
     name: str
@@ -37,9 +36,9 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call. `id` is derived from the request id, the choice's index and the call's index.
+    """A tool call. `id` is computed from the request id, the choice's index and the call's index.
 
-    The message with the tool's result must have this id as `tool_call_id`.
+    The caller's message with the tool's result must have this id as `tool_call_id`.
     """
 
     id: str
@@ -48,23 +47,23 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An answer's message. `content` is None if there are calls and no text."""
+    """The message that the model generated. `content` is None if the message has tool calls and no text."""
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] | None = None
     reasoning_content: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the message as a dict, to append to `messages` for the next call."""
+        """Return the message as a dict that can be appended to `messages` for the next call."""
         return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
     """A single answer to the conversation.
 
-    `finish_reason` is "stop", "length", or "tool_calls" if the answer has calls and tool_choice is auto or
-    required. `stop_reason` is the stop string or token that ended the answer. `argument_errors` concern calls
-    to tools that `ChatCompletion.notes` names.
+    `finish_reason` is "stop" or "length", or "tool_calls" if the answer has calls and tool_choice is auto or
+    required. `stop_reason` is the stop string or token that ended the answer. `argument_errors` lists invalid
+    arguments in calls to tools whose schemas are not enforced.
     """
 
     index: int
@@ -76,10 +75,10 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """All answers to the conversation.
+    """The response to a chat call: `choices` has one or more answers to the conversation.
 
-    `usage` has token counts under OpenAI's names. `notes` concern the response format and the tools, for
-    example tools whose schemas are not enforced.
+    `usage` has token counts under OpenAI's names. `notes` reports facts about the response format and the
+    tools, for example which tools have a schema that is not enforced.
     """
 
     request_id: str
@@ -99,13 +98,13 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """Collects a choice's deltas."""
+    """Collects a choice's deltas and builds the choice's message from them."""
 
     index: int
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
-    markers: list[int] = field(default_factory=list)  # places in `logprobs`, as in Delta
+    markers: list[int] = field(default_factory=list)  # indices in `logprobs`, as in Delta
     content_logprobs: list[Entry] = field(default_factory=list)  # logprobs of the content tokens
     finish_reason: str = ""
     stop_reason: str | int | None = None
@@ -117,7 +116,7 @@ class AccumulatedChoice:
     def add(
         self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
     ) -> None:
-        """Add a delta. The last delta comes with both reasons."""
+        """Add a delta. The last delta comes with `finish_reason` and `stop_reason`."""
         if finish_reason is not None:
             self.finish_reason, self.stop_reason = finish_reason, stop_reason
         if delta.content:
@@ -150,7 +149,7 @@ class AccumulatedChoice:
 
 
 class ChatOptions(SubmitOptions, total=False):
-    """Options for `chat`: those for `submit`, and OpenAI's options for tools."""
+    """Options for `chat`: the same as for `submit`, and OpenAI's options for tools."""
 
     tools: Sequence[Mapping[str, object]] | None
     tool_choice: str | Mapping[str, object] | None
@@ -158,7 +157,7 @@ class ChatOptions(SubmitOptions, total=False):
 
 
 class ChatRequest:
-    """A call to `chat`: `prompt` has the tools, and `options` are to be submitted with it.
+    """A call to `chat` with checked arguments. `prompt` includes the tools; `options` apply to the prompt.
 
     Raises InvalidRequest.
     """
@@ -183,7 +182,7 @@ class ChatRequest:
         reasoning: ReasoningTokens,
         grammar: GrammarRequest | None,
     ) -> "ChatAnswer":
-        """Return the answer's builder for a request that the engine has accepted."""
+        """Return a ChatAnswer for this call after the engine has accepted the request."""
         return ChatAnswer(
             request_id,
             [ChoiceDeltas(self._tokenizer, sampling, reasoning, grammar) for _ in range(sampling.n)],
@@ -191,7 +190,7 @@ class ChatRequest:
 
 
 class ChatAnswer:
-    """Turns a request's outputs into chunks. `finish` sets `completion`, the whole answer."""
+    """Turns a request's outputs into stream chunks. `finish` sets `completion`, the whole answer."""
 
     def __init__(self, request_id: str, deltas: list[ChoiceDeltas]):
         self._request_id, self._deltas = request_id, deltas
@@ -200,7 +199,7 @@ class ChatAnswer:
         self._whole = [AccumulatedChoice(index) for index in range(len(deltas))]
 
     def first(self) -> Iterator[ChatChunk]:
-        """Yield the chunks that come before any output."""
+        """Yield the first chunks, which contain only each choice's role."""
         for index in range(len(self._deltas)):
             yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
 
@@ -237,7 +236,7 @@ class ChatAnswer:
 
 
 def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
-    """Return the whole answer. Raises RequestFailed if its stream was closed before the end."""
+    """Return the whole answer. Raises RequestFailed if the answer's stream was closed before the end."""
     if answer is None or answer.completion is None:
         raise RequestFailed("the stream was closed before its answer was complete")
     return answer.completion
@@ -246,9 +245,9 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 def with_tools(
     prompt: Prompt, selection: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
-    """Return the prompt with the tools in its template options, and the call format (None without tools).
+    """Return the prompt with the tools added to its template options, and the tool call format if any.
 
-    `markers` enclose the model's reasoning. Raises InvalidRequest.
+    `markers` are the strings that begin and end the model's reasoning. Raises InvalidRequest.
     """
     if prompt.messages is not None and (messages := for_template(prompt.messages)) is not prompt.messages:
         prompt = replace(prompt, messages=messages)

@@ -1,4 +1,4 @@
-"""Parses a JSON answer while the model writes it, and returns the value so far."""
+"""Parses a JSON answer while the model generates it, and returns the value as far as it is known."""
 
 from typing import Any
 
@@ -11,21 +11,23 @@ from mmengine.structured_output.partial_json import PartialJson
 
 
 class JsonStream:
-    """Turns a request's outputs into values of `schema`.
+    """Turns a request's outputs into partial values for `schema`, and the last output into the whole value.
 
-    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` comes
-    from the response format: with "close" the engine completes a cut value.
+    Reasoning at the answer's beginning is skipped, and the stop strings `stop` apply to the remaining text.
+    `on_truncation` is the response format's setting: with "close", the engine completes a value that would be
+    cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], on_truncation: str, schema: object):
         self._text = Stops(stop, closes=on_truncation == "close").stream(tokenizer)
         self._schema = schema
         self._partial = PartialJson()
-        self._unopened: list[int] | None = []  # tokens of reasoning; None after its end
+        self._unopened: list[int] | None = []  # the reasoning tokens so far; None after the reasoning's end
 
     def push(self, output: RequestOutput) -> list[Any]:
-        """Return [the value so far] if `output` changes it, else []. The last output gives [the decoded
-        value].
+        """Return a list with the value so far, or [] if `output` does not change the value.
+
+        The last output gives a list with the whole value, decoded to the schema's type.
 
         Raises RequestFailed if the request failed or its answer was cut.
         """

@@ -1,1 +1,1 @@
-"""`Engine`: the single-threaded engine, with typed answers and sessions."""
+"""`Engine` runs the model on the caller's thread, and returns typed answers and opens sessions."""

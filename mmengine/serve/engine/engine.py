@@ -1,4 +1,4 @@
-"""The single-threaded engine: prompts in, texts out, step by step.
+"""The engine for use on a single thread. The caller submits prompts and steps the engine.
 
 Example:
 
@@ -50,25 +50,26 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 ARGUMENTS = ("model", "config", "device", "dtype", "attention", "log", "resume", "loras", "untrusted")
-GRAMMAR_PAUSE_S = 0.02  # how long a step without work waits for a grammar, in seconds
+GRAMMAR_PAUSE_S = 0.02  # seconds for which a step waits if all requests wait for their grammars
 
 
 class Engine(TypedAnswers, PooledAnswers):
     """Runs a model on the caller's thread. Not thread-safe; AsyncEngine serves many callers.
 
-    * `model`: a folder, a hub id, or None for the embedded checkpoint.
+    * `model`: a model folder, a hub id, or None for the small checkpoint in this package.
     * `device`, `dtype`: names such as "cpu" and "bfloat16", or torch's objects.
-    * `config`: the settings; `settings`: single settings by name, such as `max_model_len=4096`, which replace
-      those in `config`.
-    * `log`: folder for the event log; None keeps a bounded log in memory.
-    * `resume`: continue the log in the folder `log`, if there is one. Its unfinished requests continue, and
-      `requests.resume` returns their answers and all answers that were not delivered.
-    * `on_hang`: called on another thread when a step makes no progress for step_timeout_s; with None the
-      log records the hang and the process ends.
-    * `texts`: with False, outputs and answers have only tokens; callers decode them on another thread.
-    * `untrusted`: whether media come from untrusted callers, for `media_decoding` auto.
-    * `loras`: LoRA adapters (folders or hub ids) by the names that requests use; {} if adapters are only
-      loaded later.
+    * `config`: all settings. Keywords in `settings`, such as `max_model_len=4096`, replace single settings in
+      `config`.
+    * `log`: folder for the event log. With None, a log with limited size is kept in memory.
+    * `resume`: whether to continue an existing log in the folder `log`. The log's unfinished requests then
+      continue. `requests.resume` returns their answers and all answers that were not delivered.
+    * `on_hang`: called on another thread when a step makes no progress for step_timeout_s. With None, the log
+      records the hang and the process ends.
+    * `texts`: with False, outputs have token ids but no text, so that callers can decode them on another
+      thread.
+    * `untrusted`: whether media come from untrusted callers, for `media_decoding="auto"`.
+    * `loras`: LoRA adapters as a dict from the name in requests to a folder or a hub id. Pass {} if adapters
+      will only be loaded later.
     * `builder`: replaces `mmengine.build.build` in tests.
 
     A path in a message is read on this machine. Pass messages from untrusted clients as `Prompt(messages,
@@ -107,9 +108,9 @@ class Engine(TypedAnswers, PooledAnswers):
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
         self.pooled = pooled_model_of(self.built)
-        self.batch_done: dict[str, Completion] = {}  # answers that no batch has taken yet
+        self.batch_done: dict[str, Completion] = {}  # ended answers that no batch has taken
         self._closed = False
-        self._received = True  # whether the next step marks the last step's answers as received
+        self._received = True  # whether the next step marks the last step's answers as delivered
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
         self.grammar_memory = GrammarMemory()
         media_cache = getattr(self.processor, "media_cache", None)
@@ -148,7 +149,7 @@ class Engine(TypedAnswers, PooledAnswers):
 
     @contextmanager
     def _log_closed_on_error(self) -> Iterator[None]:
-        """Close the log without a last event if the constructor fails, since no request was begun."""
+        """Close the log if the constructor fails. No event is written, since no request has begun."""
         try:
             yield
         except BaseException:
@@ -165,12 +166,12 @@ class Engine(TypedAnswers, PooledAnswers):
     ) -> str:
         """Queue a prompt and return its request id.
 
-        Sampling is given as `sampling` or as keywords (`max_tokens=64, temperature=0.7, n=2, …`). Further
-        options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or `grammar`
-        for the answer's format (docs/how-to/structured_output.md). With `stream` False, only complete answers
-        have text, which saves work. `outputs` are the answer's first token ids, which another engine with the
-        same weights computed: they belong to the answer, and this engine's outputs begin after them. If
-        InvalidRequest, InvalidMedia or QueueFull is raised, nothing is queued.
+        Pass sampling parameters as `sampling` or as keywords (`max_tokens=64, temperature=0.7, n=2, …`).
+        Further options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or
+        `grammar` for the answer's format (docs/how-to/structured_output.md). With `stream` False, only
+        complete answers have text, which saves work. `outputs` has the answer's first token ids if another
+        engine with the same weights has already computed them. This engine's outputs begin after these
+        tokens. If InvalidRequest, InvalidMedia or QueueFull is raised, nothing is queued.
         """
         begun = time.monotonic()
         form = response_format_of(options)
@@ -181,7 +182,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return self.submit_prepared(prepared, request_options.after(time.monotonic() - begun), stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
-        """Queue a prompt that was prepared before, perhaps on another thread."""
+        """Queue a prompt whose tokens and pixels are already prepared, perhaps on another thread."""
         if self._closed:
             raise InvalidRequest("the engine is closed")
         if not options.is_prefill:
@@ -190,13 +191,13 @@ class Engine(TypedAnswers, PooledAnswers):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether there are requests or log records that a step would process."""
         return self._core.has_work
 
     def check_batchable(self) -> None:
         """Raise InvalidRequest if requests that were submitted with `stream` are running.
 
-        A batch steps the engine and would lose their outputs.
+        A batch steps the engine, so these requests' outputs would be lost.
         """
         if self.requests.has_streams:
             raise InvalidRequest("submitted requests are running: step until has_work is False")
@@ -205,27 +206,28 @@ class Engine(TypedAnswers, PooledAnswers):
     def stalled(self) -> bool:
         """Whether the log's disk is full.
 
-        New requests are refused; running ones go on as long as the log can be written. `step` checks again
-        for room.
+        While the disk is full, new requests are refused, and running requests continue as long as the log can
+        be written. Each `step` checks again whether the disk has room.
         """
         return bool(self._core.stalled)
 
     def check_stall(self, limit_s: float | None = None) -> None:
-        """Raise LogError if the disk is full and no request has progressed for `limit_s` (default: a minute).
+        """Raise LogError if no request has progressed for `limit_s` seconds because the disk is full.
 
-        A server may wait for room on the disk. A batch, or an engine that closes, should not wait forever.
+        The default limit is a minute. A server may wait for room on the disk, but a batch or a closing engine
+        must not wait forever.
         """
         self._health.check_stall(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether a step has written all of the request's choices to the log.
+        """Return whether a step has written all the request's choices to the log.
 
-        With a log on disk, the request will then be answered even if this process ends.
+        If the log is on disk, a later process can then complete the request even if this process dies.
         """
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 
     def on_large_media(self, listener: Callable[[LargeMedia], None]) -> None:
-        """Have `listener` called for each queued image or video that takes long to encode."""
+        """Register `listener`, which is called for each queued image or video that takes long to encode."""
         self._submission.on_large_media = listener
 
     @property
@@ -236,8 +238,9 @@ class Engine(TypedAnswers, PooledAnswers):
     def step(self, *, received: bool = True) -> list[RequestOutput]:
         """Compute a step and return its outputs, in the engine's order.
 
-        The next call marks this call's answers as received, unless its `received` is False; then call
-        `requests.delivered` for each.
+        The log keeps complete answers until they are delivered. With `received` (the default), this call
+        marks all earlier answers as delivered. With `received=False`, call `requests.delivered` for each
+        answer.
         """
         self._received = received
         if received:
@@ -261,7 +264,7 @@ class Engine(TypedAnswers, PooledAnswers):
         return [output for output in outputs if output is not None]
 
     def _settle_grammars(self) -> None:
-        """Tell the core about grammars that it waits for."""
+        """Tell the core which awaited grammars are compiled or have failed."""
         for core_id, error in self._grammars.settled():
             if error:
                 self._core.grammar_failed(core_id, error)
@@ -274,12 +277,16 @@ class Engine(TypedAnswers, PooledAnswers):
         return self.requests.take(output)
 
     def run_batch(self, jobs: Iterable[Job | MMEngineError]) -> Iterator[Result]:
-        """Yield (index, completion or error) when each job ends, in any order; see batch/run_batch.py."""
+        """Yield (index, completion or error) for each job when it ends, in any order.
+
+        See batch/run_batch.py.
+        """
         return run_batch(self, jobs)
 
     def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]:
-        """Yield an iterator over a request's outputs, which steps the engine. Leaving the block cancels the
-        request.
+        """Yield an iterator over a request's outputs.
+
+        The iterator steps the engine. Leaving the `with` block cancels the request.
         """
         return outputs_of(self, request_id)
 
@@ -291,13 +298,14 @@ class Engine(TypedAnswers, PooledAnswers):
         media_options: Mapping[str, object] | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """Open a session, a request that grows (docs/how-to/sessions.md), or continue an open session.
+        """Open a session, or continue an open one.
 
-        Appended content is computed at once, and questions about the content are answered. `length` limits
-        the session's tokens (0: max_model_len). A session that becomes longer keeps only the anchor and
-        at most its last `keep` tokens (0: half of the length). The session is closed after
-        `idle_s` seconds without a request (0: never). `adapter` names the LoRA adapter for the whole session.
-        The session may come from the previous process. Raises InvalidRequest, QueueFull.
+        A session is a prompt that grows (docs/how-to/sessions.md). Appended content is prefilled at once, and
+        questions about the content can be asked. `length` limits the session's tokens (0: max_model_len).
+        When the limit is reached, the session keeps its anchor and its most recent content, together at most
+        `keep` tokens (0: half of the length). After `idle_s` seconds without a request, the session is closed
+        (0: never). `adapter` names the LoRA adapter for the whole session. The id may name a session that the
+        previous process opened. Raises InvalidRequest, QueueFull.
         """
         if session_id not in self.sessions.names():
             session_id = self.sessions.open(session_id, SessionSettings.of(options), idle_s)
@@ -317,7 +325,7 @@ class Engine(TypedAnswers, PooledAnswers):
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, in the order of `stats().drafts`."""
+        """Each speculative drafter's name and failure count, in the same order as `stats().drafts`."""
         return self.built.executor.drafters
 
     def metrics_text(self) -> str:
@@ -325,7 +333,10 @@ class Engine(TypedAnswers, PooledAnswers):
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Return whether work should be sent here, and if not, why; see EngineHealth.readiness."""
+        """Return whether the engine should get more work, and the reasons if not.
+
+        See EngineHealth.readiness.
+        """
         return self._health.readiness(is_closed=self._closed)
 
     @property
@@ -335,8 +346,8 @@ class Engine(TypedAnswers, PooledAnswers):
     def abandon(self) -> bool:
         """Record in the log that the step hangs, and close the log so that another engine can continue.
 
-        Called on another thread. This engine cannot be used any more. If the step does not hang in a call to
-        the device, the method does nothing and returns False.
+        Called on another thread. Returns True if the log is closed; this engine must not be used afterwards.
+        Does nothing and returns False if the step does not hang in a call to the device.
         """
         if not self._core.hang(f"hang: {self.hang_text}"):
             return False

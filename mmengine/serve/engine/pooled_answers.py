@@ -1,4 +1,4 @@
-"""Return an Engine's vectors and scores."""
+"""Engine's methods for embeddings, scores and reranking."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,10 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
 
 
 class PooledAnswers(ABC):
-    """Engine methods that compute vectors and scores, and step until all are complete."""
+    """Adds `embed`, `score` and `rerank` to Engine.
+
+    Each method steps the engine until all results are complete.
+    """
 
     pooled: PooledModel
     built: "Built"
@@ -47,13 +50,13 @@ class PooledAnswers(ABC):
         media_options: dict[str, object] | None = None,
         **options: Unpack[PoolOptions],
     ) -> np.ndarray:
-        """Return the vectors of all inputs, float32 [n, dimensions].
+        """Return each input's embedding vector, float32 [n, dimensions].
 
         An input is a text, token ids, messages, or a dict with `text`, `image` and `video`; a string is one
-        input. `dimensions` cuts the vectors (default: the model's width). `normalize`: whether they have
-        length 1 (default: as the model says). `instruction` says for which task the vectors are, and
-        `prompt_name` chooses one of the model's instructions. A text with more tokens than
-        `truncate_prompt_tokens` is cut. Raises InvalidRequest, also for a reranker.
+        input. Each vector is cut after `dimensions` values (default: not cut). `normalize` scales vectors to
+        length 1 (default: the model's setting). `instruction` describes the task for which the vectors are
+        used; `prompt_name` chooses an instruction from the model's own list instead. A text with more tokens
+        than `truncate_prompt_tokens` is cut. Raises InvalidRequest, for example for a reranker.
         """
         call = EmbedCall(
             self.pooled,
@@ -78,8 +81,10 @@ class PooledAnswers(ABC):
         truncate_prompt_tokens: int | None = None,
         media_options: dict[str, object] | None = None,
     ) -> Iterator[tuple[int, np.ndarray | MMEngineError]]:
-        """Yield (index, vector) of each input as soon as it is computed, in any order, or (index, error) for
-        an input that has no vector. Arguments: as in `embed`. Raises InvalidRequest for a reranker.
+        """Yield (index, vector) for each input as soon as the vector is computed, in any order.
+
+        For an input that fails, yields (index, error). The arguments are the same as for `embed`. Raises
+        InvalidRequest for a reranker.
         """
         call = EmbedCall(
             self.pooled,
@@ -109,10 +114,11 @@ class PooledAnswers(ABC):
         raw: bool = False,
         **options: Unpack[PoolOptions],
     ) -> list[float]:
-        """Return the relevance of each pair of query and document. One query goes with all documents.
+        """Return the relevance score for each (query, document) pair.
 
-        A reranker's score is the probability of yes against no, with `raw` their log-odds. An embedding
-        model's score is the cosine. Raises InvalidRequest, also for a chat model.
+        A single query is paired with all documents. A reranker's score is the probability that the model
+        answers yes rather than no; with `raw`, it is the log-odds. An embedding model's score is the cosine
+        between the two vectors. Raises InvalidRequest, for example for a chat model.
         """
         asked, found = inputs_of(queries), inputs_of(documents)
         call = ScoreCall(
@@ -135,7 +141,7 @@ class PooledAnswers(ABC):
         truncate_prompt_tokens: int | None = None,
         **options: Unpack[PoolOptions],
     ) -> list[RankedDocument]:
-        """Return the documents by falling relevance to the query, at most `top_n`. Errors: as `score`."""
+        """Return at most `top_n` documents, most relevant first. Raises the same errors as `score`."""
         scores = self.score(
             [query],
             documents,

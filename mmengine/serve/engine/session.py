@@ -1,13 +1,13 @@
-"""Streaming input: `engine.session()`, a request that grows.
+"""Sessions of an `Engine`: prompts to which callers append content and ask questions.
 
     with engine.session(system="You watch a door.") as session:
         for seconds, picture in camera:
             session.frame(picture, seconds)
         print(session.ask("Who came in?", max_tokens=64).text)
 
-Appended content is computed at once, without sampling. Its KV blocks stay with the session within limits
-(`session_blocks`), and a question reuses them. All content and answers form a single prompt: an answer equals
-the answer to a single request with the same content.
+Appended content is prefilled at once. The session keeps the content's KV blocks, up to `session_blocks`, and
+questions reuse the blocks. All content and answers form a single prompt, so an answer equals the answer to a
+single request with the same content.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """The session's token count, and how many tokens were prefix cache hits."""
+    """The session's token count after an append, and how many tokens were prefix cache hits."""
 
     num_tokens: int
     num_cached_tokens: int
 
 
 class SessionEngine(BatchEngine, Protocol):
-    """The engine members that a session uses; the session steps the engine."""
+    """The engine members that a session uses. The session steps the engine."""
 
     sessions: Sessions
 
@@ -50,43 +50,43 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Collects frames until a patch is complete: `in_patch` frames, which the encoder reads together.
+    """Collects `in_patch` video frames, which form a patch that the encoder reads together.
 
-    Frames are held until a request that includes them has joined the session, so a failed request loses no
-    frame.
+    Frames are held until a request that includes them has succeeded, so a failed request loses no frame.
     """
 
     def __init__(self, in_patch: int):
         self._in_patch = in_patch
         self.held: list[Frame] = []
-        self._taken: int | None = None  # the session's num_requests when the frames were last submitted
+        self._taken: int | None = None  # num_requests of the session when the held frames were submitted
 
     def settle(self, num_requests: int) -> None:
-        """Drop the frames if a request has included them. `num_requests` is the session's current count."""
+        """Drop the held frames if the session's current `num_requests` shows that their request succeeded."""
         if self._taken is not None and num_requests > self._taken:
             self.held, self._taken = [], None
 
     def holds(self, image: object, seconds: float, index: int | None) -> bool:
-        """Return whether the same frame with the same index is held."""
+        """Return whether an equal frame with this index is held."""
         return index is not None and Frame(seconds, image, index) in self.held
 
     @property
     def num_bytes(self) -> int:
-        """The held frames' size in encoded bytes."""
+        """The held frames' total encoded size in bytes."""
         return sum(len(frame.image) for frame in self.held if isinstance(frame.image, (bytes, str)))
 
     @property
     def is_almost_whole(self) -> bool:
-        """Whether the next frame completes a patch."""
+        """Whether the next frame will complete a patch."""
         return len(self.held) + 1 >= self._in_patch
 
     def add(
         self, num_requests: int, image: object, seconds: float, index: int | None = None
     ) -> list[dict[str, object]]:
-        """Hold a frame. Return a complete patch's message parts, or [] if the patch is not complete.
+        """Hold a frame.
 
-        `num_requests` is the session's request count. Raises InvalidRequest if the time is invalid or before
-        the last frame's time.
+        Returns the message parts of a complete patch, or [] if the patch is not complete. `num_requests` is
+        the session's request count. Raises InvalidRequest if `seconds` is not a valid time or is before the
+        last frame's time.
         """
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
         if not is_time or (self.held and seconds < self.held[-1].seconds):
@@ -102,9 +102,9 @@ class Frames:
 
     @contextmanager
     def preview(self) -> Iterator[list[dict[str, object]]]:
-        """Yield the last frame's message parts, as if the frame were alone.
+        """Yield message parts for the last frame alone, so that the caller can check the image.
 
-        If the block fails, the frame is dropped.
+        If the `with` block raises an error, the frame is dropped.
         """
         before, last = self.held[:-1], self.held[-1]
         try:
@@ -115,7 +115,7 @@ class Frames:
 
     @property
     def are_read_together(self) -> bool:
-        """Whether frames form patches of a video instead of images."""
+        """Whether several frames form a video patch. Otherwise each frame is an image."""
         return self._in_patch > 1
 
     def rest(self, num_requests: int) -> list[dict[str, object]]:
@@ -128,9 +128,9 @@ class Frames:
 
 
 class Session:
-    """A session of an `Engine`, whose methods step the engine: no other request may stream meanwhile.
+    """A session in an `Engine`. Its methods step the engine, so no other request may stream meanwhile.
 
-    `media_options` apply to all media, as in Prompt.
+    `media_options` apply to all media in the session, with the same meaning as in Prompt.
     """
 
     def __init__(
@@ -142,19 +142,20 @@ class Session:
 
     @property
     def facts(self) -> SessionFacts:
-        """The session's state. Raises InvalidRequest if the session is closed, for example because it was
-        idle.
+        """The session's state.
+
+        Raises InvalidRequest if the session is closed, for example because it was idle.
         """
         facts = self._engine.sessions.facts(self.session_id)
         self._frames.settle(facts.num_requests)
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append and compute a text, a message part (an image, a video), or a list.
+        """Append a text, a message part (an image or a video), or a list of both, and prefill it.
 
-        With `anchor` the content is kept when a session that is too long is cut. Each text is tokenized
-        separately. Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is
-        then unchanged.
+        Content with `anchor` is kept when a session that is too long is cut. Each text is tokenized
+        separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or RequestFailed is raised, the
+        session is unchanged.
         """
         facts = self.facts
         content = [*self._frames.rest(facts.num_requests), *as_parts(content)]
@@ -164,8 +165,8 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame has to wait for other frames in its patch, or for the next content. The
-        image is checked at once. Raises the same errors as `append`.
+        Returns None if the frame waits: it is submitted when its patch is complete or when other content is
+        appended. The image is checked at once. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)
@@ -180,10 +181,12 @@ class Session:
     def ask(
         self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
-        """Ask a question (content as for `append`), which ends the turn, and return the answer.
+        """Ask a question, which ends the user's turn, and return the answer.
 
-        All the answer's tokens become part of the session. Takes the same options as `Engine.submit`, without
-        `n`. Raises the same errors as `append`.
+        `question` is content as for `append`.
+
+        The session then includes the answer's tokens. Takes the same options as `Engine.submit`, except `n`.
+        Raises the same errors as `append`.
         """
         facts, given = self.facts, response_format_of(options).added_to(make_options(sampling, options))
         content = [*self._frames.rest(facts.num_requests), *as_parts(question)]
@@ -221,7 +224,7 @@ class Session:
         return completion
 
     def close(self) -> None:
-        """Release the session's blocks and images. Closing a closed session is no error."""
+        """Close the session and release its KV blocks and images. Closing a closed session is no error."""
         engine = self._engine
         if self.session_id in engine.sessions.names():
             engine.sessions.close(self.session_id)
@@ -235,7 +238,7 @@ class Session:
 
 
 def as_parts(content: object) -> list[object]:
-    """Return a list of parts from a single part or a list."""
+    """Return `content` as a part list."""
     return list(content) if isinstance(content, (list, tuple)) else [content]
 
 
@@ -250,7 +253,7 @@ def session_request(
     *,
     is_film: bool = False,
 ) -> tuple[Prompt, Options]:
-    """Return a session's next request as a prompt and its options. Raises InvalidRequest."""
+    """Return the prompt and the options for a session's next request. Raises InvalidRequest."""
     given.check()
     if given.sampling.n != 1 or given.request_id or given.cache_salt:
         raise InvalidRequest("a session sets these options itself: leave out n, request_id and cache_salt")

@@ -1,4 +1,4 @@
-"""Return an Engine's answers as completions, schema values and chat messages."""
+"""Engine's methods that return completions, chat messages, and JSON values that match a schema."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
@@ -28,7 +28,7 @@ from mmengine.structured_output.partial_json import JsonValue
 
 
 class ChatStream:
-    """An iterator of ChatChunk; the engine steps while the caller reads.
+    """An iterator over ChatChunks. Reading a chunk steps the engine.
 
     Leaving `with`, calling `close`, or dropping the iterator cancels an unfinished request. Reading the first
     chunk raises the same errors as `chat`.
@@ -49,15 +49,16 @@ class ChatStream:
             raise
 
     def get_final_completion(self) -> ChatCompletion:
-        """Read to the end and return the same completion as `chat`. Raises RequestFailed after an earlier
-        close.
+        """Read to the answer's end and return the same completion as `chat`.
+
+        Raises RequestFailed if the stream was closed before its end.
         """
         for _ in self:
             pass
         return final_completion(self._answer)
 
     def close(self) -> None:
-        """Cancel a running request; no further chunk comes."""
+        """Cancel a running request. The iterator yields no further chunk."""
         self._chunks.close()
 
     def __enter__(self) -> "ChatStream":
@@ -68,7 +69,10 @@ class ChatStream:
 
 
 class TypedAnswers(ABC):
-    """Engine methods that submit prompts, step until the answers are complete, and return or convert them."""
+    """Adds `generate`, `chat` and the JSON methods to Engine.
+
+    They step the engine until the answers are complete.
+    """
 
     config: EngineConfig
     processor: Processor
@@ -102,11 +106,11 @@ class TypedAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
-        """Return the answers to all prompts, in their order. They are computed in batches.
+        """Run all prompts in continuous batches and return their answers in the prompts' order.
 
-        A string, a Prompt or one list of messages is one prompt: its answer is the list's only element.
-        The options are those of `submit`, without `request_id` and `deadline_s`. If prompts are refused or
-        fail, the first such error is raised after all other prompts have ended.
+        A string, a Prompt or a message list counts as a single prompt, for which a list with one answer is
+        returned. The options are the same as for `submit`, without `request_id` and `deadline_s`. If prompts
+        are refused or fail, the first error is raised after all other prompts have ended.
         """
         form = response_format_of(options)
         request_options = form.added_to(make_options(sampling, options, GENERATE))
@@ -118,21 +122,25 @@ class TypedAnswers(ABC):
     ) -> ChatCompletion:
         """Return the answer to a conversation as a message, as OpenAI's chat API does.
 
-        Tool calls and reasoning are separate message fields. `tools`, `tool_choice` and `parallel_tool_calls`
-        are OpenAI's; the other options belong to `submit`, and `response_format` applies to an answer without
-        calls. With tools, a stop string ends text but never a call. To continue the conversation, append the
-        message's `as_json` to `messages`, and each tool's result as a message with the role `tool` and its
-        `tool_call_id`. No other request may run meanwhile. Raises the same errors as `generate`.
+        Tool calls and reasoning are separate fields in the message. `tools`, `tool_choice` and
+        `parallel_tool_calls` are OpenAI's options, and all others are the same as for `submit`.
+        `response_format` applies only to an answer without tool calls. A stop string ends text but never a
+        tool call.
+
+        To continue the conversation, append the message's `as_json` to `messages`. Then append each tool's
+        result as a message with the role `tool` and the call's `tool_call_id`. No other request may run
+        during this call. Raises the same errors as `generate`.
         """
         return self._chat(messages, sampling, options, stream=False).get_final_completion()
 
     def stream_chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatStream:
-        """Return an iterator over `chat`'s answer in OpenAI's chunks, as the server sends them.
+        """Return an iterator over the answer in OpenAI's stream chunks.
 
-        Raises InvalidRequest for wrong options at once; the first chunk raises the same errors as `chat`. No
-        other request may run meanwhile. Closing the iterator cancels the request.
+        The arguments are the same as for `chat`. Raises InvalidRequest at once for invalid options. Reading
+        the first chunk raises all other errors that `chat` raises. No other request may run until the
+        iterator ends. Closing the iterator cancels the request.
         """
         return self._chat(messages, sampling, options, stream=True)
 
@@ -176,11 +184,11 @@ class TypedAnswers(ABC):
     ) -> Any:
         """Return the answer to a prompt as the value that `schema` describes.
 
-        `schema` is a JSON schema as a dict, or a type (list[Model], a dataclass, or another that types.py
-        supports) whose instance is returned. `reasoning` says whether the model reasons first; with None the
-        prompt decides. Takes the same `options` as `generate`. Raises the same errors as `generate`, and
-        RequestFailed if the answer was cut; `on_truncation="close"` prevents that by completing the value
-        within its token budget.
+        `schema` is a JSON schema as a dict, or a Python type such as a dataclass, whose instance is then
+        returned. The package structured_output.types lists the supported types. `reasoning` says whether the
+        model reasons first; with None, the prompt decides. Takes the same `options` as `generate`. Raises the
+        same errors as `generate`, and RequestFailed if the answer was cut. `on_truncation="close"` prevents
+        cut answers: the value is completed within the token budget.
         """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         return decode_answer(self.generate([messages], sampling, **options)[0], schema)
@@ -195,13 +203,13 @@ class TypedAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Iterator[JsonValue]:
-        """Yield the value of `generate_json` while the model writes it.
+        """Yield `generate_json`'s result as a growing partial value while the model generates it.
 
-        Each value is the part that is known so far, as JSON types (a dict for an object). A later value
-        extends the earlier ones, except if a key that the schema does not name occurs twice. The last value
-        is the one that `generate_json` returns. Values share their complete parts, so do not modify them. No
-        other request may run meanwhile. Closing the iterator cancels the request. The first value raises the
-        same errors as `generate_json`.
+        A partial value has JSON types (a dict for an object). A later value extends the earlier values unless
+        a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify the
+        values, because they share their complete parts. No other request may run until the iterator ends.
+        Closing the iterator cancels the request. Reading the first value raises the same errors as
+        `generate_json`.
         """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         stop = make_options(sampling, options).sampling.stop

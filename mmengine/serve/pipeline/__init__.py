@@ -1,1 +1,1 @@
-"""A drop-in for transformers' image-text-to-text pipeline, with the same calls, options and results."""
+"""Replaces transformers' image-text-to-text pipeline, with the same calls, options and results."""

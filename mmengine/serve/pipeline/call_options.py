@@ -1,5 +1,6 @@
-"""Sorts a pipeline call's keywords into generation, processing and template options, as transformers
-does.
+"""Separates a pipeline call's keywords into generation, processing and chat template options.
+
+The same keywords have the same effect as in transformers' pipeline.
 """
 
 import warnings
@@ -9,7 +10,7 @@ from mmengine.errors import FIELD, FieldPath, InvalidRequest
 from mmengine.serve.pipeline.generation_keywords import REFUSED, Keywords
 from mmengine.serve.pipeline.generation_options import is_generation_option, refuse
 
-# Options of transformers' pipeline, and options that only this pipeline has.
+# Keywords of the pipeline call itself: transformers' keywords, and keywords that only this pipeline has.
 OWN = frozenset(
     {
         "generate_kwargs",
@@ -39,7 +40,7 @@ _OF_IMAGES = ("min_pixels", "max_pixels")
 _OF_VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame")
 _OF_BOTH = ("size", "do_resize")
 _NESTED = ("images_kwargs", "videos_kwargs")
-# Options that only mmengine's processing has. processor_kwargs may name them.
+# Processing options that transformers does not have. `processor_kwargs` may name them.
 _OURS = (
     "local_files",
     "urls",
@@ -54,7 +55,7 @@ _OURS = (
     "sample_fps",
     "raw_fps",
 )
-# Options of transformers' processors that change nothing for a single prompt.
+# Options of transformers' processors that have no effect on a single prompt.
 _ALWAYS = frozenset(
     {
         "add_special_tokens",
@@ -82,8 +83,8 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords, merged over the pipeline's defaults.
 
-    As in transformers, a call's generation keywords belong in `generate_kwargs`; only a few have an
-    effect as direct keywords. A generation_config replaces the pipeline's defaults.
+    As in transformers, most generation keywords have an effect only in `generate_kwargs`; the call's direct
+    keywords in _HOLDS_IN_A_CALL are exceptions. A generation_config replaces the pipeline's defaults.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None
@@ -113,7 +114,10 @@ def _generation(options: Keywords) -> dict[str, object]:
 
 
 def settle_processing(options: Keywords) -> dict[str, object]:
-    """Return the prompts' media_options from keywords and processor_kwargs. Raises InvalidRequest."""
+    """Return the `media_options` that the processing keywords and `processor_kwargs` request.
+
+    Raises InvalidRequest.
+    """
     inner = options.get("processor_kwargs") or {}
     if not isinstance(inner, Mapping):
         raise InvalidRequest(f"processor_kwargs must be a dict, not a {type(inner).__name__}")
@@ -148,7 +152,7 @@ def settle_processing(options: Keywords) -> dict[str, object]:
 
 
 def _asks(name: str, value: object) -> bool:
-    """Return whether a processing option changes the default processing."""
+    """Return whether this value for a processing option differs from the default processing."""
     return value is not None and name not in _ALWAYS and not (name in _ONLY and value is _ONLY[name])
 
 
@@ -163,15 +167,15 @@ _FIXED = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens",
 
 
 def is_processing_option(name: str) -> bool:
-    """Return whether the model's processors in transformers have a keyword `name`."""
+    """Return whether transformers' processors have a keyword `name`."""
     known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_ONLY, *_PIXELS, *_FIXED)
     return name in known or name in _ALWAYS
 
 
 def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object]:
-    """Return the keywords for the chat template: all that are no pipeline, generation or processing options.
+    """Return the keywords for the chat template: all except pipeline, generation and processing options.
 
-    `read` are the variables that the model's template reads.
+    `read` has the variable names that the model's template reads.
     """
     found = {
         name: value
@@ -195,9 +199,7 @@ def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object
 
 
 def _schema(tool: Callable[..., object]) -> object:
-    """Return a function's JSON schema from its docstring and annotations, as transformers does for a
-    template.
-    """
+    """Return the JSON schema that transformers makes from a function's docstring and annotations."""
     try:
         from transformers.utils import get_json_schema
     except ImportError:

@@ -1,4 +1,4 @@
-"""Sorts a pipeline's constructor keywords: the model and its revision, Engine's keywords, call defaults."""
+"""Separates the pipeline constructor's keywords into the model, Engine arguments and call defaults."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from mmengine.serve.pipeline.generation_options import is_generation_option
 from mmengine.setting_names import FOREIGN, advice_for
 
 ENGINE = ("config", "log", "attention", "loras", "resume")
-# transformers' keywords, with the values that agree with what happens anyway; None always does.
+# transformers' keywords that are accepted without effect, and the accepted values besides None. These values
+# request what this pipeline does in any case.
 _AGREES: dict[str, tuple[object, ...]] = {
     "framework": ("pt",),
     "low_cpu_mem_usage": (True, False),
@@ -27,7 +28,10 @@ _AGREES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """What a pipeline is made of. `engine`: Engine's keywords; `defaults`: options for every call."""
+    """A pipeline's checked constructor arguments.
+
+    `engine` has keywords for Engine, and `defaults` has options that apply to every call.
+    """
 
     model: Any
     engine: dict[str, Any]
@@ -35,7 +39,7 @@ class Construction:
 
     @classmethod
     def of(cls, model: Any, keywords: Mapping[str, Any]) -> "Construction":
-        """Sort the keywords. Raises ConfigError for one that can be neither honoured nor ignored."""
+        """Separate the keywords. Raises ConfigError for a keyword with an unsupported value."""
         given = _unfolded(keywords)
         revision = given.pop("revision", None)
         engine = {
@@ -48,7 +52,8 @@ class Construction:
         dtype = dtypes[0] if dtypes[1] is None else dtypes[1]
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
-            # A tokenizer in a call belongs to stop strings; for the whole pipeline it would be another one.
+            # A call accepts a tokenizer, which transformers uses for stop strings. The constructor must not,
+            # because there the keyword replaces the model's tokenizer.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")
@@ -59,9 +64,12 @@ class Construction:
         return cls(_with_revision(model, revision), placed | engine, given)
 
     def check_defaults(self, template_variables: Iterable[str]) -> None:
-        """Raise ConfigError for a default that no call can use. `template_variables`: the chat template's."""
+        """Raise ConfigError for a default that no call can use.
+
+        `template_variables` has the variable names that the chat template reads.
+        """
         if self.defaults.get("chat_template") is not None:
-            return  # another template reads variables of its own
+            return  # a custom chat template may read any variable
         known = {*template_variables, "tools", "documents", "chat_template"}
         for name, value in self.defaults.items():
             if value is not None and name not in known and not _is_call_option(name):
@@ -73,7 +81,7 @@ class Construction:
 
 
 def _unfolded(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords, with those in transformers' `model_kwargs` beside the others."""
+    """Return the keywords after moving entries from transformers' `model_kwargs` to the top level."""
     given = {name: value for name, value in keywords.items() if name != "model_kwargs"}
     inner = keywords.get("model_kwargs")
     if inner is None:
@@ -95,7 +103,7 @@ def _is_call_option(name: str) -> bool:
 
 
 def _device(device: Any, device_map: Any) -> str:
-    """Return the device's name from transformers' two keywords. Raises ConfigError for a map over devices."""
+    """Return the device's name from `device` and `device_map`. Raises ConfigError for several devices."""
     if device_map is None:
         return device_name(device)
     if device is not None:
@@ -110,7 +118,7 @@ def _device(device: Any, device_map: Any) -> str:
 
 
 def device_name(device: Any) -> str:
-    """Return the engine's name for a device as transformers takes it: a number, a name or a torch device."""
+    """Return the engine's name for a device that is given as a number, a name or a torch device."""
     if device is None:
         return "auto"
     if isinstance(device, int):
@@ -124,7 +132,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _check_engine(engine: Engine, options: Mapping[str, Any], device: str, dtype: str) -> None:
-    """Raise ConfigError for keywords that would need another engine than the one that is given."""
+    """Raise ConfigError for keywords that an existing engine cannot follow, such as a different device."""
     wrong = [name for name, value in options.items() if value is not None]
     built = engine.built
     if device != "auto" and device.partition(":")[0] != str(built.device).partition(":")[0]:
@@ -136,8 +144,9 @@ def _check_engine(engine: Engine, options: Mapping[str, Any], device: str, dtype
 
 
 def _with_revision(model: Any, revision: Any) -> Any:
-    """Return the model for Engine to load. For a transformers model: the folder or the hub id of its
-    weights, at the commit that it was loaded from.
+    """Return the folder or the hub id that Engine loads, with its revision.
+
+    For a loaded transformers model, its weights are loaded again from the same source and commit.
     """
     name = model
     if not (model is None or isinstance(model, (str, Path))):

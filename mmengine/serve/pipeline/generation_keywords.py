@@ -1,11 +1,11 @@
-"""transformers' generation keywords: supported (TAKEN), without effect, and refused."""
+"""Lists transformers' generation keywords that are supported (TAKEN), have no effect, or are refused."""
 
 from collections.abc import Mapping
 from typing import Any
 
-Keywords = Mapping[str, Any]  # as the caller gave them
+Keywords = Mapping[str, Any]  # keyword arguments of a call or of the constructor, by name
 
-# These have no effect without do_sample.
+# Keywords that have no effect without do_sample.
 WHEN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 FILTERS = ("epsilon_cutoff", "eta_cutoff", "top_h")
 TAKEN = frozenset(
@@ -31,8 +31,8 @@ TAKEN = frozenset(
         *WHEN_SAMPLING,
     }
 )
-# Accepted without effect: options of beam search and assistants (which are refused themselves), of how
-# transformers computes, and of values that records do not have.
+# Keywords that are accepted without effect. They tune features that are refused (beam search, assistants) or
+# transformers' implementation, or request values that records do not contain.
 CHANGES_NOTHING = frozenset(
     {
         "assistant_confidence_threshold",
@@ -76,7 +76,7 @@ _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"
 _FILTERS = "use top_p, min_p or typical_p"
-# For each name: the values that are accepted since they have no effect, and advice if another value is given.
+# For each keyword: the values that are accepted because they have no effect, and advice for other values.
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "assistant_model": ((), _DRAFTS),
     "assistant_tokenizer": ((), _DRAFTS),

@@ -1,4 +1,4 @@
-"""Converts transformers' generation keywords to Options. An unsupported keyword is refused."""
+"""Converts transformers' generation keywords to this engine's Options. Unsupported keywords are refused."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,11 +44,10 @@ def is_generation_option(name: str) -> bool:
 def options_from_generation(
     given: Keywords, defaults: Keywords, eos_token_ids: Iterable[int] = ()
 ) -> Options:
-    """Return options from the caller's generation keywords `given`, merged over `defaults`, the checkpoint's
-    generation_config.
+    """Return the options for the caller's keywords `given` and the checkpoint's generation_config `defaults`.
 
-    As in transformers, decoding is greedy unless do_sample is set; sampling then uses top_k 50 by default.
-    Raises InvalidRequest.
+    The caller's keywords replace defaults with the same name. As in transformers, decoding is greedy unless
+    do_sample is set, and top_k is then 50 by default. Raises InvalidRequest.
     """
     given = {name: value for name, value in _unfold_config(given).items() if value is not None}
     values: dict[str, Any] = {"top_k": DEFAULT_TOP_K}
@@ -94,7 +93,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
-    """Return Options with the lengths that include the prompt (max_length, min_length), and max_time."""
+    """Return Options with max_time and with the lengths that count the prompt (max_length, min_length)."""
     max_length = 0
     if "max_new_tokens" not in values:
         max_length = options["max_tokens"] = _whole(values, "max_length", 1)
@@ -124,9 +123,9 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 
 
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
-    """Return sequence_bias as pairs, and bad_words_ids without end tokens, as transformers does.
+    """Return sequence_bias as pairs, and bad_words_ids without end-of-sequence tokens, as in transformers.
 
-    A bias that is minus infinity becomes a bad word.
+    A sequence whose bias is minus infinity becomes a bad word.
     """
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []
@@ -156,7 +155,10 @@ def _is_biased(pair: object) -> bool:
 
 
 def _unfold_config(given: Keywords) -> dict[str, object]:
-    """Merge a generation_config (a dict, or transformers' object) with the keywords, which win."""
+    """Return a generation_config's values, replaced by the direct keywords where both are given.
+
+    The generation_config is a dict or a transformers object.
+    """
     config = given.get("generation_config")
     if config is None:
         return dict(given)

@@ -1,4 +1,4 @@
-"""Converts the inputs that transformers' pipeline accepts to chats, or to texts with images."""
+"""Converts the various inputs that transformers' pipeline accepts to chats, or to texts with images."""
 
 import itertools
 import warnings
@@ -15,9 +15,10 @@ Shown = tuple[str | Chat, Sequence[object]]
 
 
 def source_of(images: object, text: object) -> Iterable[object] | None:
-    """Return the generator, iterator or dataset if the call passes one instead of prompts, else None.
+    """Return the generator, iterator or dataset that contains the call's prompts, or None.
 
-    As in transformers, a generator that yields messages is a chat, and is returned as a list.
+    As in transformers, a generator that yields messages is a single chat, and the messages are returned as a
+    list.
     """
     given = images if text is None else text
     if isinstance(given, Iterator):
@@ -55,9 +56,9 @@ class _Items:
 
 
 class Results:
-    """An iterator over results in order, which are computed ahead.
+    """An iterator over results in input order. Results are computed before the reader asks for them.
 
-    `len` equals the source's, and raises TypeError for a generator.
+    `len` returns how many inputs there are, and raises TypeError if they come from a generator.
     """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
@@ -78,10 +79,9 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """Return a call's prompts in groups, and whether the call returns a list for each group.
+    """Return a call's prompts in groups, and whether the call returns a separate list for each group.
 
-    The records of a group's prompts form a single list. `count_images` counts a text's image
-    placeholders. Raises InvalidRequest.
+    `count_images` counts the image placeholders in a text. Raises InvalidRequest.
     """
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")
@@ -111,7 +111,10 @@ def group_inputs(
 
 
 def single_input(given: object) -> Shown:
-    """Return a prompt from a generator or dataset: a chat, a string, or {"images", "text"}."""
+    """Return an item from a generator or dataset as a prompt.
+
+    An item is a chat, a string, or a dict with `images` and `text`.
+    """
     if _is_pair(given):
         return given["text"], _flat(given.get("images", given.get("image")))
     if isinstance(given, str) or _is_chat(given):
@@ -122,7 +125,7 @@ def single_input(given: object) -> Shown:
 def without_video_urls(chat: Chat) -> Chat:
     """Return the chat without its video_url parts, and warn if there are any.
 
-    transformers' pipeline ignores these parts.
+    transformers' pipeline ignores video_url parts.
     """
     if not any(_is_video_url(part) for message in chat for part in _parts(message)):
         return chat
@@ -169,7 +172,9 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """Return whether a value given as `images` is text: neither URLs nor image file names."""
+    """Return whether a value that was passed as `images` is a text prompt, not a URL or an image file's
+    name.
+    """
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 
@@ -193,8 +198,8 @@ def _flat(images: object) -> list[object]:
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
     """Return each text with its images.
 
-    If there are as many images as placeholders, each text takes its number of images in order, and the
-    nesting of `images` does not matter. Otherwise `images` must have an item or a list for each text.
+    If there are as many images as placeholders, images are assigned to placeholders in order, however
+    `images` is nested. Otherwise `images` must have an item or a list for each text.
     """
     counts, flat = [count_images(text) for text in texts], _flat(images)
     if flat and sum(counts) == len(flat):

@@ -1,4 +1,6 @@
-"""Provides the attributes that code reads from a transformers pipeline: model, processor, tokenizer."""
+"""Provides the attributes `model`, `processor` and `tokenizer`, which code reads from a transformers
+pipeline.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,9 +13,9 @@ from mmengine.serve.engine.engine import Engine
 
 @dataclass(frozen=True)
 class ModelView:
-    """A pipeline's model for reading. It computes nothing; call the pipeline instead.
+    """Read-only facts about a pipeline's model. To generate text, call the pipeline.
 
-    `name_or_path`: the folder or the GGUF file; `device` and `dtype`: torch's.
+    `name_or_path` is the folder or the GGUF file. `device` and `dtype` are torch objects.
     """
 
     name_or_path: str
@@ -22,8 +24,9 @@ class ModelView:
 
     @cached_property
     def config(self) -> object:
-        """The model's config: transformers' object, or without transformers and for a GGUF file an object
-        with the same attributes.
+        """The model's config as transformers' object.
+
+        Without transformers, and for a GGUF file, this is an object with the same attributes.
         """
         folder = Path(self.name_or_path)
         found = _from_transformers("AutoConfig", folder)
@@ -31,7 +34,7 @@ class ModelView:
 
 
 def model_view(engine: Engine) -> ModelView:
-    """Return the view of the engine's model."""
+    """Return a ModelView of the engine's model."""
     import torch  # lazy: an engine with torch has it loaded already
 
     built = engine.built
@@ -39,20 +42,22 @@ def model_view(engine: Engine) -> ModelView:
 
 
 def processor_of(engine: Engine) -> object:
-    """Return transformers' processor for the model, or the engine's if transformers cannot read it."""
+    """Return transformers' processor for the model, or the engine's if transformers cannot load one."""
     found = _from_transformers("AutoProcessor", engine.built.folder)
     return engine.processor if found is None else found
 
 
 def tokenizer_of(engine: Engine) -> object:
-    """Return transformers' tokenizer for the model, or the engine's if transformers cannot read it."""
+    """Return transformers' tokenizer for the model, or the engine's if transformers cannot load one."""
     found = _from_transformers("AutoTokenizer", engine.built.folder)
     return engine.processor.tokenizer if found is None else found
 
 
 def _from_transformers(loader: str, folder: Path) -> object:
-    """Return what a class of transformers reads from the folder; None without transformers or without a
-    package that the class needs. None for a GGUF file, too, which transformers reads with other token ids.
+    """Return the object that the transformers class `loader` loads from the folder, or None.
+
+    None means that transformers or a package that the class needs is not installed, or that the model is a
+    GGUF file, for which transformers has different token ids.
     """
     if is_gguf(folder):
         return None

@@ -5,7 +5,7 @@
     pipe(text=[messages, other_messages])                  # many chats, batched
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
-All prompts in a call are batched continuously, so `batch_size` is accepted and has no effect.
+All prompts in a call run in continuous batches, so `batch_size` is accepted without effect.
 docs/reference/pipeline.md lists which calls agree with transformers, and explains the differences.
 """
 
@@ -40,7 +40,7 @@ TASK = "image-text-to-text"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The options of a pipeline call."""
+    """A pipeline call's checked options."""
 
     options: Options
     media_options: dict[str, Any]
@@ -53,7 +53,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """A prompt: `shown` as the caller passed it, and `prompt` as the engine takes it."""
+    """A prompt in two representations: `shown` is the caller's input, and `prompt` is the engine's."""
 
     shown: str | Chat
     prompt: Prompt
@@ -62,10 +62,10 @@ class _Input:
 class Pipeline:
     """A pipeline for `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
 
-    `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU); `device_map`
-    may name one device. `dtype` is a name or a torch dtype. `revision` is a branch, a tag or a commit of a
-    hub id. `model_kwargs` may hold these, too. Other keyword arguments are defaults for every call, or
-    arguments for Engine (config, log, attention, loras, and settings by name). Raises ModelError,
+    `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU). `device_map`
+    may name a single device. `dtype` is a name or a torch dtype. `revision` is a branch, a tag or a commit at
+    the hub. `model_kwargs` may contain the same arguments. Other keyword arguments are defaults for every
+    call, or arguments for Engine (config, log, attention, loras, and settings by name). Raises ModelError,
     InvalidRequest for a generation or processing option that is not supported, and ConfigError for an
     argument that is unknown or not supported.
 
@@ -73,11 +73,11 @@ class Pipeline:
 
         transformers.pipeline("image-text-to-text", model=mmengine.Engine(folder), pipeline_class=Pipeline)
 
-    Pass an Engine there. With a folder or a hub id, transformers first loads its own model, which this class
-    then drops.
+    Pass an Engine as `model` to transformers.pipeline. For a folder or a hub id, transformers would first
+    load its own model, which this class does not use.
     """
 
-    # transformers.pipeline reads these flags. With False it does not load its own processors and tokenizer.
+    # transformers.pipeline reads these flags. With False, transformers loads no processor and no tokenizer.
     _load_processor = False
     _load_image_processor = False
     _load_video_processor = False
@@ -101,7 +101,7 @@ class Pipeline:
         self.task = task
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
-        """Answer one or more prompts, passed as to transformers' pipeline.
+        """Answer one or more prompts. The arguments are the same as for transformers' pipeline.
 
         - `text=chat` or `images=chat`, where a chat is a list of messages: returns a list with a record for
           each answer.
@@ -110,14 +110,14 @@ class Pipeline:
         - A generator, iterator or dataset of these: returns an iterator over the results, which are computed
           ahead.
 
-        With `streamer=` the prompts are answered one after the other, and the streamer gets the answers token
-        by token. `response_format=` or `grammar=` sets the answers' format
-        (docs/how-to/structured_output.md). `logprobs=` requests log-probabilities.
+        With `streamer=`, the prompts are answered one after the other, and the streamer receives each answer
+        token by token. `response_format=` or `grammar=` sets the answers' format
+        (docs/how-to/structured_output.md). `logprobs=` requests logprobs.
 
-        A record is `{"input_text", "generated_text"}`, or with `return_tensors=True` `{"input_text",
-        "generated_token_ids"}` (prompt and answer, int64). With `logprobs` the record also has a field
-        `logprobs`. If prompts fail or are refused, the error for the first of them is raised after all other
-        prompts have ended.
+        A record is a dict with `input_text` and `generated_text`. With `return_tensors=True`, the text is
+        replaced by `generated_token_ids` (prompt and answer, int64). With `logprobs`, it also has a field
+        `logprobs`. If prompts fail or are refused, the first error is raised after all other prompts have
+        ended.
         """
         call = self._call_options(options)
         source = source_of(images, text)
@@ -136,7 +136,7 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """A tokenizer for the model that works with transformers' streamers: transformers' own tokenizer.
+        """transformers' tokenizer for the model, which works with transformers' streamers.
 
         For a GGUF file, or if transformers is not installed, this is the engine's tokenizer.
         """
@@ -144,12 +144,15 @@ class Pipeline:
 
     @cached_property
     def processor(self) -> Any:
-        """transformers' processor for the model; the engine's for a GGUF file or without transformers."""
+        """transformers' processor for the model.
+
+        For a GGUF file, or if transformers is not installed, this is the engine's processor.
+        """
         return processor_of(self.engine)
 
     @cached_property
     def model(self) -> ModelView:
-        """The model's config, device and dtype. It computes nothing: call the pipeline."""
+        """The model's config, device and dtype, for reading only."""
         return model_view(self.engine)
 
     @property
@@ -209,8 +212,9 @@ class Pipeline:
         return call.recorder.records(item.shown, completion)
 
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
-        """Yield the results in the order of `source`. `source` is read only as far ahead as the engine's
-        window.
+        """Yield the results in the same order as `source`.
+
+        `source` is read ahead only as far as the engine's batch window.
         """
         if call.streamer is not None:
             for given in source:
@@ -236,10 +240,9 @@ class Pipeline:
 def _ended(
     answer: Completion | MMEngineError, call: _Call, index: int, is_one_of_several: bool
 ) -> Completion:
-    """Return the answer to the prompt with this index if the answer is complete, or was cut by max_time.
+    """Return the answer to prompt `index` if the answer is complete or was cut by max_time.
 
-    Raises the error of an answer that failed in another way. With several prompts, the error names the
-    prompt.
+    Otherwise raises the answer's error. If the call has several prompts, the error names the prompt.
     """
     if isinstance(answer, Completion) and call.options.deadline_s:
         bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]
@@ -248,4 +251,4 @@ def _ended(
     return answer_to_prompt(answer, index, is_one_of_several)
 
 
-pipeline = Pipeline  # the name that transformers uses for the constructor
+pipeline = Pipeline  # transformers' name for the constructor

@@ -1,4 +1,4 @@
-"""Builds the records that transformers' pipeline returns: the prompt, and the generated text or tokens."""
+"""Builds the records that transformers' pipeline returns: the prompt with the generated text or tokens."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Tokenizer
@@ -7,11 +7,11 @@ from mmengine.serve.pipeline.inputs import Chat, Message
 from mmengine.serve.text.request_output import Choice, Completion
 
 TENSORS, NEW_TEXT, FULL_TEXT = "TENSORS", "NEW_TEXT", "FULL_TEXT"  # transformers' ReturnType
-RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text, for any other return_type
+RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text; for every other return_type
 
 
 def return_type(options: Keywords) -> str:
-    """Return a call's result type: TENSORS, NEW_TEXT, FULL_TEXT or RAW_TEXT."""
+    """Return which records a call requests: TENSORS, NEW_TEXT, FULL_TEXT or RAW_TEXT."""
     kind = options.get("return_type")
     if kind is not None:
         name = str(getattr(kind, "name", ""))

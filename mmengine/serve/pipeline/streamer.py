@@ -12,7 +12,10 @@ from mmengine.serve.text.request_output import Completion
 
 @runtime_checkable
 class Streamer(Protocol):
-    """transformers' BaseStreamer: gets the prompt's tokens (int64 [1, n]), then each answer token ([1])."""
+    """The interface that transformers' BaseStreamer defines.
+
+    `put` receives the prompt's tokens (int64 [1, n]), then each answer token ([1]).
+    """
 
     def put(self, value: Any) -> None: ...
 
@@ -20,8 +23,9 @@ class Streamer(Protocol):
 
 
 def as_streamer(given: object, options: Options) -> Streamer | None:
-    """Return `given` as a streamer. Raises InvalidRequest if it is no streamer, or if several answers are
-    requested.
+    """Return `given` after checking that it is a streamer.
+
+    Raises InvalidRequest for another object, and if several answers are requested.
     """
     if given is None:
         return None
@@ -35,10 +39,12 @@ def as_streamer(given: object, options: Options) -> Streamer | None:
 
 
 def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
-    """Pass an answer's tokens to `streamer` as they are computed, and return the answer. An exception in the
-    streamer cancels the request.
+    """Run a request, pass the answer's tokens to `streamer` as they are generated, and return the answer.
 
-    Answers that belong to running batches are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull.
+    An exception in the streamer cancels the request.
+
+    Answers for running batches are kept until their batch takes them. Raises InvalidRequest, InvalidMedia,
+    QueueFull.
     """
     import torch  # lazy: an engine with torch has it loaded already
 

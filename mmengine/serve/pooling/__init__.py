@@ -1,4 +1,5 @@
-"""Embeddings, rerankers and scores: prompts for pooled requests, and what follows from their vectors.
+"""Builds prompts for embedding models and rerankers, and turns their vectors into embeddings and scores.
 
-Knows no HTTP and does not step an engine: `Engine` and `AsyncEngine` submit the prompts.
+A pooled request returns a vector and generates no text. `Engine` and `AsyncEngine` submit the prompts, so
+this package does not depend on an engine or HTTP.
 """

@@ -1,6 +1,8 @@
-"""Calls for vectors and scores: the jobs that an engine runs, and the results that follow from their answers.
+"""Turns calls for embeddings and scores into jobs, and the jobs' answers into results.
 
-`Engine` and `AsyncEngine` run the same jobs.
+A job is a prompt with its options.
+
+Both `Engine` and `AsyncEngine` run these jobs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +23,11 @@ from mmengine.serve.text.request_output import Completion
 Job = tuple[Prompt, Options]
 Jobs = list[Job]
 EMBED = Pooling("embed")
-INPUTS = "input"  # The first key in an error's path; the index follows.
+INPUTS = "input"  # The first key in the path of an error. The input's index follows.
 
 
 class PoolOptions(TypedDict, total=False):
-    """Options of a call for vectors or scores, as in `submit`."""
+    """Options for an embedding or scoring call, with the same meaning as in `Engine.submit`."""
 
     priority: int
     cache_salt: str
@@ -37,8 +39,10 @@ class PoolOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document's place in a ranking. `index`: its index in the call. `score`: its relevance, from 0 to 1
-    for a reranker; the cosine of query and document, from -1 to 1, for an embedding model.
+    """A document in a ranking.
+
+    `index` is the document's index in the call. `score` is a reranker's relevance from 0 to 1, or an
+    embedding model's cosine between query and document, from -1 to 1.
     """
 
     index: int
@@ -47,16 +51,17 @@ class RankedDocument:
 
 
 def pool_options(options: PoolOptions) -> Options:
-    """Return the options of a pooled request. A job says what is pooled."""
+    """Return the options that all jobs of a call share. Each job adds its own `pooling`."""
     return Options(sampling=PREFILL, pooling=EMBED, **options)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
-    """A call for the vectors of `inputs`.
+    """A call for the embedding vectors that belong to `inputs`.
 
-    `dimensions`: how many values of each vector are kept; None: all. `normalizes`: None: as the model says.
-    `keep`: the number of tokens after which a text is cut; 0: a longer text is refused.
+    Vectors are cut after `dimensions` values (None: not cut). `normalizes` says whether vectors are scaled to
+    length 1 (None: the model's setting). A text is cut after `keep` tokens. With 0, a text that is too long
+    for the model is refused.
     """
 
     model: PooledModel
@@ -70,7 +75,7 @@ class EmbedCall:
     media_options: dict[str, object] | None = None
 
     def jobs(self, options: Options) -> Jobs:
-        """Return a job for each input. Raises InvalidRequest, with the input's index."""
+        """Return a job for each input. Raises InvalidRequest, whose path contains the input's index."""
         jobs = []
         for index, job in enumerate(self.each_job(options)):
             if isinstance(job, InvalidRequest):
@@ -83,8 +88,9 @@ class EmbedCall:
         return jobs
 
     def each_job(self, options: Options) -> Iterator[Job | InvalidRequest]:
-        """Yield a job for each input, or the error of an input without a prompt. Raises InvalidRequest if the
-        call itself is wrong.
+        """Yield a job for each input.
+
+        For an invalid input, the InvalidRequest is yielded instead. An invalid call raises InvalidRequest.
         """
         self.model.check_embeds()
         check_dimensions(self.dimensions, self.width)
@@ -112,9 +118,10 @@ class EmbedCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """A call for the relevance of each pair of `queries` and `documents`. One query goes with all documents.
+    """A call for the relevance score for each (query, document) pair.
 
-    A reranker reads both together. An embedding model embeds each, and the score is the cosine.
+    A single query is paired with all documents. A reranker reads query and document in a single prompt. An
+    embedding model embeds them separately, and the score is the cosine between the two vectors.
     """
 
     model: PooledModel
@@ -127,7 +134,7 @@ class ScoreCall:
 
     @property
     def pairs(self) -> list[tuple[PoolInput, PoolInput]]:
-        """Return the pairs of query and document, in order. Raises InvalidRequest."""
+        """Return all (query, document) pairs in order. Raises InvalidRequest."""
         if not self.queries or not self.documents:
             raise InvalidRequest(
                 "there is no query or no document: send at least one of each", path=(INPUTS,)
@@ -176,7 +183,10 @@ class ScoreCall:
         )
 
     def scores(self, answers: Sequence[Completion], *, raw: bool = False) -> list[float]:
-        """Return each pair's score. `raw`: a reranker's log-odds in place of its probability."""
+        """Return each pair's score.
+
+        With `raw`, a reranker's score is its log-odds, not the probability.
+        """
         if self.model.task != "embed":
             odds = [log_odds(_vector(answer)) for answer in answers]
             return odds if raw else [probability(each) for each in odds]
@@ -187,14 +197,14 @@ class ScoreCall:
 
 
 def inputs_of(given: Inputs) -> list[PoolInput]:
-    """Return a call's inputs. A text and an object are one input; a list has several."""
+    """Return a call's inputs as a list. A text or a dict is a single input."""
     return [given] if isinstance(given, (str, Mapping)) else list(given)
 
 
 def ranked(
     documents: Sequence[PoolInput], scores: Sequence[float], top_n: int | None = None
 ) -> list[RankedDocument]:
-    """Return the documents by falling score, at most `top_n`. Equal scores keep their order."""
+    """Return at most `top_n` documents, highest score first. Documents with equal scores keep their order."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [RankedDocument(index, scores[index], documents[index]) for index in order[:top_n]]
 

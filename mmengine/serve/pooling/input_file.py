@@ -1,4 +1,4 @@
-"""Reads a file of inputs for vectors."""
+"""Reads a JSON lines file whose inputs are to be embedded."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -14,17 +14,17 @@ _LOCAL = ("image", "video")
 
 
 class VectorInput(NamedTuple):
-    """An input and the id under which its vector is written."""
+    """An input, and the id under which the input's vector is written."""
 
     custom_id: str
     content: PoolInput
 
 
 def read_inputs(path: Path) -> list[VectorInput]:
-    """Return the inputs in a file of JSON lines. Raises InvalidRequest, naming the line.
+    """Return the inputs in a JSON lines file. Raises InvalidRequest, whose message names the line.
 
-    A line is a string, or an object with `text`, `image` and `video`, or with `messages`, and a `custom_id`
-    (default: the line's number, from 1). Paths are relative to the file's folder.
+    A line is a string or an object. An object has `text`, `image` and `video`, or `messages`, and may have a
+    `custom_id` (default: the line's number, from 1). Paths are relative to the file's folder.
     """
     found: list[VectorInput] = []
     seen: set[str] = set()

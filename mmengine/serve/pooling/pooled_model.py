@@ -1,7 +1,8 @@
-"""Finds out from a model's folder whether the model embeds, reranks or chats, and with which prompts.
+"""Reads from a model's folder whether the model chats, embeds or reranks, and its embedding prompts.
 
-sentence-transformers writes `modules.json`, a folder for each module, and `config_sentence_transformers.json`
-with the prompts. The files come from strangers: they are read within bounds, and nothing in them is executed.
+sentence-transformers defines the files: `modules.json`, a folder for each module, and
+`config_sentence_transformers.json` with the prompts. The files are untrusted, so their sizes are limited, and
+no code in them is run.
 """
 
 import json
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
 
 Task = Literal["chat", "embed", "rerank"]
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-MAX_BYTES = 2**20  # of each of these files
+MAX_BYTES = 2**20  # maximum size of each file
 MAX_MODULES, MAX_PROMPTS, MAX_PROMPT_CHARS = 16, 256, 8192
 _PLACE = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}", re.ASCII)
 _RERANKER = re.compile(r"rerank", re.IGNORECASE)
@@ -29,12 +30,12 @@ YES, NO = "yes", "no"
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:
-    """What a model does with pooled requests.
+    """A model's task, and its settings for pooled requests, which return a vector.
 
-    `has_media`: prompts are chat messages, which may contain images; otherwise texts. `normalizes`: whether
-    vectors have length 1 unless a call says otherwise. `prompts`: texts before an input by name, of which
-    `default_prompt` is used if a call names none. `tokens`: the ids of the tokens whose logits make a
-    reranker's score, the relevant one first; one or two.
+    `has_media`: whether prompts are chat messages, which may contain images, rather than texts. `normalizes`:
+    whether vectors are scaled to length 1 by default. `prompts`: texts that can be put before an input, by
+    name. `default_prompt` is the name that is used if a call gives none. `tokens`: one or two token ids whose
+    logits give a reranker's score; the first token means "relevant".
     """
 
     task: Task = "chat"
@@ -45,7 +46,7 @@ class PooledModel:
     tokens: tuple[int, ...] = ()
 
     def check_reranks(self) -> None:
-        """Raise InvalidRequest if the model gives no relevance scores."""
+        """Raise InvalidRequest unless the model is a reranker."""
         if self.task != "rerank":
             raise InvalidRequest(
                 f"this model {_DOES[self.task]} and ranks no documents: serve a reranker, such as "
@@ -54,7 +55,7 @@ class PooledModel:
             )
 
     def check_embeds(self) -> None:
-        """Raise InvalidRequest if the model gives no vectors."""
+        """Raise InvalidRequest if the model cannot compute embeddings."""
         if self.task == "rerank":
             raise InvalidRequest(
                 "this model ranks documents and gives no embeddings: serve an embedding model, or use "
@@ -63,7 +64,7 @@ class PooledModel:
             )
 
     def check_chats(self) -> None:
-        """Raise InvalidRequest if the model gives no answers in words."""
+        """Raise InvalidRequest if the model cannot generate text."""
         if self.task != "chat":
             raise InvalidRequest(
                 f"this model {_DOES[self.task]} and gives no answers: serve a chat model, or use "
@@ -76,7 +77,7 @@ _DOES = {"chat": "chats", "embed": "gives embeddings", "rerank": "ranks document
 
 
 def pooled_model_of(built: "Built") -> PooledModel:
-    """Return what a built engine's model does. Raises ModelError."""
+    """Return the PooledModel for a built engine's model. Raises ModelError."""
     has_media, task = built.spec.has_encoder, built.config.task
     return read_pooled_model(built.folder, built.processor.tokenizer, has_media=has_media, task=task)
 
@@ -84,10 +85,10 @@ def pooled_model_of(built: "Built") -> PooledModel:
 def read_pooled_model(
     folder: Path, tokenizer: Tokenizer, *, has_media: bool, task: Literal[Task, "auto"] = "auto"
 ) -> PooledModel:
-    """Return what the model in `folder` does. `task`: "auto", or the task that the caller sets.
+    """Return the PooledModel for the model in `folder`. With `task="auto"`, the files determine the task.
 
-    Raises ModelError for a damaged file, for a pooling other than the last token's, and for a reranker whose
-    tokenizer has no single tokens for yes and no.
+    Raises ModelError for a damaged file, for any pooling except last-token pooling, and for a reranker whose
+    tokenizer splits "yes" or "no" into several tokens.
     """
     modules = _modules(folder)
     found = _task_of(folder, modules) if task == "auto" else task
@@ -102,7 +103,7 @@ def read_pooled_model(
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """Return the modules' class names and folders, in order."""
+    """Return (class name, folder) for each module in `modules.json`, in order."""
     path = folder / MODULES
     if not folder.is_dir() or not path.is_file():
         return []
@@ -124,8 +125,8 @@ def _task_of(folder: Path, modules: list[tuple[str, str]]) -> Task:
         return "rerank"
     if "Pooling" in kinds:
         return "embed"
-    # The hubs' rerankers of before 2026 say only in their names what they are. A cache's last folders are
-    # the model's name, "snapshots" and a commit.
+    # Rerankers from before 2026 can only be recognized by name. In a hub cache, the path's last three parts
+    # are the model's name, "snapshots" and a commit.
     if not modules and any(_RERANKER.search(part) for part in folder.parts[-3:]):
         return "rerank"
     return "chat"

@@ -1,6 +1,6 @@
-"""Builds the prompts of embedding models and rerankers, as their training has them.
+"""Builds prompts for embedding models and rerankers in the format with which they were trained.
 
-Sources: the model cards of Qwen3-Embedding and Qwen3-Reranker, and the scripts in Qwen3-VL-Embedding's and
+Sources: Qwen3-Embedding's and Qwen3-Reranker's model cards, and the scripts in Qwen3-VL-Embedding's and
 Qwen3-VL-Reranker's folders.
 """
 
@@ -25,7 +25,7 @@ JUDGE = (
 )
 _BEFORE = f"<|im_start|>system\n{JUDGE}<|im_end|>\n<|im_start|>user\n"
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-NOTHING = "NULL"  # stands for an input without content
+NOTHING = "NULL"  # the text that stands for an input without content
 
 
 def embed_prompt(
@@ -39,8 +39,8 @@ def embed_prompt(
 ) -> Prompt:
     """Return the prompt whose last token's state is the input's vector.
 
-    `instruction`: the task, in words. `prompt_name`: one of the model's prompts instead. `keep`: cut a text
-    after so many tokens. Raises InvalidRequest.
+    `instruction` describes the task in words; `prompt_name` chooses a prompt from the model's own list
+    instead. A text is cut after `keep` tokens. Raises InvalidRequest.
     """
     if instruction is not None and prompt_name is not None:
         raise InvalidRequest("give instruction or prompt_name, not both", path=("instruction",))
@@ -74,7 +74,10 @@ def rerank_prompt(
     keep: int = 0,
     media_options: dict[str, object] | None = None,
 ) -> Prompt:
-    """Return the prompt after which the model says yes or no. Arguments and errors: as in `embed_prompt`."""
+    """Return the prompt after which the model generates yes or no.
+
+    The arguments and errors are the same as for `embed_prompt`.
+    """
     if not model.has_media:
         pair = _text_of(query), _text_of(document)
         if None in pair:
@@ -127,12 +130,12 @@ def _name(model: PooledModel, prompt_name: str | None) -> str:
 
 
 def _content(given: PoolInput) -> list[dict[str, object]]:
-    """Return the parts of a user message: media first, then texts, as the models were trained."""
+    """Return the parts of a user message. As in the models' training, media come before texts."""
     if isinstance(given, str):
         return [{"type": "text", "text": given or NOTHING}]
     parts: list[object]
     if isinstance(given, Mapping):
-        listed = given.get("content")  # vLLM's form for a document with parts
+        listed = given.get("content")  # vLLM's format for a document with several parts
         parts = (
             listed
             if isinstance(listed, list)
@@ -157,7 +160,7 @@ def _several(value: object) -> list[object]:
 
 
 def _text_of(given: PoolInput) -> str | None:
-    """Return an input's text, or None if the input has anything else."""
+    """Return an input's text, or None if the input contains anything besides text."""
     if isinstance(given, Mapping) and set(given) <= {"text", "type"}:
         text = given.get("text")
         return text if isinstance(text, str) else None
@@ -165,7 +168,7 @@ def _text_of(given: PoolInput) -> str | None:
 
 
 def _messages_of(given: PoolInput) -> list[dict[str, object]]:
-    """Return an input's chat messages, [] for another input."""
+    """Return an input's chat messages, or [] for any other input."""
     if isinstance(given, (str, Mapping)):
         return []
     found = [dict(each) for each in given if isinstance(each, Mapping) and "role" in each]

@@ -1,4 +1,4 @@
-"""Writes vectors to a file of JSON lines, to a .npy file, or to standard output."""
+"""Writes vectors to a JSON lines file, to a .npy file, or to standard output."""
 
 import os
 import sys
@@ -11,11 +11,11 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest, MMEngineError
 
-Result = np.ndarray | MMEngineError  # A vector, float32 [d], or the reason why there is none.
+Result = np.ndarray | MMEngineError  # A vector (float32 [d]), or the error of an input that failed.
 
 
 class VectorWriter(ABC):
-    """Takes the result of each input once, in any order. `written`: the indices of results that exist."""
+    """Writes each input's result once, in any order. `written` has the indices whose results exist."""
 
     def __init__(self) -> None:
         self.written: set[int] = set()
@@ -34,8 +34,10 @@ class VectorWriter(ABC):
 
 
 def open_vectors(path: Path | None, ids: Sequence[str]) -> VectorWriter:
-    """Return a writer to `path`; None: to standard output. `ids`: each input's id. Raises InvalidRequest for
-    another kind of file, and for a file with vectors of other inputs.
+    """Return a writer to `path`, or to standard output if `path` is None.
+
+    `ids` has each input's id. Raises InvalidRequest if the file's name has another extension, or if the file
+    has vectors for other inputs.
     """
     if path is None:
         return _Lines(sys.stdout.fileno(), ids)
@@ -47,7 +49,7 @@ def open_vectors(path: Path | None, ids: Sequence[str]) -> VectorWriter:
 
 
 class _Lines(VectorWriter):
-    """JSON lines with `custom_id`, and `embedding` or `error`."""
+    """Writes JSON lines with `custom_id`, and `embedding` or `error`."""
 
     def __init__(self, descriptor: int, ids: Sequence[str]) -> None:
         super().__init__()
@@ -64,11 +66,14 @@ class _Lines(VectorWriter):
             rest = rest[os.write(self._descriptor, rest) :]
 
     def close(self) -> None:
-        """Leave the descriptor open: it belongs to the process."""
+        """Do nothing, because the descriptor is standard output and belongs to the process."""
 
 
 class _LinesFile(_Lines):
-    """A file of lines. Results that an earlier process wrote stay, except errors and a half line."""
+    """Continues a JSON lines file.
+
+    An earlier process's results are kept, except errors and a cut last line.
+    """
 
     def __init__(self, path: Path, ids: Sequence[str]) -> None:
         super().__init__(-1, ids)
@@ -95,7 +100,7 @@ class _LinesFile(_Lines):
 
 
 class _Matrix(VectorWriter):
-    """A .npy file, float32 [inputs, d], which is written when all vectors exist."""
+    """Collects all vectors, then writes them as a .npy file (float32 [inputs, d])."""
 
     def __init__(self, path: Path, ids: Sequence[str]) -> None:
         super().__init__()

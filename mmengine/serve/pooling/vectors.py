@@ -1,4 +1,4 @@
-"""Turns pooled vectors into embeddings and scores."""
+"""Computes embeddings and scores from pooled requests' vectors and logits."""
 
 import math
 
@@ -19,9 +19,9 @@ def check_dimensions(dimensions: int | None, width: int) -> None:
 
 
 def embedding(vector: np.ndarray, dimensions: int | None, normalizes: bool) -> np.ndarray:
-    """Return the first `dimensions` values (None: all), divided by their length if `normalizes`; float32.
+    """Return the vector's first `dimensions` values (None: all), scaled to length 1 if `normalizes`; float32.
 
-    Cutting comes first, as in Matryoshka representation learning (Kusupati et al., 2022).
+    The vector is cut before it is scaled, as in Matryoshka representation learning (Kusupati et al., 2022).
     """
     cut = np.asarray(vector[:dimensions], np.float32)
     if not normalizes:
@@ -31,7 +31,7 @@ def embedding(vector: np.ndarray, dimensions: int | None, normalizes: bool) -> n
 
 
 def log_odds(logits: np.ndarray) -> float:
-    """Return logit(yes) - logit(no), or logit(yes) for a single logit. `logits`: float32 [1] or [2]."""
+    """Return logit(yes) - logit(no), or the only logit. `logits` is float32 [2] or [1]."""
     return float(logits[0] - logits[1]) if len(logits) == 2 else float(logits[0])
 
 
@@ -41,6 +41,6 @@ def probability(score: float) -> float:
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the cosine of the angle between two vectors; 0 if one of them is zero."""
+    """Return the cosine between two vectors, or 0 if a vector is zero."""
     lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float(np.dot(one, other)) / lengths if lengths else 0.0

@@ -1,4 +1,4 @@
-"""Prompts and options as callers pass them, and the core's requests that are made from them.
+"""Checks callers' prompts and options, and converts them to requests for the engine core.
 
-Knows the shapes that prompts, tools and answer formats have. Must not know an engine or an answer.
+This package must not depend on an engine or on answers.
 """

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.request.fields import check_mapping
 
-MAX_ARGUMENT_CHARS = 2**20  # of a single call's arguments
+MAX_ARGUMENT_CHARS = 2**20  # maximum length of a single call's arguments
 _FUNCTION = "function"
 Json = dict[str, object]
 
 
 def for_template(messages: Sequence[Json]) -> Sequence[Json]:
-    """Return the messages with each call's arguments as an object, which templates need, instead of JSON
-    text.
+    """Return the messages after parsing each tool call's arguments from JSON text, as templates expect.
 
     A message with calls and no content gets the content "". A tool result that is a list of text parts
-    becomes a single text. Raises InvalidRequest with the path of the wrong field. All other checks are the
-    processor's.
+    becomes a single text. Raises InvalidRequest with the invalid field's path. The processor makes all other
+    checks.
     """
     if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):
         return messages

@@ -1,4 +1,4 @@
-"""Texts that become prompts without a chat template, with the tokenizer's own special tokens around them."""
+"""Turns a text into a prompt without a chat template, with the tokenizer's special tokens around the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from mmengine.processing.chat.messages import MAX_TEXT_CHARS
 
 @dataclass(frozen=True, slots=True)
 class FramedText:
-    """A text between `before` and `after`, which may contain special tokens; the text may not.
+    """A text between the strings `before` and `after`. Only these strings may contain special tokens.
 
-    `is_framed`: add the tokens of the tokenizer's post-processor, such as BOS, or an end marker. `keep`: the
-    largest number of tokens of the whole prompt, after which the text is cut; 0: a longer text is refused.
-    `token_ids` replace the text.
+    `is_framed`: whether the tokenizer's post-processor adds its tokens, such as BOS or an end marker. `keep`:
+    maximum token count for the whole prompt, to which the text is cut. With 0, a prompt that is too long for
+    the model is refused. `token_ids` replace the text if given.
     """
 
     text: str = ""
@@ -27,7 +27,7 @@ class FramedText:
     token_ids: Sequence[int] | None = None
 
     def prepare(self, processor: Processor) -> Prepared:
-        """Return the prompt. Raises InvalidRequest for a text that is too long or is not Unicode."""
+        """Return the prompt's tokens. Raises InvalidRequest if the text is too long or is not Unicode."""
         tokenizer = processor.tokenizer
         if len(self.text) > MAX_TEXT_CHARS:
             raise _too_long(f"{len(self.text)} characters > {MAX_TEXT_CHARS} maximum")

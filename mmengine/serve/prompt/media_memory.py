@@ -1,4 +1,4 @@
-"""Limits the memory for prepared prompts' pixels: workers wait for room before they prepare a prompt."""
+"""Limits the memory for pixels in prepared prompts, and chooses threads or processes that decode media."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,22 +12,22 @@ from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
-_POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether its prompt was cancelled
+_POLL_S = 0.1  # seconds between two checks by a waiting worker whether its prompt was cancelled
 
 
 def media_workers(setting: int) -> int:
     """Return how many threads prepare media.
 
-    This is `setting`, or for 0 half of the usable cores, from 1 to 4: Pillow and numpy release the
-    interpreter lock while they work, and the model's threads need cores too.
+    Returns `setting`, or if that is 0, half of the usable cores, between 1 and 4. Pillow and numpy release
+    the GIL, so several threads are useful, but the model's threads need cores too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 
 
 def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> Decoders | None:
-    """Return the processes that decode a processor's media, or None if its threads decode them.
+    """Return a process pool that decodes media, or None if the preparation threads decode media.
 
-    With `media_decoding` auto, media are decoded in processes if `untrusted`, else in threads.
+    With `media_decoding="auto"`, processes decode media if `untrusted`, else threads.
     """
     recipe = getattr(processor, "decoder_recipe", None)
     auto = "processes" if untrusted else "threads"
@@ -39,9 +39,9 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 
 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
-    """Return the processes that normalize large schemas from untrusted callers.
+    """Return a process pool that normalizes large schemas from untrusted callers, or None.
 
-    Returns None if `media_decoding` is "threads", since schemas are then normalized in threads too.
+    None means that threads normalize schemas. `media_decoding="threads"` selects threads.
     """
     if config.media_decoding == "threads":
         return None
@@ -49,11 +49,12 @@ def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProce
 
 
 class MediaMemory:
-    """Counts the pixel patches' bytes that each holder (a prepared prompt or a request) keeps. Thread-safe.
+    """Counts the bytes in pixel patches that prepared prompts and requests (the holders) keep. Thread-safe.
 
-    An array with several holders (the same picture, n answers) counts once. A prompt's size is known only
-    after its preparation, so each worker may exceed `max_bytes` by a prompt's size. A prompt that is
-    larger than `max_bytes` is admitted when nothing else is held.
+    Workers wait for room before they prepare a prompt. An array with several holders, such as n answers to
+    the same picture, counts once. A prompt's size is known only after its preparation, so each worker may
+    exceed `max_bytes` by a prompt's size. A prompt that is larger than `max_bytes` is admitted when no other
+    pixels are held.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -62,7 +63,7 @@ class MediaMemory:
         self._held: dict[object, list[int]] = {}  # ids of arrays by holder
         self._rows: dict[
             int, tuple[int, np.ndarray]
-        ] = {}  # by id: the number of holders, and the array, which keeps the id valid
+        ] = {}  # by id: the number of holders, and the array, whose reference keeps the id valid
         self.num_bytes = 0
 
     @property
@@ -84,7 +85,7 @@ class MediaMemory:
                 self.num_bytes += 0 if count else rows.nbytes
 
     def release(self, holder: object) -> None:
-        """Release the holder's pixels. A holder without any is no error."""
+        """Release the holder's pixels. A holder without pixels is no error."""
         with self._changed:
             for name in self._held.pop(holder, ()):
                 count, rows = self._rows[name]

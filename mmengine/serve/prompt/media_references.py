@@ -1,4 +1,7 @@
-"""Finds URLs and files in a prompt in the same places as processors do, and replaces them by bytes."""
+"""Finds URLs and file paths that name media in a prompt, and replaces them, for example by fetched bytes.
+
+References are searched in the same message fields in which processors look for media.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -7,9 +10,9 @@ from mmengine.errors import FIELD, FieldPath
 from mmengine.processing.fetch.prompt_fetch import URL_HEADS
 from mmengine.processing.media.data_urls import is_data_url
 
-# in the order in which processors look
+# in the order in which processors read these keys
 _KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")
-_WITH_URL = ("image_url", "video_url")  # keys whose value may be an object with a URL
+_WITH_URL = ("image_url", "video_url")  # the value of these keys may be an object with a URL
 _MODALITIES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 Message = dict[str, object]
 
@@ -24,14 +27,15 @@ class Place(NamedTuple):
         return self._replace(text=f"{self.text}, frame {number}")
 
 
-Replace = Callable[[str, Place], str | bytes]  # returns the replacement for a reference at a place
+# Takes a reference and its position, and returns the replacement.
+Replace = Callable[[str, Place], str | bytes]
 
 
 def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -> list[Message]:
     """Return the messages with each reference replaced by `replace`.
 
-    Invalid messages stay unchanged; processors report them. With `reads_files`, `file:` URLs and paths are
-    references too.
+    Invalid messages stay unchanged, and the processor reports them later. With `reads_files`, `file:` URLs
+    and paths count as references.
     """
     walk = _Walk(replace, reads_files)
     return [walk.message(index, message) for index, message in enumerate(messages)]
@@ -40,7 +44,9 @@ def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -
 def replaced_items(
     items: Sequence[object], modality: str, replace: Replace, reads_files: bool
 ) -> Sequence[object]:
-    """Return the images or videos that were passed beside the messages, with their references replaced."""
+    """Return a prompt's separate images or videos (`Prompt.images`, `Prompt.videos`) with references
+    replaced.
+    """
     walk = _Walk(replace, reads_files)
     if isinstance(items, (list, tuple)):
         return [walk.value(item, "", _beside(modality, number)) for number, item in enumerate(items)]
@@ -48,7 +54,7 @@ def replaced_items(
 
 
 def _beside(modality: str, number: int) -> Place:
-    """Return the position for an item that was passed beside the messages."""
+    """Return the position for an item in `Prompt.images` or `Prompt.videos`."""
     return Place(f"{modality} {number}", FieldPath(f"{modality}s", number))
 
 

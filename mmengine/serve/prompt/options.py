@@ -1,7 +1,7 @@
-"""Options of a prompt: the keywords that callers use, and the validated Options made from them.
+"""Defines the keywords with which callers request an answer, and converts them to validated Options.
 
-`Engine`, `AsyncEngine` and request files' lines accept only the typed dicts' keywords.
-`Options` and `SamplingParams` hold the defaults.
+`Engine`, `AsyncEngine` and lines in request files accept exactly the keywords in the typed dicts below. The
+defaults are in `Options` and `SamplingParams`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ SHORTEST_DEADLINE_S = 1e-9  # the core's clock counts nanoseconds, and 0 means n
 
 
 class SamplingOptions(TypedDict, total=False):
-    """SamplingParams' fields; None means the default."""
+    """SamplingParams' fields as keywords. None means the default."""
 
     max_tokens: int | None
     min_tokens: int | None
@@ -62,9 +62,10 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class CacheOptions(TypedDict, total=False):
-    """Options that separate requests in the caches and in the queue, for a request or a whole session.
+    """Options that isolate a request or a session from other requests in caches and in the queue.
 
-    Waiting requests with different `tenant` take turns. `redact` keeps the tenant, so give a hash.
+    Waiting requests from different tenants are scheduled in turns. The command `redact` does not remove the
+    tenant from logs, so pass a hash, not a name.
     """
 
     cache_salt: str
@@ -73,7 +74,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class SessionOptions(CacheOptions, total=False):
-    """Options of a new session; SessionSettings explains them and holds the defaults."""
+    """Options for a new session. SessionSettings documents them and has the defaults."""
 
     system: str
     length: int
@@ -83,10 +84,11 @@ class SessionOptions(CacheOptions, total=False):
 
 
 class GenerateOptions(SamplingOptions, CacheOptions, total=False):
-    """Options for many prompts.
+    """Options that may apply to many prompts in a call.
 
     `thinking_token_budget` limits an answer's reasoning tokens. `response_format` or `grammar` sets the
-    answer's format (docs/how-to/structured_output.md); vLLM's names work too (vllm_options.py).
+    answer's format (docs/how-to/structured_output.md). vLLM's names for these options are also accepted
+    (vllm_options.py).
     """
 
     priority: int
@@ -107,9 +109,8 @@ class GenerateOptions(SamplingOptions, CacheOptions, total=False):
 class SubmitOptions(GenerateOptions, total=False):
     """Options for a single prompt.
 
-    `envelope` is kept with the request in the log. `calls` are the tools that the prompt shows, as
-    chat/completion.py makes them. `outputs` are the answer's first tokens, which another engine computed.
-    `sample_index` is this answer's index among several to the prompt.
+    The fields have the same meaning as in Options. `calls` has the tools in the prompt and their call format;
+    chat/completion.py sets it.
     """
 
     deadline_s: float
@@ -122,29 +123,30 @@ class SubmitOptions(GenerateOptions, total=False):
 
 _SAMPLING = SamplingOptions.__optional_keys__
 GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
-LINE = GENERATE | {"deadline_s"}  # in a request file, `custom_id` is the request's id
+LINE = GENERATE | {"deadline_s"}  # without request_id, since a line's `custom_id` is the request's id
 SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
 FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer a prompt.
+    """The validated options with which a prompt is answered.
 
     * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
-    * `grammar`: the answer's grammar; None for free text. `notes` concern the response format.
+    * `grammar`: the answer's grammar; None for free text. `notes` reports facts about the response format.
     * `reasoning`: whether the grammar begins after the model's reasoning; None if the prompt decides.
-    * `max_length`, `min_length`: limits that include the prompt; 0 for none. They determine
-      `sampling.max_tokens`.
-    * `envelope`: bytes that the log keeps with the request.
-    * `outputs`: the answer's first tokens, which another engine computed; this engine continues after them.
-    * `sample_index`: this answer's index among several that are requested separately. The answer gets the
-      sampling noise and the output index that it would have in a single request with `n`.
+    * `max_length`, `min_length`: limits on the tokens in prompt and answer together; 0 for none. `of_prompt`
+      converts them to limits on the answer.
+    * `envelope`: the caller's bytes, which the log stores with the request.
+    * `outputs`: the answer's first token ids if another engine has already computed them. This engine
+      continues after these tokens.
+    * `sample_index`: the answer's index if several answers to a prompt are requested separately. The sampling
+      noise and the output index are then the same as in a single request with `n`.
     * `prepared_s`: seconds that the prompt's preparation took.
-    * `thinking_token_budget`: maximum number of reasoning tokens; None and -1 for no limit. `thinking` is
-      this limit together with the reasoning markers, for this prompt.
-    * `adapter`: the LoRA adapter's name; "" for the model alone.
-    * `pooling`: the vector that a request without an answer returns.
+    * `thinking_token_budget`: maximum number of reasoning tokens; None or -1 for no limit. `thinking` is this
+      limit together with the model's reasoning markers.
+    * `adapter`: the LoRA adapter's name; "" for none.
+    * `pooling`: which vector a pooled request computes.
     """
 
     sampling: SamplingParams = SamplingParams()
@@ -166,11 +168,11 @@ class Options:
     thinking: ThinkingBudget | None = None
     adapter: str = ""
     pooling: Pooling | None = None
-    place: SessionPlace | None = None  # in a session: how the prompt extends it
+    place: SessionPlace | None = None  # how the prompt extends its session, if any
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the prompt is computed without an answer."""
+        """Whether the prompt is prefilled without generating an answer."""
         return self.sampling == PREFILL
 
     def at(self, place: SessionPlace, request_id: str) -> "Options":
@@ -178,12 +180,12 @@ class Options:
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
-        """Return the options after preparation took `seconds`, with the time left until the deadline."""
+        """Return the options after preparation took `seconds`, with the remaining time as the deadline."""
         left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
         return replace(self, deadline_s=left_s, prepared_s=seconds)
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first value outside its range."""
+        """Raise InvalidRequest for the first value that is outside its range."""
         if not self.is_prefill:
             self.sampling.check()
         named = isinstance(self.request_id, str) and self.request_id.isprintable()
@@ -246,8 +248,9 @@ class Options:
             )
 
     def of_prompt(self, num_tokens: int) -> "Options":
-        """Return the options for a prompt with `num_tokens`. Raises InvalidRequest if no token is left for
-        the answer.
+        """Return the options for a prompt with `num_tokens` tokens.
+
+        Raises InvalidRequest if no token is left for the answer.
         """
         if not self.max_length and not self.min_length:
             return self
@@ -269,8 +272,8 @@ DEFAULT_OPTIONS = Options()
 def _check_ends(sampling: SamplingParams) -> None:
     """Raise InvalidRequest for options that conflict with a grammar.
 
-    Only the grammar may end an answer, since a cut answer would count as complete. Options that exclude
-    tokens could leave no token that the grammar allows.
+    Options that end an answer early conflict, because an incomplete value would count as complete. Options
+    that exclude tokens conflict, because no token that the grammar allows might be left.
     """
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
@@ -291,10 +294,11 @@ def _check_ends(sampling: SamplingParams) -> None:
 def make_options(
     sampling: SamplingParams | None, keywords: Mapping[str, Any], taken: frozenset[str] = SUBMIT
 ) -> Options:
-    """Return options from `sampling`, or from its fields as keywords, and from the keywords in `taken`.
+    """Return checked options from `keywords`. Only names in `taken` and sampling fields are accepted.
 
-    `taken` is SUBMIT, LINE or GENERATE. The answer's format is not parsed here but by `response_format_of`,
-    which takes seconds for a large schema. Raises InvalidRequest.
+    Sampling parameters come from `sampling` or from keywords. `taken` is SUBMIT, LINE or GENERATE. The
+    answer's format is parsed later by `response_format_of`, because a large schema takes seconds. Raises
+    InvalidRequest.
     """
     fields = {name: value for name, value in keywords.items() if name not in taken}
     if sampling is not None and fields:
@@ -304,7 +308,7 @@ def make_options(
 
 
 def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
-    """Return checked sampling parameters from keywords, where None means the default.
+    """Return checked sampling parameters from keywords. None means the default.
 
     Raises InvalidRequest with the field's name.
     """
@@ -317,7 +321,8 @@ def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
     try:
-        sampling = msgspec.convert(values, SamplingParams, str_keys=True)  # JSON's keys are strings
+        # msgspec needs str_keys because the keys of JSON objects are strings.
+        sampling = msgspec.convert(values, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         found = decode_error(error)
         raise InvalidRequest(f"{FIELD}: {found.text}", path=found.path[:1]) from None

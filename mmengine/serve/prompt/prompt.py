@@ -1,4 +1,4 @@
-"""Prompts as callers pass them, and the core's requests that are made from them."""
+"""Defines the prompts that callers pass, and converts prepared prompts to requests for the engine core."""
 
 import itertools
 import secrets
@@ -16,20 +16,21 @@ from mmengine.request import Adapter, Request
 from mmengine.serve.prompt.framed_text import FramedText
 from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options
 
-MAX_LOOKED_AT = 1024  # message parts that `has_media` examines
+MAX_LOOKED_AT = 1024  # maximum number of message parts that `has_media` examines
 MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: chat `messages`, a `text` that already has its placeholders, `token_ids`, or a `framed` text
+    """A prompt, which has four possible representations.
+
+    These are chat `messages`, a `text` that contains placeholders for media, `token_ids`, or a `framed` text
     without placeholders.
 
     `images` and `videos` fill placeholders without data, in order. Relative paths are resolved against
-    `base_folder`. `media_options` are limits on pixels and frames for all media of the prompt. With
-    `{"local_files": False}` among them, media that name a path are refused; set this for messages from
-    untrusted clients, since paths are read on this machine. `template_options` are the chat template's
-    variables beside the messages.
+    `base_folder`. `media_options` limits pixels and frames for all media in the prompt. Paths in messages are
+    read on this machine, so pass `media_options={"local_files": False}` for messages from untrusted clients:
+    media with a path are then refused. `template_options` has further variables for the chat template.
     """
 
     messages: Sequence[dict[str, Any]] | None = None
@@ -46,7 +47,7 @@ class Prompt:
 
     @classmethod
     def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
-        """Return a prompt from a question (one user message), a list of messages, or a Prompt."""
+        """Return a Prompt from a string (a single user message), a message list, or a Prompt."""
         if isinstance(prompt, Prompt):
             return prompt
         if isinstance(prompt, str):
@@ -62,7 +63,7 @@ class Prompt:
     def has_media(self) -> bool:
         """Whether the prompt has images or videos, so that its preparation may take long.
 
-        Only the first MAX_LOOKED_AT parts are examined; a prompt with more counts as a prompt with media.
+        Only the first MAX_LOOKED_AT parts are examined. A prompt with more parts counts as having media.
         """
         if any(_has_some(given) for given in (self.images, self.videos)):
             return True
@@ -74,7 +75,7 @@ class Prompt:
 
     @property
     def processor_options(self) -> dict[str, Any] | None:
-        """The media options for a processor: without `urls`, which only PromptMedia reads."""
+        """The media options without `urls`, for a processor. Only PromptMedia reads `urls`."""
         options = self.media_options
         if not isinstance(options, (dict, Mapping)):
             return options
@@ -82,7 +83,7 @@ class Prompt:
 
     def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
         """Return the prompt's tokens and patches. Raises InvalidRequest, InvalidMedia."""
-        # Passed only if they are set, because a processor may support neither keyword.
+        # These keywords are passed only if they are set, because a processor may not support them.
         salt: dict[str, Any] = {"cache_salt": options.cache_salt} if options.cache_salt else {}
         template: dict[str, Any] = {}
         if self.template_options:
@@ -115,13 +116,13 @@ class Prompt:
         )
 
 
-PromptInput = Prompt | str | list[dict[str, Any]]  # accepted by `Prompt.of`
+PromptInput = Prompt | str | list[dict[str, Any]]  # the types that `Prompt.of` accepts
 
 
 def prompts_of(prompts: PromptInput | Iterable[PromptInput]) -> Iterator[Prompt]:
-    """Yield the prompts: one for a string, a Prompt or a list of messages, else one for each element.
+    """Yield a prompt for each element. A string, a Prompt or a message list is a single prompt.
 
-    Raises InvalidRequest for a dict, bytes, and what cannot be iterated over.
+    Raises InvalidRequest for a dict, for bytes, and for objects that cannot be iterated over.
     """
     is_chat = isinstance(prompts, (list, tuple)) and all(isinstance(each, dict) for each in prompts)
     is_many = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, bytearray, Mapping))
@@ -138,7 +139,7 @@ def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
 
 
 def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) -> None:
-    """Raise InvalidRequest for a prompt that is too long, or has token ids outside the vocabulary."""
+    """Raise InvalidRequest for a prompt that is too long or has token ids outside the vocabulary."""
     if len(token_ids) > max_tokens:
         raise InvalidRequest(
             f"prompt is too long: {len(token_ids)} tokens > {max_tokens} maximum: shorten it",
@@ -151,7 +152,7 @@ def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) 
 
 
 def _has_some(given: object) -> bool:
-    """Return whether there are images or videos; an array has no truth value."""
+    """Return whether `given` has images or videos. `bool` would fail for an array."""
     return given is not None and not (isinstance(given, (list, tuple)) and not given)
 
 
@@ -168,7 +169,8 @@ def core_requests(
 ) -> list[Request]:
     """Return a core request for each answer.
 
-    They share prompt, media and seed; the sample index makes their sampling noise differ.
+    The requests share the prompt, the media and the seed. The sample index gives each request different
+    sampling noise.
     """
     seed = options.sampling.seed
     sampling = msgspec.structs.replace(
@@ -199,12 +201,12 @@ def core_requests(
 
 
 def core_ids(request_id: str, count: int) -> list[str]:
-    """Return the core's ids for the answers to a prompt."""
+    """Return the core request ids for the `count` answers to a prompt."""
     return [request_id] if count == 1 else [f"{request_id}/{index}" for index in range(count)]
 
 
 def request_ids() -> Callable[[], str]:
-    """Return a function that generates request ids: a random prefix for this process, and a counter."""
+    """Return a function that generates request ids from this process's random prefix and a counter."""
     prefix, count = secrets.token_hex(4), 0
 
     def next_id() -> str:

@@ -1,9 +1,8 @@
-"""Fetches the URLs and files in a prompt, so that the processor gets bytes.
+"""Fetches media from the URLs and files in a prompt, so that the processor receives bytes.
 
 `media_options={"urls": …}` permits fetching: True for every public host, a list of host names, or a
-MediaFetcher with separate limits. A fetched medium is treated like a medium that was sent as bytes: the log
-and the media store record its content and never a URL. The processor refuses references that are not fetched
-here.
+MediaFetcher with its own limits. Fetched media are treated like media that were sent as bytes: the log and
+the media store record the content, never the URL. The processor refuses all other references.
 """
 
 import threading
@@ -19,18 +18,19 @@ from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_FETCHERS = 16  # cached fetchers, one for each list of hosts; each has its own threads
+MAX_FETCHERS = 16  # maximum number of cached fetchers, one for each list of hosts; each has its own threads
 _lock = threading.Lock()
 
 
 def names_urls(prompt: Prompt) -> bool:
-    """Return whether the prompt's options permit fetching. Its media are not examined."""
+    """Return whether the prompt's options permit fetching. The prompt's media are not examined."""
     return bool((prompt.media_options or {}).get("urls"))
 
 
 def fetcher_of(prompt: Prompt) -> MediaFetcher | None:
-    """Return the fetcher for a prompt, None if nothing is fetched. Raises InvalidRequest for an invalid
-    value.
+    """Return the fetcher for a prompt, or None if fetching is not permitted.
+
+    Raises InvalidRequest if `urls` has an invalid value.
     """
     given = (prompt.media_options or {}).get("urls")
     if isinstance(given, MediaFetcher):
@@ -51,10 +51,10 @@ def _shared_fetcher(hosts: tuple[str, ...] | None) -> MediaFetcher:
 
 
 class PromptMedia:
-    """A prompt with media to fetch. The constructor begins to fetch them.
+    """A prompt whose media are fetched. The constructor starts the downloads.
 
-    `done` is called when `prompt` no longer has to wait: on a fetcher's thread, or in the constructor.
-    `is_over` returns whether the request was cancelled. Raises InvalidRequest.
+    `done` is called when all media have arrived, on a fetcher's thread or in the constructor. `is_over`
+    returns whether the request was cancelled. Raises InvalidRequest.
     """
 
     def __init__(
@@ -93,7 +93,10 @@ class PromptMedia:
         )
 
     def prompt(self) -> Prompt:
-        """Wait for the bytes and return the prompt with them. Raises FetchRefused, AttemptOver."""
+        """Wait for all media, and return the prompt with bytes for references.
+
+        Raises FetchRefused, AttemptOver.
+        """
         prompt, fetching = self._prompt, self._fetching
         if fetching is not None:
             fetching.wait()
@@ -111,7 +114,7 @@ class PromptMedia:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes, which the processor has read or no longer needs.
+        """Release the fetched bytes after the processor has read them, or after a cancellation.
 
         A second call is no error.
         """

@@ -1,4 +1,7 @@
-"""Lines in request files and answer files as JSON, and the custom_id in lines that are not valid JSON."""
+"""Parses and encodes the JSON lines in request files and answer files.
+
+The custom_id is found even in lines that are not valid JSON, so that an answer can name the request.
+"""
 
 import json
 import re
@@ -9,24 +12,24 @@ import msgspec
 from mmengine.errors import InvalidRequest
 from mmengine.serve.prompt.options import MAX_ID_CHARS
 
-MAX_LINE_BYTES = 32 * 2**20  # of a request file; enough for a few large images in base64
+MAX_LINE_BYTES = 32 * 2**20  # maximum length of a request line; enough for a few large images in base64
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FIRST_FIELD = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*+")')
 
 
 class LineHead(msgspec.Struct):
-    """The fields that assign an answer to its request."""
+    """The fields in an answer line that identify its request."""
 
     custom_id: object = None
     error: object = None
-    line: object = None  # the line of the request file, if the custom_id does not identify one request
+    line: object = None  # the request's line number, if the custom_id is missing or not unique
 
 
 def read_head(line: bytes) -> LineHead:
-    """Read as many fields as possible, even from a line that is not valid JSON.
+    """Return a line's identifying fields, as far as they can be read even from invalid JSON.
 
-    JSON may contain unpaired surrogates, which are not valid Unicode. In text that is not JSON, a custom_id
-    is found only as the first field.
+    JSON escapes may encode unpaired surrogates, which are not valid Unicode. If the line is not valid JSON,
+    the custom_id is found only if it is the first field.
     """
     try:
         return msgspec.json.decode(line, type=LineHead)
@@ -46,9 +49,9 @@ def read_head(line: bytes) -> LineHead:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """Return a request line's custom_id; None if the line has no usable custom_id.
+    """Return a request line's custom_id, or None if the line has no usable custom_id.
 
-    The custom_id may contain an unpaired surrogate: the line is then refused, but its answer names it.
+    A line whose custom_id contains an unpaired surrogate is refused, but its answer line has the custom_id.
     """
     name = read_head(line or b"").custom_id
     return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
@@ -72,7 +75,7 @@ def parse_fields(line: bytes | None) -> dict[str, Any]:
 
 
 def encode_line(fields: dict[str, object]) -> bytes:
-    """Return a line with its newline, which `read_head` can read."""
+    """Return `fields` as a JSON line with a newline, in a form that `read_head` can read."""
     try:
         return msgspec.json.encode(fields) + b"\n"
     except UnicodeEncodeError:  # an unpaired surrogate, which JSON can only express as an escape
@@ -80,7 +83,7 @@ def encode_line(fields: dict[str, object]) -> bytes:
 
 
 def _surrogate(line: bytes) -> str:
-    """Return the error of a line whose only fault is an unpaired surrogate, else ""."""
+    """Return an error message if the line's only fault is an unpaired surrogate, else ""."""
     try:
         waiting: list[tuple[str, object]] = [("", json.loads(line))]
     except (ValueError, RecursionError):

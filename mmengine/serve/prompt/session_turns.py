@@ -1,7 +1,10 @@
-"""Lays out a session's tokens. Each request adds a piece, and all pieces form the chain, which is the prompt.
+"""Builds the prompt for a session's request from the session's tokens and the appended content.
 
-If the chain would exceed the session's length, a new chain begins with the anchor, the last pieces, and the
-new piece. The new chain's tokens are computed like any prompt's, so that dropped pieces have no influence.
+Each request appends a piece: the new content's tokens and media. The session's pieces together are the chain,
+which is the request's prompt.
+
+If the chain would exceed the session's length, a new chain contains only the anchor, the most recent pieces
+and the new piece. The new chain is prefilled like any prompt, so dropped pieces have no influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +23,11 @@ Part = dict[str, object]  # a part of a message
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """How a prompt extends a session.
+    """How a request's prompt extends a session.
 
-    `opens` says which turn the prompt opens (see TurnProcessor), and `is_anchor` whether the prompt's piece
-    stays when older pieces are dropped. `length` limits the session's tokens; `keep` limits the tokens that a
-    new chain begins with. `loaded` are older media that the session has to encode again.
+    `opens` says which turn the prompt opens (see TurnProcessor). `is_anchor` says whether the prompt's piece
+    stays when older pieces are dropped. `length` limits the session's tokens, and `keep` limits the tokens in
+    a new chain. `loaded` has older media that must be encoded again.
     """
 
     session_id: str
@@ -33,15 +36,15 @@ class SessionPlace:
     length: int
     keep: int
     film: int = 0  # as in the event APPENDED
-    was_in_film: bool = False  # whether a video was open during preparation
+    was_in_film: bool = False  # whether a video was open when the prompt was prepared
     loaded: tuple[MediaInput, ...] = ()
 
 
 class SessionChain(NamedTuple):
-    """The whole prompt for a session's request: tokens (int32 [n]) and media in their order.
+    """The whole prompt for a session's request: tokens (int32 [n]), and media in prompt order.
 
-    The request continues after `num_kept` tokens of the session; `num_opening` of the following tokens open a
-    turn, as in the event APPENDED.
+    The first `num_kept` tokens are the session's. The next `num_opening` tokens open a turn, as in the event
+    APPENDED.
     """
 
     tokens: np.ndarray
@@ -70,16 +73,16 @@ def build_chain(
     num_answer: int,
     film_begins: Callable[[], list[int]],
 ) -> SessionChain:
-    """Return the session's next chain, with `num_answer` tokens left for the answer.
+    """Return the session's next chain, which leaves room for `num_answer` answer tokens.
 
-    `film_begins` returns the tokens that stand before a video. Raises InvalidRequest if the piece does not
+    `film_begins` returns the tokens that come before a video. Raises InvalidRequest if the new piece does not
     fit after the anchor, or if an anchor follows other pieces.
     """
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
         raise InvalidRequest("an anchor must come first in a session: append it before other content")
     new = _Piece(prepared.prompt_token_ids, tuple(one.item for one in prepared.media), prepared.num_opening)
     if place.opens == "next" and new.num_opening and new.tokens[0] == session.tokens[-1]:
-        new = new.without(1)  # the answer already ended its turn
+        new = new.without(1)  # the answer already has the token that ends its turn
     num_kept = len(session.tokens)
     if num_kept + len(new.tokens) + num_answer <= place.length:
         return _joined(session, num_kept, [new], place.film)
@@ -107,7 +110,7 @@ def build_chain(
 
 
 class _Piece(NamedTuple):
-    """A piece's tokens, and its media with positions relative to the piece's first token."""
+    """A piece's tokens, and the piece's media with positions relative to its first token."""
 
     tokens: np.ndarray
     media: tuple[MediaItem, ...]
@@ -132,7 +135,10 @@ def _joined(session: SessionState, num_kept: int, pieces: Sequence[_Piece], film
 
 
 def _end_of_anchor(session: SessionState) -> int:
-    """Return the anchor's end; without an anchor, the end of the first turn's opening."""
+    """Return the index after the anchor's last token.
+
+    Without an anchor, this is the index after the tokens that open the first turn.
+    """
     end = session.chunks[0].num_opening if session.chunks else 0
     for _, last, chunk in _chunks_from(session, 0):
         if not chunk.is_anchor:
@@ -142,7 +148,7 @@ def _end_of_anchor(session: SessionState) -> int:
 
 
 def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chunk]]:
-    """Return (first token, end, chunk) for chunks that begin at `start` or later."""
+    """Return (first token, end, chunk) for each chunk that begins at `start` or later."""
     ends = [*(chunk.start for chunk in session.chunks[1:]), len(session.tokens)]
     return [
         (chunk.start, end, chunk)
@@ -152,7 +158,7 @@ def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chun
 
 
 def parts_of(content: object) -> list[Part]:
-    """Return appended content (a text, a part, or a list of both) as a message's parts.
+    """Return appended content as message parts. The content is a text, a part, or a list with both.
 
     Raises InvalidRequest.
     """
@@ -172,10 +178,10 @@ def parts_of(content: object) -> list[Part]:
 
 
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
-    """Return a video's frames, (seconds, image) each, as a message's parts.
+    """Return a video's frames as message parts. Each frame is a pair (seconds, image).
 
-    Frames that the encoder reads together become a single video part. Otherwise a frame is an image part
-    after a text with its time.
+    If the encoder reads several frames together (`in_patch` > 1), these become a single video part. Otherwise
+    a frame becomes a text with its time and an image part.
     """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):

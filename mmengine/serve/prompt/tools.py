@@ -1,4 +1,4 @@
-"""Tools in OpenAI's format, and the grammar for answers that may call them."""
+"""Parses tools in OpenAI's format, and builds the grammar for answers that may call them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from mmengine.structured_output.request.tool_calls import (
     tool_calls,
 )
 
-MAX_TOOLS = 128  # tools of one request
-MAX_TOOL_BYTES = 256 * 2**10  # bytes of one request's tools as JSON
+MAX_TOOLS = 128  # maximum number of tools in a request
+MAX_TOOL_BYTES = 256 * 2**10  # maximum size of a request's tools as JSON, in bytes
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's rule
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -41,7 +41,7 @@ NO_LARKS: Mapping[str, str] = MappingProxyType({})
 
 
 class ToolLimits(NamedTuple):
-    """Limits on a request's tools. With `is_strict` every tool must have a schema that can be enforced."""
+    """Limits on a request's tools. With `is_strict`, every tool's schema must be enforceable."""
 
     max_tools: int = MAX_TOOLS
     max_bytes: int = MAX_TOOL_BYTES
@@ -49,7 +49,7 @@ class ToolLimits(NamedTuple):
 
 
 class ToolSelection(msgspec.Struct, frozen=True):
-    """The tools of a request: `shown` to the chat template, and `tools` that may be called."""
+    """A request's tools. The chat template gets all tools in `shown`; the model may call those in `tools`."""
 
     shown: tuple[dict[str, object], ...]
     tools: tuple[RequestedTool, ...]
@@ -58,9 +58,9 @@ class ToolSelection(msgspec.Struct, frozen=True):
 
 
 class ToolCallSpec(msgspec.Struct, frozen=True):
-    """An answer's tools and call format.
+    """The tools that an answer may call, and the calls' text format.
 
-    `reasoning` has the model's start and end markers for reasoning; None if the model has no markers.
+    `reasoning` has the strings that begin and end the model's reasoning; None if the model has none.
     """
 
     selection: ToolSelection
@@ -77,8 +77,8 @@ def parse_tools(
 ) -> ToolSelection | None:
     """Parse a request's tools. Returns None without tools, or if `tool_choice` is none.
 
-    `larks`: Lark grammars of custom tools' inputs, by the functions' names. Raises InvalidRequest with the
-    field's path.
+    `larks` maps custom tools' names to Lark grammars for the tools' inputs. Raises InvalidRequest with the
+    invalid field's path.
     """
     parallel = parallel_tool_calls is None or check_flag(
         FieldPath("parallel_tool_calls"), parallel_tool_calls
@@ -126,7 +126,7 @@ def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
 
 
 def _without_nulls(where: FieldPath, given: object) -> dict[str, object]:
-    """Return a tool for the template, without null fields.
+    """Return a tool without its null fields, for the chat template.
 
     Raises InvalidRequest unless its type is function.
     """
@@ -238,7 +238,7 @@ def _made(
     answer: str,
     on_truncation: Truncation,
 ) -> GrammarRequest:
-    """Return the grammar; requests with the same tools share an object."""
+    """Return the grammar. Calls with equal arguments return the same cached object."""
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
     calls = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
     return tool_calls(tools, calls, on_truncation)

@@ -1,6 +1,6 @@
-"""Answer formats under vLLM's names: `structured_outputs`, `guided_json`, `guided_regex` and others.
+"""Translates vLLM's options for structured output, such as `structured_outputs` and `guided_json`.
 
-Each is translated to a response_format or a grammar. Options without a translation are refused by name.
+Each option becomes a response_format or a grammar. An option without a translation is refused by name.
 """
 
 import json
@@ -31,14 +31,14 @@ _REFUSED = {
 _IDLE = {
     "backend": ("auto",),
     "disable_fallback": (True, False),
-}  # accepted without effect, since there is no fallback
+}  # accepted without effect, since this engine has no fallback to another grammar backend
 _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
-    """Return `options` as (response_format, grammar); None for each that is not requested.
+    """Return the pair (response_format, grammar) that `options` request. At most one is not None.
 
-    Raises InvalidRequest for two formats, and for options without a translation.
+    Raises InvalidRequest if two formats are requested, and for options without a translation.
     """
     requested: dict[str, dict[str, Any]] = {}
     for name in ("response_format", "grammar"):
@@ -75,7 +75,7 @@ def _structured(value: object) -> dict[str, object]:
 
 
 def _form(where: FieldPath, value: object) -> dict[str, object]:
-    """Return the field as a keyword response_format or grammar; {} if it requests no format."""
+    """Return a dict with the key response_format or grammar, or {} if the field requests no format."""
     name = str(where[-1])
     kind = _GUIDED.get(name, name)
     if kind in _REFUSED or kind in _IDLE:
@@ -102,7 +102,7 @@ def _form(where: FieldPath, value: object) -> dict[str, object]:
 
 
 def _parsed(where: FieldPath, value: object) -> object:
-    """Decode a value that vLLM accepts as JSON text; other values are returned unchanged."""
+    """Decode JSON text. A value that is not text is returned unchanged."""
     if not isinstance(value, str):
         return value
     if len(value) > MAX_BYTES:

@@ -1,4 +1,5 @@
-"""The resources that an engine holds for a request from submission to its end, and reports about them.
+"""Manages the resources that an engine holds for a request from submission to the request's end.
 
-Pixels, grammars, adapters, sessions, metrics, health and crash recovery. Must not know how callers wait.
+The resources are pixels, grammars, adapters and sessions. The package also has metrics, health and crash
+recovery. It must not depend on how callers wait for outputs.
 """

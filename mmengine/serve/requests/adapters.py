@@ -1,4 +1,4 @@
-"""The LoRA adapters that requests may name, and the folders from which they are read."""
+"""Loads and unloads the LoRA adapters that requests may name."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -19,12 +19,12 @@ from mmengine.serve.requests.operator_log import operator_log
 if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
-MAX_ADAPTERS = 1024  # names that can be loaded at once
+MAX_ADAPTERS = 1024  # maximum number of adapters that are loaded at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAdapter:
-    """An adapter as requests carry it, and the folder that it is read from."""
+    """An adapter, and the folder from which the adapter's weights are read."""
 
     adapter: Adapter
     folder: Path
@@ -32,8 +32,9 @@ class LocalAdapter:
 
 @dataclass(slots=True)
 class _Use:
-    """The requests that use an adapter's weights, and the names under which these weights are loaded, newest
-    last.
+    """The requests that use an adapter's weights, and the names under which the weights are loaded.
+
+    The newest name comes last.
     """
 
     requests: set[str] = field(default_factory=set)
@@ -41,10 +42,10 @@ class _Use:
 
 
 class Adapters:
-    """An engine's adapters. Only the engine's thread changes them; other threads may read.
+    """An engine's LoRA adapters. Only the engine's thread may change them; all threads may read them.
 
-    As a RequestResource, this keeps a request's adapter readable until the request ends, even if the
-    adapter's name is unloaded or given to another adapter.
+    As a RequestResource, an instance keeps a request's adapter readable until the request ends, even if the
+    adapter is unloaded or replaced meanwhile.
     """
 
     def __init__(self, built: "Built") -> None:
@@ -68,7 +69,7 @@ class Adapters:
                 "this engine has no room for adapters: set max_loras, or start it with an adapter"
             )
         folder = resolve_adapter(source)
-        check_unicode(("lora_path",), str(folder))  # the log holds the path
+        check_unicode(("lora_path",), str(folder))  # the path is written to the log
         files = self._read(folder)
         size = files.num_bytes(self._value_bytes)
         return LocalAdapter(Adapter(files.digest, size, files.is_visual, name), folder)
@@ -86,8 +87,9 @@ class Adapters:
         return 4 if self._built.dtype == "float32" else 2
 
     def load(self, known: LocalAdapter) -> None:
-        """Let requests name the adapter; an adapter with the same name is replaced. Raises InvalidRequest at
-        the limit.
+        """Make the adapter available to requests, and replace an adapter with the same name.
+
+        Raises InvalidRequest if MAX_ADAPTERS are loaded.
         """
         name, digest = known.adapter.name, known.adapter.digest
         if name not in self.by_name and len(self.by_name) >= MAX_ADAPTERS:
@@ -102,8 +104,9 @@ class Adapters:
         operator_log.info("adapter loaded", name=name, digest=digest.hex()[:12], folder=str(known.folder))
 
     def unload(self, name: str) -> None:
-        """Refuse new requests for the adapter; running requests keep it. Raises InvalidRequest for an unknown
-        adapter.
+        """Unload the adapter for new requests. Running requests continue to use it.
+
+        Raises InvalidRequest for an unknown adapter.
         """
         known = self.by_name.pop(name, None)
         if known is None:
@@ -113,7 +116,10 @@ class Adapters:
         operator_log.info("adapter unloaded", name=name)
 
     def named(self, name: str) -> Adapter | None:
-        """Return the adapter with this name, None for "". Raises InvalidRequest for an unknown adapter."""
+        """Return the adapter with this name, or None if the name is "".
+
+        Raises InvalidRequest for an unknown name.
+        """
         if not name:
             return None
         known = self.by_name.get(name)
@@ -132,9 +138,9 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters that the continued log had loaded, and hold its requests' adapters.
+        """Load the adapters that a resumed log had loaded, and hold its requests' adapters.
 
-        A request's adapter may also be among `coming`, the adapters that are loaded next. Returns (request
+        A request's adapter may also be in `coming`, the adapters that the caller loads next. Returns (request
         id, reason) for each request whose adapter is missing.
         """
         pool, lost = resumed.state.adapters, []
@@ -160,8 +166,9 @@ class Adapters:
         return lost
 
     def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
-        """Read an adapter again that the log had loaded. None if its folder is gone or its weights have
-        changed.
+        """Read an adapter again that the log had loaded.
+
+        Returns None if the adapter's folder is missing or its weights have changed.
         """
         with suppress(MMEngineError, OSError):
             known = self.read(loaded.adapter.name, Path(loaded.source))
@@ -186,7 +193,7 @@ class Adapters:
     def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
-        if names:  # the unloaded name's folder may be removed: read from another
+        if names:  # read from another name's folder, since the unloaded one may be deleted
             self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 

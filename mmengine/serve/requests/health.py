@@ -1,4 +1,4 @@
-"""An engine's health: whether it may be given work, whether its log's disk is full, whether a step hangs."""
+"""Checks an engine's health: whether it is ready for work, the log's disk is full, or a step hangs."""
 
 import threading
 import time
@@ -15,27 +15,29 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.structured_output.rows.grammars import Grammars
 
-THRASH_STEPS = 256  # number of steps after a thrash in which a busy engine is not ready
+# After repeated preemption of a request, a busy engine is not ready for this number of steps.
+THRASH_STEPS = 256
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
-STUCK_S = 5.0  # seconds in which no step could be written, after which callers should not wait any longer
-HANG_EXIT = 75  # "try again": exit code of a process whose step hung, after the log recorded the hang
+STUCK_S = 5.0  # after this time without a write to the log, callers should not wait any longer, in seconds
+HANG_EXIT = 75  # exit code of a process whose step hung (EX_TEMPFAIL: "try again")
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether an engine may be given work: true in a boolean context if so.
+    """Whether an engine is ready for work. In a boolean context, true if it is ready.
 
-    `reasons` tell operators why not. `public` has the reasons for other readers, if they differ.
+    `reasons` tells operators why the engine is not ready. `public` has the reasons for other readers if these
+    differ.
     """
 
     reasons: tuple[str, ...] = ()
-    num_preparing: int = 0  # requests whose prompts are being prepared or queued for it
-    oldest_preparing_s: float = 0.0  # the oldest request's age, without the time to fetch its media
-    is_over: bool = False  # whether this engine will never be ready again
+    num_preparing: int = 0  # number of requests whose prompts are queued for preparation or being prepared
+    oldest_preparing_s: float = 0.0  # age of the oldest of these requests, without the time to fetch media
+    is_over: bool = False  # whether the engine has stopped for good
     public: tuple[str, ...] = ()
-    is_frozen: bool = False  # whether a step has not returned for so long that only a new process helps
-    stuck: str = ""  # why running requests have not progressed for STUCK_S, if the log cannot be written
+    is_frozen: bool = False  # whether a step has run for so long that only a new process helps
+    stuck: str = ""  # if the log could not be written for STUCK_S, the reason
 
     @property
     def public_reasons(self) -> tuple[str, ...]:
@@ -50,7 +52,7 @@ class Readiness:
 
 
 def stopped_engine(error: MMEngineError | None) -> Readiness:
-    """Return the readiness after `error` stopped the engine, or for None after a close."""
+    """Return the readiness for an engine that `error` has stopped, or that was closed (None)."""
     if error is None:
         return Readiness(("the engine stopped: it was closed",), is_over=True)
     public = f"the engine stopped: {error}"
@@ -60,10 +62,10 @@ def stopped_engine(error: MMEngineError | None) -> Readiness:
 
 
 class StepClock:
-    """The current step's duration. Threads other than the engine's may read it."""
+    """Measures how long the current step has run. Any thread may read `seconds`."""
 
     def __init__(self) -> None:
-        self._since = 0.0  # 0 between steps
+        self._since = 0.0  # start of the current step; 0 between steps
 
     def begin(self) -> None:
         self._since = time.monotonic()
@@ -78,7 +80,7 @@ class StepClock:
 
 
 def core_reasons(core: EngineCore) -> list[str]:
-    """Return why a running core makes no progress. Reads only a few attributes; thread-safe."""
+    """Return the reasons why a running core makes no progress. Thread-safe."""
     reasons = [core.stalled] if core.stalled else []
     if core.last_stall is not None:
         found, stall = core.last_stall
@@ -92,15 +94,18 @@ def core_reasons(core: EngineCore) -> list[str]:
 
 
 class StallWatch:
-    """Watches for a full disk. The engine calls `stepped` after each step."""
+    """Detects that a full disk stalls the engine. The engine calls `stepped` after each step."""
 
     def __init__(self, core: EngineCore):
         self._core = core
-        self._since = 0.0  # time of the last progress on a full disk; 0 while the disk is not full
-        self._unwritten_since = 0.0  # time of the first step that could not be written; 0 if the last one was
+        self._since = 0.0  # time of the last output while the disk is full; 0 if it is not full
+        self._unwritten_since = 0.0  # when steps first could not be written; 0 if the last step was
 
     def stepped(self, *, moved: bool) -> None:
-        """Record a step and whether it gave outputs. Without outputs on a full disk, pause STALL_PAUSE_S."""
+        """Record a step. `moved` says whether the step returned outputs.
+
+        If the disk is full and there were no outputs, sleep for STALL_PAUSE_S.
+        """
         if self._core.is_committed:
             self._unwritten_since = 0.0
         elif not self._unwritten_since:
@@ -117,19 +122,21 @@ class StallWatch:
 
     @property
     def stuck(self) -> str:
-        """Why no step could be written for STUCK_S, or "". Thread-safe."""
+        """If no step could be written for STUCK_S, the reason, else "". Thread-safe."""
         since = self._unwritten_since
         return self._core.stalled if since and time.monotonic() - since > STUCK_S else ""
 
     def check(self, limit_s: float | None = None) -> None:
-        """Raise LogError if the disk is full and nothing progressed for `limit_s` (default: a minute)."""
+        """Raise LogError if the disk is full and there were no outputs for `limit_s` seconds (default:
+        60).
+        """
         limit_s = STALL_LIMIT_S if limit_s is None else limit_s
         if self._since and time.monotonic() - self._since > limit_s:
             raise LogError(f"no progress for {limit_s:g} seconds: {self._core.stalled}")
 
 
 class EngineHealth:
-    """An engine's readiness: follows its steps, and asks its core, grammars and decoders.
+    """Determines an engine's readiness from its steps, core, grammar compilers and decoder processes.
 
     Any thread may call `readiness`.
     """
@@ -140,7 +147,7 @@ class EngineHealth:
         self._failure: MMEngineError | None = None  # the last step's error
 
     def stepped(self, *, moved: bool) -> None:
-        """Record a step that did not fail, and whether it gave outputs; see StallWatch.stepped."""
+        """Record a step that did not fail. `moved` says whether the step returned outputs."""
         self._failure = None
         self._stall_watch.stepped(moved=moved)
 
@@ -149,15 +156,15 @@ class EngineHealth:
         self._failure = engine_failed(error)
 
     def check_stall(self, limit_s: float | None) -> None:
-        """Raise LogError as StallWatch.check does."""
+        """Raise LogError if a full disk has stalled the engine for `limit_s`; see StallWatch.check."""
         self._stall_watch.check(limit_s)
 
     def readiness(self, *, is_closed: bool) -> Readiness:
-        """Return whether work should be sent to the engine, and if not, why.
+        """Return whether the engine is ready for more work, and the reasons if it is not.
 
-        Reasons are: the log cannot be written, a request is preempted again and again, the last step failed
-        (for example because no request could progress), a grammar's compilation hangs, no decoder
-        process starts, or the engine is closed.
+        The engine is not ready if the log cannot be written, a request is preempted again and again, the last
+        step failed (for example because no request could progress), a grammar's compilation hangs, no decoder
+        process can be started, or the engine is closed.
         """
         if is_closed:
             reasons = ["the engine is closed"]
@@ -175,8 +182,8 @@ class EngineHealth:
 class Watchdog:
     """Calls `on_hang` once, on its own thread, if a `with` block makes no progress for `limit_s` seconds.
 
-    Progress means that the block ends or reports finished work (models/progress.py), so a long step is no
-    hang as long as it reports.
+    Progress means that the block ends, or reports finished work with models/progress.py. A long step
+    therefore does not count as a hang as long as it reports progress.
     """
 
     def __init__(self, limit_s: float, on_hang: Callable[[], None]):

@@ -1,12 +1,13 @@
-"""Publishes KV cache events for routers over ZeroMQ, as vLLM does, from a process that reads the engine's
-log.
+"""Publishes KV cache events over ZeroMQ in vLLM's format, from a process that reads the engine's log.
+
+Routers use the events to send requests to the engine that has cached their prefix. The sockets are:
 
     PUB      (topic, number of the batch in 8 bytes, payload)
     ROUTER   on (empty, first number): (empty, topic, number, payload) for each batch since then, and number
              -1 at the end
 
-The batches and their numbers depend only on the log. So requested batches can be read from the disk, from any
-number on, even after the engine or this process has restarted. When retention has dropped the log's
+Batches and their numbers are computed from the log alone. A subscriber can therefore request batches from any
+number onwards, even after the engine or this process has restarted. If retention has deleted the log's
 beginning, only the batches in memory are available.
 """
 
@@ -22,26 +23,26 @@ from mmengine.errors import ConfigError, MMEngineError
 from mmengine.replay.kv_events.batches import Numbered, batches
 from mmengine.serve.requests.operator_log import operator_log
 
-MAX_QUEUED = 100_000  # batches that a subscriber may lag before it loses some, as in vLLM
-MAX_RECENT = 10_000  # batches that are answered from memory
-MAX_ASKED = 64  # bytes of a request's frame
-# time limit for a subscriber that does not read its answer; nothing is published meanwhile
+MAX_QUEUED = 100_000  # a subscriber that lags by more batches loses some, as in vLLM
+MAX_RECENT = 10_000  # number of latest batches that are kept in memory for replays
+MAX_ASKED = 64  # maximum size of a frame in a replay request, in bytes
+# How long to wait for a subscriber that does not read its replay. Nothing is published meanwhile.
 REPLAY_WAIT_MS = 1000
-POLL_MS = 20  # maximum delay of a batch
+POLL_MS = 20  # interval between two reads of the log, in ms
 END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvPublisher:
-    """Publishes on `publish` and answers requests on `replay`, endpoints such as tcp://*:5557.
+    """Publishes batches on the endpoint `publish`, and answers replay requests on the endpoint `replay`.
 
-    Without `replay` no batch can be requested again. Every message begins with `topic`. Raises ConfigError
-    for an endpoint that cannot be bound.
+    An endpoint is an address such as tcp://*:5557. Without `replay`, batches cannot be requested again. Every
+    message begins with `topic`. Raises ConfigError for an endpoint that cannot be bound.
     """
 
     def __init__(self, folder: Path, publish: str, replay: str = "", topic: str = ""):
         self._folder, self._topic = folder, topic.encode()
         self._recent: deque[Numbered] = deque(maxlen=MAX_RECENT)
-        self._first = 0  # number of the first published batch
+        self._first = 0  # number of the first batch that this process published
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
         self._pub = self._bound(zmq.PUB, publish)
@@ -52,7 +53,8 @@ class KvPublisher:
         socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED)
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # otherwise messages that exceed its queue are dropped
+            # Otherwise ZeroMQ drops messages when the queue is full.
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.SNDTIMEO, REPLAY_WAIT_MS)
         try:
             socket.bind(endpoint)
@@ -65,15 +67,15 @@ class KvPublisher:
 
     @property
     def endpoints(self) -> tuple[str, str]:
-        """The endpoints for publishing and for requests, with the ports that the system chose."""
+        """The endpoints for publishing and for replays, with the actual port numbers."""
         bound = [self._pub.getsockopt_string(zmq.LAST_ENDPOINT)]
         bound.append("" if self._router is None else self._router.getsockopt_string(zmq.LAST_ENDPOINT))
         return bound[0], bound[1]
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Publish until `goes_on` returns False. `goes_on` is called whenever there is nothing to publish.
+        """Publish batches until `goes_on` returns False.
 
-        Raises LogError, CorruptLog.
+        `goes_on` is called when there is nothing to publish. Raises LogError, CorruptLog.
         """
 
         def wait() -> bool:
@@ -92,7 +94,7 @@ class KvPublisher:
     def _answer(self, router: "zmq.Socket[bytes]") -> None:
         frames = router.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
-            return  # vLLM would not answer this either
+            return  # an invalid request; vLLM does not answer it either
         asker, first = frames[0], int.from_bytes(frames[2], "big")
         left_s = REPLAY_WAIT_MS / 1000
         answers = ((batch.seq.to_bytes(8, "big"), batch.payload) for batch in self._since(first))
@@ -103,20 +105,23 @@ class KvPublisher:
             operator_log.warning("a subscriber to KV events has left, or does not read", reason=str(error))
 
     def _since(self, first: int) -> Iterator[Numbered]:
-        """Yield the published batches from number `first` on that are still available."""
+        """Yield the published batches that are still available, beginning with number `first`."""
         recent = self._recent
         if recent and first < recent[0].seq:
             yield from self._read_again(first, recent[0].seq)
         yield from (batch for batch in recent if batch.seq >= first)
 
     def _read_again(self, first: int, until: int) -> Iterator[Numbered]:
-        """Yield batches from the disk; none if the log's beginning was dropped, which changes the numbers."""
+        """Yield batches before number `until` from the log.
+
+        Yields none if the log's beginning was deleted.
+        """
         older = batches(self._folder, until=until)
         try:
             head = next(older, None)
             if head is not None and head.seq == self._first:
                 yield from (batch for batch in chain([head], older) if batch.seq >= first)
-        except MMEngineError as error:  # a part of the log was dropped meanwhile
+        except MMEngineError as error:  # retention deleted a log segment meanwhile
             operator_log.warning("KV events cannot be read again", reason=str(error))
 
     def close(self) -> None:
@@ -124,9 +129,10 @@ class KvPublisher:
 
 
 def _sent(router: "zmq.Socket[bytes]", frames: tuple[bytes, ...], left_s: float) -> float:
-    """Send a part of an answer. Return how many of the receiver's `left_s` seconds are left.
+    """Send a message in a replay. Return the receiver's remaining time, which was `left_s` seconds before.
 
-    Raises ZMQError if the receiver has left or the time is over: a slow receiver delays all others.
+    Raises ZMQError if the receiver has left, or if its time is over, since a slow receiver delays all other
+    subscribers.
     """
     try:
         router.send_multipart(frames, zmq.NOBLOCK)

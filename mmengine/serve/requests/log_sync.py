@@ -1,4 +1,4 @@
-"""Syncs and tidies the log on a background thread."""
+"""Syncs the log to the disk, and packs and deletes old log segments, on a background thread."""
 
 import threading
 import time
@@ -9,14 +9,14 @@ from mmengine.core.engine import EngineCore
 from mmengine.errors import LogError
 
 SYNC_INTERVAL_S = 0.01
-IDLE_S = 60.0  # interval of tidying while nothing is committed, since segments age meanwhile
+IDLE_S = 60.0  # interval of `tidy` without steps, since segments become old meanwhile
 
 
 class LogSyncer:
-    """Calls `sync` and `tidy` in the background after steps, at most every 10 ms; `tidy` also once a minute.
+    """Calls `sync` and `tidy` in the background after steps, at most every 10 ms.
 
-    `sync` protects against power cuts only, not against killed processes; with None it is not called. `tidy`
-    packs full segments and drops old ones.
+    `sync` protects the log against power cuts; None disables syncs. A killed process loses no events in
+    either case. `tidy` packs full segments and deletes old ones, and also runs once a minute without steps.
     """
 
     def __init__(self, sync: Callable[[], None] | None, tidy: Callable[[], None]):
@@ -29,11 +29,11 @@ class LogSyncer:
 
     @classmethod
     def of(cls, core: EngineCore, config: EngineConfig) -> "LogSyncer":
-        """Return a syncer for the core's log. It syncs only if `log_sync` is "background"."""
+        """Return a LogSyncer for the core's log, which calls `sync` only if `log_sync` is "background"."""
         return cls(core.sync if config.log_sync == "background" else None, core.tidy)
 
     def notify(self) -> None:
-        """Record that something was committed. Raises LogError if an earlier sync failed."""
+        """Record that events were committed to the log. Raises LogError if an earlier sync failed."""
         if self._error is not None:
             raise LogError(f"the log could not be forced to the disk: {self._error.strerror}")
         self._dirty.set()

@@ -1,12 +1,12 @@
-"""Stores live requests' images and videos beside the log, since their pixels are needed again after a crash.
+"""Stores live requests' images and videos beside the log, so that a restarted engine can resume the requests.
 
     MEDIA_FOLDER/<hex of mm_hash>.media
     magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
     crc32 u32 of meta and data; meta is msgpack, then the data
 
-Kind 1 holds the encoded bytes as the caller sent them, with the requested options. Kind 2 holds the patches
-(uint8) for pixels that were decoded elsewhere. Only the owner may read the files. A file is complete before
-its request is logged, and is removed when no live request needs it.
+A file with kind 1 has the encoded bytes from the caller, and the requested options. A file with kind 2 has
+patches (uint8), because the caller passed decoded pixels. Only the owner may read the files. A file is
+complete before its request is logged, and is removed when no live request needs it.
 """
 
 import os
@@ -30,12 +30,12 @@ SUFFIX = ".media"
 MAGIC, VERSION = b"MMMD", 1
 ENCODED, PATCHES = 1, 2
 HEADER = struct.Struct("<4sHHIIQI")
-MAX_META = 2**16  # bytes of `meta`
+MAX_META = 2**16  # maximum size of `meta` in bytes
 _CHUNK = 2**20
 
 
 class MediaStore:
-    """The media files in a folder, with at most `max_bytes` in total. Not thread-safe.
+    """Manages the media files in a folder, with at most `max_bytes` in total. Not thread-safe.
 
     Raises LogError if the folder cannot be used.
     """
@@ -68,8 +68,8 @@ class MediaStore:
     def hold(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Store a request's media until `release`.
 
-        Raises QueueFull if they do not fit in the store or on the disk, and LogError if they cannot be
-        written; then nothing is held.
+        If the media do not fit in the store or on the disk, raises QueueFull; if they cannot be written,
+        LogError. Nothing is held after an error.
         """
         self.hold_stored(request_id, [one.item for one in media])
         try:
@@ -81,17 +81,21 @@ class MediaStore:
             raise
 
     def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
-        """Hold media that the store already has for a request that an earlier process accepted."""
+        """Hold media for a request that an earlier process accepted.
+
+        The store must already have the media.
+        """
         hashes = tuple(dict.fromkeys(item.mm_hash for item in items))
         self._held[request_id] = hashes
         for mm_hash in hashes:
             self._holders.setdefault(mm_hash, set()).add(request_id)
 
     def keep(self, holder: str, items: Iterable[MediaItem], new: Sequence[MediaInput]) -> None:
-        """Make `holder` hold `items` and release its other items. `new` has the data that may have to be
-        written.
+        """Make `holder` hold exactly `items`, and release its other items.
 
-        Raises the same errors as `hold`; then the holder keeps its earlier items.
+        `new` has the data for items that may not be stored yet.
+
+        Raises the same errors as `hold`. After an error, the holder still holds its earlier items.
         """
         before = self._held.get(holder, ())
         self.hold_stored(holder, items)
@@ -122,7 +126,7 @@ class MediaStore:
             self._drop(mm_hash)
 
     def load(self, item: MediaItem, processor: Processor) -> MediaInput:
-        """Load a held request's item. Raises InvalidMedia if its file is missing or damaged."""
+        """Load an item that a request holds. Raises InvalidMedia if the item's file is missing or damaged."""
         path = self._path(item.mm_hash)
         try:
             with _open(path) as file:
@@ -143,7 +147,7 @@ class MediaStore:
         size = self._sizes.pop(mm_hash, None)
         if size is not None:
             self.num_bytes -= size
-            with suppress(OSError):  # the next process removes a file that remains
+            with suppress(OSError):  # the next process removes a file that could not be removed here
                 self._path(mm_hash).unlink()
 
     def _write(self, media: MediaInput) -> None:
@@ -158,7 +162,7 @@ class MediaStore:
             with suppress(OSError):
                 partial.unlink()
             what = f"the media store {self._folder} cannot be written: {error.strerror}"
-            if error.errno in FULL:  # the end of other requests may make room
+            if error.errno in FULL:  # other requests may end and make room
                 raise QueueFull(f"{what}; try again later") from None
             raise LogError(what) from None
         except BaseException:
@@ -241,7 +245,7 @@ def _patches(file: BinaryIO, item: MediaItem, shape: Any, length: int) -> MediaI
 
 
 def _stored_source(path: Path, item: MediaItem, options: dict[str, Any], length: int) -> MediaSource:
-    """Return a source for the encoded bytes. A plugin gets them in memory even if they came from a file."""
+    """Return a source for the encoded bytes. The bytes are in memory even if the caller had passed a file."""
     with _open(path) as file:
         file.seek(-length, os.SEEK_END)
         return MediaSource(file.read(length), options)

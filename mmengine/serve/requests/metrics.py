@@ -1,4 +1,4 @@
-"""An engine's Prometheus metrics: the core's counters, and times of requests as their callers see them.
+"""Exports an engine's Prometheus metrics: the core's counters, and the requests' latencies.
 
 Example:
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 REASONS = ("stop", "length", "repetition", "pooled", "abort", "error", "rejected")
-COUNTERS = {  # for each field of Stats: metric name and help text
+COUNTERS = {  # field of Stats -> (metric name, help text)
     "steps": ("steps", "Steps that the executor ran."),
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of accepted requests."),
     "num_output_tokens": ("output_tokens", "Tokens sampled."),
@@ -49,22 +49,22 @@ GAUGES = {
     "sessions_open": ("sessions_open", "Sessions that are open."),
 }
 STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
-DRAFTS = {  # for each field of DraftCounts: metric name and help text
+DRAFTS = {  # field of DraftCounts -> (metric name, help text)
     "runs": ("draft_runs", "Draft runs of rows in steps, by drafter."),
     "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
     "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
-# Stats that `collect` exports separately: by reason, in seconds, by drafter, and by mode.
+# Fields of Stats that `collect` exports separately: by finish reason, in seconds, by drafter, and by mode.
 ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
-    """An engine's metrics. Other threads see values from some moment between two steps.
+    """An engine's metrics. Other threads read the values from a moment between two steps.
 
-    `stats` returns the core's counters, `ready` whether work may be sent, and `drafters` each drafter's name
-    and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph was replayed, and how
-    often not for each reason.
+    `stats` returns the core's counters, and `ready` whether the engine is ready for work. `drafters` returns
+    each drafter's name and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph
+    was replayed, and how often it was not for each reason.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
-        # returns the number of requests in preparation, and the oldest request's age in seconds
+        # Returns the number of requests in preparation, the oldest one's age, and how long a text has waited
+        # for a thread. The times are in seconds.
         self.preparing: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0
@@ -89,7 +90,7 @@ class Metrics(Collector):
         self._times.submitted(request, num_choices, prepared_s)
 
     def saw_step(self, outputs: Outputs) -> list[Output]:
-        """Count a step and return its outputs."""
+        """Record a step in the metrics and return the step's outputs."""
         scheduled = self._stats().num_scheduled_tokens
         taken = list(outputs)
         self._times.saw_step(taken, outputs.admitted, scheduled - self._num_scheduled)
@@ -102,7 +103,7 @@ class Metrics(Collector):
         self._times.release(request_id)
 
     def tell_times(self, report: Callable[[str, Times], None]) -> None:
-        """Have the engine's thread call `report` with each ended answer's id and times."""
+        """Have the engine's thread call `report(request_id, times)` when an answer ends."""
         self._times.report = report
 
     def text(self) -> str:
@@ -176,7 +177,7 @@ def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
 
 
 def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
-    cache = cache or MediaCache()  # a model without a cache reports zeros
+    cache = cache or MediaCache()  # without a media cache, all values are 0
     hits = "Images and videos found prepared, by content."
     yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
     misses = "Images and videos that were decoded and resized."
@@ -191,7 +192,7 @@ def engine_metrics(
     media: MediaCache[object] | None,
     decoders: Decoders | None,
 ) -> Metrics:
-    """Return the metrics for an engine with these parts."""
+    """Return the Metrics for an engine with these parts."""
     core, executor = built.core, built.executor
     metrics = Metrics(
         core.stats,

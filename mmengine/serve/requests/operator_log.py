@@ -1,6 +1,6 @@
-"""Log records for operators: structlog over the standard logger `mmengine.operators`.
+"""Logs events for operators with structlog, through the standard logger `mmengine.operators`.
 
-Silent until that logger or a parent gets a handler:
+Nothing is printed until this logger or a parent has a handler:
 
     logging.basicConfig(level=logging.INFO)
 
@@ -23,4 +23,4 @@ operator_log = structlog.wrap_logger(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
     ],
-).bind()  # otherwise each call would create the logger again
+).bind()  # without `bind`, each call would create a new logger

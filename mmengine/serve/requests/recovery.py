@@ -1,5 +1,6 @@
-"""Continue a log: reload media and recompile grammars for the previous process's requests, and find these
-requests for their callers.
+"""Resumes the requests in a log: reloads their media, and compiles their grammars again.
+
+Callers can then find the previous process's requests and attach to them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +27,10 @@ if TYPE_CHECKING:  # lazy, because mmengine.build imports torch
 
 
 class UnclaimedRequest(Protocol):
-    """A request from the previous process to which no caller is attached. Callers recognize their request by
-    its id and by `envelope`: bytes that the caller stored with the request.
+    """A request from the previous process to which no caller is attached.
+
+    A caller recognizes its request by the id and by `envelope`, bytes that the caller stored with the
+    request.
     """
 
     @property
@@ -42,10 +45,10 @@ class UnclaimedRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """A request from the previous process, with all its answers.
+    """A request from the previous process, with all its choices.
 
-    `queued` is the QUEUED event of the first answer. `num_tokens` counts the tokens of all answers when the
-    log was read. `has_ended` is true if all answers were complete by then, and only their delivery was
+    `queued` is the first choice's QUEUED event. `num_tokens` counts all choices' output tokens when the log
+    was read. `has_ended` says whether all choices were complete then, so that only their delivery was
     missing.
     """
 
@@ -62,18 +65,19 @@ class RecoveredRequest:
 
     @property
     def tenant(self) -> str:
-        """The tenant that the request belongs to, "" without tenants."""
+        """The tenant to which the request belongs, or ""."""
         return self.queued.tenant
 
 
 def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:
-    """Return the recovered requests by request id, and the core ids of answers that no caller can claim.
+    """Return the recovered requests by request id, and core ids whose answers no caller can claim.
+
     `resumed` maps core ids to answers.
 
     An answer cannot be claimed if its request was cancelled, if its vector is not in the log, or if another
-    choice of the request was already delivered or cancelled.
+    choice for the same request was already delivered or cancelled.
     """
-    choices: dict[str, dict[str, ResumedAnswer]] = {}  # first choice's core id -> all choices by core id
+    choices: dict[str, dict[str, ResumedAnswer]] = {}  # core id of the first choice -> core id -> choice
     for name, answer in resumed.items():
         choices.setdefault(answer.queued.group or name, {})[name] = answer
     out: dict[str, RecoveredRequest] = {}
@@ -104,9 +108,10 @@ def open_log(
     adapters: Adapters,
     coming: Iterable[LocalAdapter],
 ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
-    """Return the media store next to `log`, and the previous process's answers by core id.
+    """Return the media store beside `log`, and the previous process's answers by core id.
 
-    If `built` resumes a log, the core continues this log. `coming` are adapters that will be loaded next.
+    If `built` resumes a log, the core continues this log. `coming` has the adapters that the caller loads
+    next.
     """
     found = built.resumed
     store = None if log is None else _open_store(log, built.config, found)
@@ -118,8 +123,9 @@ def open_log(
 
 
 def _open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
-    """Return the media store next to a log, or None if the settings disable it. Removes
-    stored media that no request or session in `resumed` needs.
+    """Return the media store beside a log, or None if the settings disable the store.
+
+    Removes stored media that no request or session in `resumed` needs.
     """
     if not config.media_store_bytes:
         return None
@@ -142,8 +148,9 @@ def _recover(
     coming: Iterable[LocalAdapter],
     cause: str,
 ) -> None:
-    """Continue the core from the log. A request whose media, grammar or adapter is missing ends with an
-    error.
+    """Make the core continue from the log.
+
+    A request whose media, grammar or adapter is missing ends with an error.
     """
     loaded: dict[bytes, MediaInput] = {}
     lost = []
@@ -165,11 +172,12 @@ def _recover(
 
 
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
-    """Compile the requests' grammars again, because logs contain no compiled grammars. Waits for grammars
-    that requests were already using.
+    """Compile the requests' grammars again, because logs contain no compiled grammars.
 
-    Returns pairs of a request id and the reason, for requests whose grammar is not available. If a request
-    still waited for its grammar, the core learns in a later step that the grammar is ready.
+    Waits until the grammars that running requests use are compiled.
+
+    Returns (request id, reason) for each request whose grammar is not available. If a request had still
+    waited for its grammar, a later step tells the core when the grammar is ready.
     """
     lost, ready = [], []
     for name, req_state in resumed.state.requests.items():
@@ -196,5 +204,5 @@ def _load(
         raise InvalidMedia(_NOT_KEPT)
     if item.mm_hash not in loaded:
         loaded[item.mm_hash] = store.load(item, built.processor)
-    # the same image may be at another position in another prompt
+    # the same image may be at a different position in each prompt
     return replace(loaded[item.mm_hash], item=item)

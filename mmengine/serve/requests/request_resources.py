@@ -1,4 +1,4 @@
-"""The resources that a request holds from its submission to its end, and the memory for grammar sources."""
+"""Holds a request's resources from submission to the request's end, and limits the memory for grammars."""
 
 import sys
 import threading
@@ -18,24 +18,27 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 
-MAX_BYTES = 128 * 2**20  # bytes of all different sources; each has at most 8 MiB
+MAX_BYTES = 128 * 2**20  # limit on the total size of all different sources; each has at most 8 MiB
 
 
 class GrammarMemory:
-    """The grammar sources that requests hold. Equal sources share an object and count once. Thread-safe."""
+    """Keeps the source texts for requests' grammars, with equal sources shared and counted once.
+
+    Thread-safe.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._held: dict[object, str] = {}  # each holder's source
+        self._held: dict[object, str] = {}  # holder -> source
         self._known: dict[str, list] = {}  # source -> [the shared object, its number of holders]
         self.num_bytes = 0
 
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
-        """Return `grammar` with the shared object for its source, which is kept until `release`.
+        """Return `grammar` with a shared source object, which is kept until `release`.
 
-        A holder has a single source. Raises QueueFull if there is no room for a new source, unless a previous
-        process has accepted the request (`was_accepted`).
+        A holder has a single source. Raises QueueFull if there is no room for a new source. A request that a
+        previous process accepted (`was_accepted`) ignores the limit.
         """
         source = grammar.source
         with self._lock:
@@ -54,7 +57,10 @@ class GrammarMemory:
             return _with_source(grammar, known[0])
 
     def shared(self, grammar: GrammarRequest) -> GrammarRequest:
-        """Return `grammar` with the shared object for an equal source, unchanged if none is held."""
+        """Return `grammar` with the shared object for an equal source.
+
+        Without one, `grammar` is unchanged.
+        """
         with self._lock:
             known = self._known.get(grammar.source)
             return grammar if known is None else _with_source(grammar, known[0])
@@ -77,14 +83,14 @@ def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
 
 
 class RequestResource(Protocol):
-    """A resource that requests hold. Core ids identify the requests."""
+    """A resource that requests hold. The requests are identified by core ids."""
 
     def release(self, request_id: str, /) -> None:
         """Release the resources that an ended request holds. An unknown id is no error."""
 
 
 class RequestResources:
-    """Holds and releases all resources for a request, however the request ends.
+    """Holds all resources for a request, and releases them when the request ends for any reason.
 
     Not thread-safe.
     """
@@ -111,11 +117,11 @@ class RequestResources:
     def hold(
         self, request: Request, media: Sequence[MediaInput], new: Sequence[MediaInput] | None = None
     ) -> None:
-        """Hold a request's pixels for the device and in the media store, and compile its grammar.
+        """Hold a request's pixels for the device and in the media store, and start compiling its grammar.
 
-        Raises InvalidRequest for an id in use, and QueueFull and other errors if a resource has no room; then
-        nothing is held. For a session's request, `new` are the media that it brings; the session holds the
-        others.
+        Raises InvalidRequest for an id in use, and QueueFull and other errors if a resource has no room.
+        After an error, nothing is held. For a session's request, `new` has the media that the request adds;
+        the session holds all other media.
         """
         request_id = request.request_id
         if request_id in self._ids:
@@ -136,7 +142,7 @@ class RequestResources:
             raise
 
     def release(self, request_id: str) -> None:
-        """Release everything that the request holds."""
+        """Release all resources that the request holds."""
         self._ids.discard(request_id)
         for holder in self._all:
             holder.release(request_id)

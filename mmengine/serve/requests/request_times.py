@@ -1,7 +1,7 @@
-"""Measures how long requests wait and run, from steps' outputs, into histograms.
+"""Measures requests' latencies, such as time to first token, and records them in histograms.
 
-All tokens in a step arrive at the same moment. So all rows that also got a token in the previous step have
-the same inter-token time, and a single `add` with their count records it.
+All tokens from a step arrive at the same moment. All rows with a token in two consecutive steps therefore
+have the same inter-token time, which a single `add` with the row count records.
 """
 
 import time
@@ -23,7 +23,10 @@ CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Buckets:
-    """A histogram that takes several equal values at once. A single thread adds; any thread may collect."""
+    """A histogram to which several equal values can be added at once.
+
+    Only a single thread may add values; any thread may collect.
+    """
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]):
         self._name, self._help, self._bounds = name, help_text, bounds
@@ -45,9 +48,9 @@ class Buckets:
 
 
 class Times(NamedTuple):
-    """An ended answer's times, on the monotonic clock in seconds; 0 for a stage it never reached.
+    """When an ended answer reached each stage, in seconds on the monotonic clock; 0 if it never did.
 
-    `begun` is when the preparation began, or the submission if there was no preparation.
+    `begun` is when the preparation began, or the submission time without preparation.
     """
 
     begun: float
@@ -60,21 +63,22 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """A running answer's times, on the monotonic clock in seconds; 0 for a future stage."""
+    """When a running answer reached each stage, in seconds on the monotonic clock; 0 for a later stage."""
 
     begun: float  # as in Times
     queued: float
     num_prompt: int
     admitted: float = 0.0
     first: float = 0.0
-    last: float = 0.0  # when its newest tokens arrived
+    last: float = 0.0  # when the newest tokens arrived
     num_tokens: int = 0
 
 
 class RequestTimes:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self.report: Callable[[str, Times], None] | None = None  # called for each answer that has ended
+        # Called with the core id when an answer has ended.
+        self.report: Callable[[str, Times], None] | None = None
         self._before = -1.0  # when the last step with outputs returned
         self._all: list[Buckets] = []
         self._preparation = self._new("request_preparation_seconds", "Time from a call to its submission.")
@@ -101,8 +105,8 @@ class RequestTimes:
         return self._all[-1]
 
     def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
-        """Record that an answer, among `num_choices` to a prompt, was submitted. Preparation took
-        `prepared_s`.
+        """Record that an answer, among `num_choices`, was submitted after `prepared_s` seconds in
+        preparation.
         """
         now = time.monotonic()
         num_prompt = len(request.prompt_token_ids)
@@ -113,7 +117,7 @@ class RequestTimes:
             self._preparation.add(prepared_s)
 
     def saw_step(self, outputs: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
-        """Record a step's outputs, and the next step's token count and newly admitted requests."""
+        """Record a step's outputs, and the next scheduled step's newly admitted requests and token count."""
         now = time.monotonic()
         if num_scheduled:
             self._step.add(num_scheduled)
@@ -128,7 +132,7 @@ class RequestTimes:
 
     def _take(self, outputs: Sequence[Output], now: float) -> None:
         find, before, num_regular = self._live.get, self._before, 0
-        for output in outputs:  # runs for each row of each step, so it has to be cheap
+        for output in outputs:  # must be fast, because it runs for each row of each step
             live = find(output.request_id)
             if live is None:
                 continue
@@ -162,7 +166,7 @@ class RequestTimes:
             self._mean.add((live.last - live.first) / (live.num_tokens - 1))
 
     def release(self, request_id: str) -> None:
-        """Drop a request that has ended. An unknown id is no error."""
+        """Report and forget a request that has ended. An unknown id is no error."""
         live = self._live.pop(request_id, None)
         if live is not None and self.report is not None:
             over = time.monotonic()

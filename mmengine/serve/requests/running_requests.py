@@ -1,4 +1,4 @@
-"""Running requests: turns the core's outputs into callers' outputs."""
+"""Tracks running requests, and converts the core's outputs to outputs for callers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 @dataclass(slots=True)
 class _Answer:
-    """A running choice."""
+    """A choice that is being generated."""
 
     index: int
     stream: TextStream | None
@@ -38,7 +38,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request with running choices."""
+    """A request whose choices have not all ended."""
 
     request_id: str
     prepared: Prepared
@@ -55,9 +55,8 @@ class _Pending:
 class RunningRequests:
     """An engine's running requests.
 
-    `resumed` maps core ids to the previous process's answers that no caller has claimed. `notes_on` returns
-    the notes on a grammar. With `texts` False all texts are empty, and the outputs' reader decodes the
-    tokens.
+    `resumed` maps core ids to answers from the previous process that no caller has claimed. `notes_on`
+    returns the notes on a grammar. With `texts` False, all texts are empty, and callers decode the tokens.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class RunningRequests:
 
     @property
     def has_streams(self) -> bool:
-        """Whether a caller wants text before its answer is complete."""
+        """Whether a running request was submitted with `stream`, so that its outputs have text."""
         return any(answer.stream is not None for _, answer in self._answers.values())
 
     def core_ids(self, request_id: str) -> Iterator[str]:
@@ -93,7 +92,7 @@ class RunningRequests:
                 yield core_id
 
     def prepared(self, request_id: str) -> Prepared:
-        """Return a running request's prompt."""
+        """Return a running request's prepared prompt."""
         return self._pending[request_id].prepared
 
     def prompt_tokens(self, request_id: str) -> tuple[int, int]:
@@ -108,8 +107,10 @@ class RunningRequests:
         return computed, whole
 
     def encoded_percent(self, request_id: str) -> int | None:
-        """Return how many percent are encoded if the request's image or video is encoded in pieces, else
-        None.
+        """Return by how many percent a large image or video is encoded, else None.
+
+        The value is None unless the request has an item that is encoded over several steps and is in
+        progress.
         """
         state = self._core.view
         part = state.part
@@ -125,8 +126,9 @@ class RunningRequests:
         stream: bool,
         notes: tuple[Note, ...] = (),
     ) -> None:
-        """Add a request that the core has accepted, with a core request for each choice. `notes` concern its
-        response format.
+        """Add a request that the core has accepted, with a core request for each choice.
+
+        `notes` reports facts about the request's response format.
         """
         pending = _Pending(request_id, prepared, len(requests), notes)
         self._pending[request_id] = pending
@@ -143,7 +145,7 @@ class RunningRequests:
         return _Answer(request.sample_index, text, stops, request.grammar is not None, stops.after)
 
     def take(self, output: Output) -> RequestOutput | None:
-        """Convert a core output for its caller; None if the request has no caller."""
+        """Convert a core output for the request's caller. Returns None if the request has no caller."""
         if output.request_id not in self._answers:
             self._take_unclaimed(output)
             return None
@@ -176,7 +178,7 @@ class RunningRequests:
         )
 
     def _take_unclaimed(self, output: Output) -> None:
-        """Record an output for a request without a caller: a recovered or a detached request."""
+        """Record an output for a recovered or detached request, which has no caller."""
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
         elif output.finish_reason is not None:
@@ -217,9 +219,9 @@ class RunningRequests:
         )
 
     def delivered(self, request_id: str) -> None:
-        """Release an answer that its caller has stored. The next step records this in the log.
+        """Mark an answer as delivered. The next step records the delivery in the log.
 
-        Until then, a process that resumes the log returns the answer again.
+        Until the delivery is recorded, a process that resumes the log returns the answer again.
         """
         for core_id in self._undelivered.pop(request_id, ()):
             self._core.delivered(core_id)
@@ -228,18 +230,21 @@ class RunningRequests:
         for request_id in list(self._undelivered):
             self.delivered(request_id)
 
-    # Requests of the previous process
+    # The methods below concern requests of the previous process.
 
     def can_resume(self, request_id: str, num_choices: int = 1) -> bool:
-        """Return whether the previous process had this request with as many answers and did not cancel it."""
+        """Return whether the log has this request with `num_choices` choices and without a cancelled
+        choice.
+        """
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]
         return all(one is not None and not one.is_gone for one in found)
 
     def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
-        """Resume a request and return its outputs from the first token on, in the order of the first time.
+        """Resume a request and return all its outputs so far, in their original order.
 
-        If the answer is complete, the last output has the completion. Raises KeyError as `resume` does.
+        If the answer is complete, the last output has the completion. Raises KeyError if `can_resume` is
+        False.
         """
         found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
         completion = self.resume(request_id, num_choices)
@@ -271,9 +276,9 @@ class RunningRequests:
         stream: bool = False,
         notes: tuple[Note, ...] = (),
     ) -> Completion | None:
-        """Continue the previous process's request. `notes` concern its response format.
+        """Continue a request from the previous process. `notes` reports facts about the response format.
 
-        Returns the completion if the answer is complete. Otherwise `Engine.step` returns the further outputs,
+        Returns the completion if the answer is complete. Otherwise `Engine.step` returns the later outputs,
         which have text only with `stream`. Raises KeyError if `can_resume` is False.
         """
         names = core_ids(request_id, num_choices)
@@ -298,13 +303,19 @@ class RunningRequests:
         return completion
 
     def detach(self, core_id: str) -> None:
-        """Let the previous process's request, if any, run to its end without a caller."""
+        """Let a request from the previous process run to its end without a caller.
+
+        An unknown id is no error.
+        """
         one = self.resumed.pop(core_id, None)
         if one is not None and one.reason:
             self._core.delivered(core_id)
 
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
-        """Drop the answers to the previous process's request, if any, and cancel unfinished ones."""
+        """Drop the answers to a request from the previous process, and cancel unfinished answers.
+
+        An unknown id is no error.
+        """
         for name in core_ids(request_id, num_choices):
             if (one := self.resumed.pop(name, None)) is None:
                 continue

@@ -1,8 +1,8 @@
-"""Images and frames that are needed to compute sessions again.
+"""Keeps sessions' images and frames, which are encoded again when a session's prompt is recomputed.
 
-A media store holds them beside the log. Without a store, their encoded bytes stay in memory, or their pixels
-if they came as pixels. Media that a request drops from the session are released only with the session's next
-request, because a request that fails restores the session's earlier state.
+With a media store, the media are in files beside the log. Without a store, the encoded bytes stay in memory,
+or the pixels if the caller passed pixels. Media that a request drops from the session are released only by
+the session's next request, because a request that fails restores the session's earlier state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +29,9 @@ class SessionMedia:
         self.num_bytes = 0
 
     def take(self, session: SessionState, items: Sequence[MediaItem], new: Sequence[MediaInput]) -> None:
-        """Hold `items` for a session's request, which brought the `new` media.
+        """Hold `items` for a session's request. `new` has the data for media that the request adds.
 
-        Raises InvalidMedia if an older item is lost, QueueFull if there is no room.
+        Raises InvalidMedia if an older item is lost, and QueueFull if there is no room.
         """
         wanted = (*session.media, *items)
         if self._store is not None:
@@ -65,9 +65,10 @@ class SessionMedia:
     def inputs(
         self, session_id: str, items: Sequence[MediaItem], there: Sequence[MediaInput]
     ) -> Sequence[MediaInput]:
-        """Return a request's pixels. Items that are not in `there` are loaded when they are read.
+        """Return a request's pixels as a lazy sequence.
 
-        A step reads them, so loading does not wait for decoder processes that other requests use.
+        An item that is not in `there` is loaded when it is read. Steps read the pixels. Loading must not
+        delay a step, so it does not wait for busy decoder processes.
         """
         fresh = {one.item.mm_hash: one for one in there}
         kept = self._kept.get(session_id, {})
@@ -85,7 +86,7 @@ class SessionMedia:
         return _Inputs(items, load)
 
     def loads(self, session_id: str, items: Iterable[MediaItem]) -> list[Load]:
-        """Return loaders for the session's items that have to be decoded. Any thread may call them.
+        """Return a loader for each item that must be decoded. Any thread may call the loaders.
 
         Raises InvalidMedia, QueueFull.
         """
@@ -115,7 +116,7 @@ class _Inputs(Sequence[MediaInput]):
 
 
 def holder_of(session_id: str) -> str:
-    """Return the media store's name for a session, which no request can have as its id."""
+    """Return the name under which a session holds media in the store. No request can have this id."""
     return f"\0session {session_id}"
 
 

@@ -1,4 +1,4 @@
-"""An engine's sessions, on its thread: opening, closing, and their requests' prompts."""
+"""Opens and closes an engine's sessions, and builds the prompts for their requests."""
 
 import math
 import secrets
@@ -33,17 +33,17 @@ from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.session_media import Load, SessionMedia
 
-IDLE_S = 600.0  # seconds without a request after which a session is closed by default
+IDLE_S = 600.0  # default time without a request after which a session is closed
 MAX_IDLE_S = 10**7
 SHORTEST_LENGTH = 16  # tokens
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's settings, which the log keeps.
+    """A session's settings. The log stores them.
 
-    `length` limits its tokens; 0 means max_model_len. `keep` limits the tokens that a new chain begins with;
-    0 means half of the length. `adapter` names the LoRA adapter for the whole session, "" for none.
-    `envelope` are the caller's bytes.
+    `length` limits the session's tokens; 0 means max_model_len. When the limit is reached, at most `keep`
+    tokens stay in the session; 0 means half of the length. `adapter` names the LoRA adapter for the whole
+    session, or is "". `envelope` has bytes that the caller stores with the session.
     """
 
     system: str = ""
@@ -57,16 +57,16 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: SessionOptions) -> "SessionSettings":
-        """Return the settings for a caller's options."""
+        """Return the settings that a caller's options request."""
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         return cls(**given)
 
 
 class SessionFacts(NamedTuple):
-    """The state of a session between two requests.
+    """A session's state between two requests.
 
-    `num_requests` counts the requests that became part of the session. `live` is the running request, or "".
-    `answer` are the last answer's token ids.
+    `num_requests` counts the requests that were added to the session. `live` is the running request's id, or
+    "". `answer` has the last answer's token ids.
     """
 
     session_id: str
@@ -83,7 +83,7 @@ class SessionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt(Prompt):
-    """A session's piece as a prompt: `messages` is a single message with the appended content."""
+    """Content that is appended to a session, as a prompt. `messages` is a single message with the content."""
 
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
@@ -92,7 +92,7 @@ class TurnPrompt(Prompt):
     is_film: bool = False
 
     def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
-        """Return the appended part's tokens and patches. Raises InvalidRequest, InvalidMedia."""
+        """Return the appended content's tokens and patches. Raises InvalidRequest, InvalidMedia."""
         if not isinstance(processor, TurnProcessor):
             raise InvalidRequest("this model's processor does not support sessions")
         assert self.messages is not None
@@ -111,16 +111,17 @@ class TurnPrompt(Prompt):
 
 
 class Sessions:
-    """An engine's sessions, with their media and adapters. Not thread-safe."""
+    """An engine's sessions, with their media and adapters. Only the engine's thread may use them."""
 
     def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor, adapters: Adapters):
         self._core, self._media, self._config = core, media, core.config
         self._processor, self._adapters = processor, adapters
         self._settings: dict[str, SessionSettings] = {}
-        self._known = set(core.state.sessions.all)  # sessions of the previous process have media too
+        # Includes the previous process's sessions, which have media too.
+        self._known = set(core.state.sessions.all)
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
-        """Open a session and return its id, which is random if none is given.
+        """Open a session and return its id. An empty `session_id` gives a random id.
 
         Raises InvalidRequest, QueueFull.
         """
@@ -150,32 +151,32 @@ class Sessions:
         return msgspec.structs.replace(settings, length=length, keep=keep)
 
     def begin_turn(self, session_id: str) -> None:
-        """Keep the session from being idle until `end_turn`. An unknown session is no error."""
+        """Begin a turn, during which the session does not count as idle. An unknown session is no error."""
         self._core.sessions.hold(session_id)
 
     def end_turn(self, session_id: str) -> None:
-        """End a turn, after which the session counts as idle.
+        """End a turn. The session counts as idle from now on.
 
         Called when the turn's request has ended, or when its frame waits for further frames.
         """
         self._core.sessions.release(session_id)
 
     def continue_turns_of(self, stuck: "Sessions") -> None:
-        """Take over a hung engine's turns."""
+        """Continue the open turns in a hung engine's sessions."""
         self._core.sessions.hold_sessions_of(stuck._core.sessions)
 
     def close(self, session_id: str) -> None:
-        """Close a session, even during a request. Raises InvalidRequest for a closed session."""
+        """Close a session, even while a request runs. Raises InvalidRequest for a closed session."""
         self._core.sessions.close(session_id, "closed")
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until a session will have been idle for too long; None without idle sessions."""
+        """Seconds until the next session reaches its idle limit; None without idle sessions."""
         next_ns = self._core.inbox.next_idle_ns
         return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
 
     def tidy(self) -> None:
-        """Release closed sessions' resources."""
+        """Release the resources that closed sessions hold."""
         found, waits = self._core.view.sessions.all, self._core.inbox.opening
         for session_id in [name for name in self._known if name not in found and name not in waits]:
             self._known.discard(session_id)
@@ -191,15 +192,16 @@ class Sessions:
     def settings(self, session_id: str) -> SessionSettings:
         """Return a session's settings. Raises InvalidRequest for a closed session."""
         session = self._core.sessions.find(session_id)
-        if session_id not in self._settings:  # another process opened it
+        if session_id not in self._settings:  # the previous process opened the session
             self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
         return self._settings[session_id]
 
     def adapter(self, session_id: str) -> Adapter | None:
-        """Return the adapter for the next request: the adapter that now has the name in the session's
-        settings.
+        """Return the adapter for the session's next request.
 
-        Raises InvalidRequest if that adapter is not loaded, or the session is not open.
+        This is the adapter that is now loaded under the name in the session's settings.
+
+        Raises InvalidRequest if the adapter is not loaded, or if the session is not open.
         """
         return self._adapters.named(self.settings(session_id).adapter)
 
@@ -241,7 +243,7 @@ class Sessions:
         is_film: bool = False,
         media_options: Mapping[str, object] | None = None,
     ) -> tuple[TurnPrompt, SessionPlace]:
-        """Return appended content as a prompt, and how it extends the session. Raises InvalidRequest."""
+        """Return appended content as a prompt, and its place in the session. Raises InvalidRequest."""
         settings = facts.settings
         prompt = TurnPrompt(
             messages=[{"role": "user", "content": parts_of(content)}],
@@ -259,7 +261,7 @@ class Sessions:
         return prompt, place
 
     def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> SessionChain:
-        """Return a request's whole prompt. Raises InvalidRequest."""
+        """Return the whole prompt for a session's request. Raises InvalidRequest."""
         options = self.settings(place.session_id).template_options
         found = self._found(place)
 
@@ -270,10 +272,10 @@ class Sessions:
         return build_chain(found, prepared, place, max(1, num_answer), film_begins)
 
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
-        """Return loaders for the older media that a request has to encode again, in prompt order.
+        """Return a loader, in prompt order, for each older media item that a request must encode again.
 
-        These are all media after the computed tokens, unless the encoder cache has all their features. Raises
-        the same errors as `chain`.
+        These are all media after the computed tokens. If the encoder cache has all their features, returns
+        []. Raises the same errors as `chain`.
         """
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
@@ -291,7 +293,7 @@ class Sessions:
 
         leased = min(chain.num_kept, len(session.leased) * self._config.block_size)
         can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
-        if can_begin and not media_after(leased):  # the usual case, in which no lookup is needed
+        if can_begin and not media_after(leased):  # the usual case, which needs no prefix cache lookup
             return []
         items = media_after(num_found(self._core.view, request))
         return self._media.loads(place.session_id, items.values())
@@ -318,8 +320,8 @@ def make_sessions(
 ) -> Sessions:
     """Return an engine's sessions.
 
-    Requests that the previous process accepted for sessions go on without a caller, since their answers
-    belong to the sessions. Requests in `awaited` keep their callers.
+    Session requests from the previous process continue without a caller, since their answers belong to the
+    sessions. Requests in `awaited` still have their callers.
     """
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):
@@ -330,5 +332,5 @@ def make_sessions(
 
 
 def request_id_of(session_id: str, number: int) -> str:
-    """Return the id for a session's request that follows `number` earlier requests."""
+    """Return the request id for a session's request after `number` earlier requests."""
     return f"{session_id}.{number}"

@@ -1,4 +1,4 @@
-"""Submits prepared prompts to the core as its requests."""
+"""Submits prepared prompts to the engine core as requests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -29,9 +29,9 @@ from mmengine.structured_output.request.spec import HAS_JSON
 if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
-LOWERED_BY = "max_pixels"  # an option of requests and of `mmengine run`
-MAX_NOTED = 1_000  # different notes that are remembered, so that they are logged once
-MAX_LOGGED_NOTES = 10  # notes of a single response format in the operator log
+LOWERED_BY = "max_pixels"  # option of requests and of `mmengine run` that makes images smaller
+MAX_NOTED = 1_000  # number of notes that are remembered so that each is logged once
+MAX_LOGGED_NOTES = 10  # maximum number of logged notes for a response format
 OTHER_ADAPTER = (
     "a session keeps the adapter that it was opened with: leave out adapter, or open another session"
 )
@@ -40,8 +40,8 @@ OTHER_ADAPTER = (
 class LargeMedia(NamedTuple):
     """An image or a video that takes long to encode.
 
-    `tokens` is the prompt's token count for the item. `seconds` is the encoding time at the speed that was
-    measured when the model was loaded, without other work.
+    `tokens` is the prompt token count for the item. `seconds` is the estimated encoding time on an idle
+    device, from the speed that was measured when the model was loaded.
     """
 
     modality: str
@@ -58,7 +58,7 @@ class LargeMedia(NamedTuple):
 
 
 def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[LargeMedia]:
-    """Yield the items that are encoded over several steps and are not in the encoder cache."""
+    """Yield the request's items that are encoded over several steps and are not in the encoder cache."""
     for item in request.media if config.encoder_piece else ():
         work = work_of(item.grid, config.encoder_even_patches)
         if work <= config.encoder_piece:
@@ -68,7 +68,7 @@ def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[
 
 
 class Submission:
-    """Creates core requests and registers them with resources, metrics and running requests."""
+    """Creates core requests, submits them, and registers them with resources, metrics and RunningRequests."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Submission:
     def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
         """Queue a prompt and return its request id.
 
-        Raises InvalidRequest, QueueFull; then nothing is queued.
+        If InvalidRequest or QueueFull is raised, nothing is queued.
         """
         options.check()
         options.sampling.check_vocabulary(self._vocab_size)
@@ -121,7 +121,7 @@ class Submission:
         return request_id
 
     def _with_max_digits(self, grammar: GrammarRequest) -> GrammarRequest:
-        """Return the grammar with the engine's maximum number of digits, unless the request sets its own."""
+        """Return the grammar with the engine's digit limit if the request sets no limit."""
         if grammar.max_digits is not None or grammar.kind not in HAS_JSON:
             return grammar
         return msgspec.structs.replace(grammar, max_digits=self._core.config.max_digits)
@@ -129,7 +129,7 @@ class Submission:
     def _submit_to_session(
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
     ) -> tuple[Prepared, list[Request]]:
-        """Append a prompt to its session. Returns the session's whole prompt, and its core request."""
+        """Append a prompt to its session. Returns the session's whole prompt and the core request for it."""
         adapter = self._sessions.adapter(place.session_id)
         if options.adapter and (adapter is None or options.adapter != adapter.name):
             raise InvalidRequest(OTHER_ADAPTER)
@@ -176,14 +176,17 @@ class Submission:
             )
 
     def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:
-        """Log notes once for all requests with the same notes."""
+        """Log notes once, even if many requests have the same notes."""
         if len(self._noted) < MAX_NOTED:
             self._noted.add(notes)
         texts = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=texts)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
-        """Submit all choices or none: if the queue becomes full, cancel the choices that were queued."""
+        """Submit all choices or none.
+
+        If the queue becomes full, the choices that are already queued are cancelled.
+        """
         for count, request in enumerate(requests):
             try:
                 self._submit_one(request, prepared.media)

@@ -1,4 +1,4 @@
-"""The metrics under vLLM's names, for dashboards and autoscalers that expect them."""
+"""Exports the metrics under vLLM's names, for dashboards and autoscalers that expect these names."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -6,8 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-ENGINE = "0"  # vLLM numbers the engines of one server; here there is one engine
-SAME = {  # our name without mmengine_: vLLM's without vllm:
+ENGINE = "0"  # the label `engine`: vLLM numbers a server's engines, and here there is only one
+SAME = {  # our name without "mmengine_" -> vLLM's name without "vllm:"
     "requests_running": "num_requests_running",
     "requests_waiting": "num_requests_waiting",
     "preemptions": "num_preemptions",
@@ -29,14 +29,14 @@ SAME = {  # our name without mmengine_: vLLM's without vllm:
     "request_max_tokens": "request_params_max_tokens",
     "request_choices": "request_params_n",
 }
-SUMS = {  # the same, for metrics with labels that vLLM's do not have
+SUMS = {  # as SAME, but summed over labels that vLLM's metrics do not have
     "draft_runs": "spec_decode_num_drafts",
     "draft_tokens": "spec_decode_num_draft_tokens",
     "accepted_draft_tokens": "spec_decode_num_accepted_tokens",
     "cached_tokens": "prefix_cache_hits",
     "refusals": "admission_rejections",
 }
-TWICE = {  # further vLLM names for metrics above
+TWICE = {  # further vLLM names for metrics that are already in the tables above
     "cached_tokens": "prompt_tokens_cached",
     "time_per_output_token_seconds": "time_per_output_token_seconds",
     "request_output_tokens": "request_max_num_generation_tokens",
@@ -45,7 +45,7 @@ REASONS = ("stop", "length", "repetition", "abort", "error")
 
 
 class VllmMetrics(Collector):
-    """The metrics that `ours` yields, renamed. `config` are the labels for cache_config_info."""
+    """Renames the metrics that `ours` yields. `config` has the labels for the metric cache_config_info."""
 
     def __init__(
         self, ours: Callable[[], Iterator[Metric]], model_name: str, config: Mapping[str, object]

@@ -1,1 +1,1 @@
-"""Output streams, from the engine's thread to callers' event loops, and complete answers' records."""
+"""Carries outputs from the engine's thread to callers' event loops, and records complete answers."""

@@ -1,4 +1,4 @@
-"""Records a request's answer for several readers, each of which reads from the first token on."""
+"""Records a request's outputs so that several readers can each read the answer from its first token."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,9 +13,9 @@ from mmengine.serve.text.request_output import Completion, RequestOutput
 
 
 class AnswerSource(Protocol):
-    """A source for a request's outputs: a Stream, or a reader of an AnswerRecord.
+    """An object from which a request's outputs are read: a Stream, or an AnswerRecord's reader.
 
-    Stream documents the members.
+    The class Stream documents the members.
     """
 
     is_over: bool
@@ -54,18 +54,18 @@ class AnswerSource(Protocol):
 
 
 class AnswerRecord:
-    """Records a stream's outputs up to the end, or holds a stored answer's outputs.
+    """Records all outputs from a stream, or has a stored answer's outputs.
 
-    `ended` is called after the stream's last output. Belongs to the stream's event loop. While a stream has a
-    single reader, which is the usual case, the reader takes the outputs from the stream and adds them to the
-    record.
+    `ended` is called after the stream's last output. Only the stream's event loop may use a record. Usually a
+    stream has a single reader. This reader takes the outputs from the stream and adds them to the record.
+    With more readers, the record itself reads the stream.
     """
 
     def __init__(self, source: "Stream | StoredAnswer", ended: Callable[[], None] | None = None):
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self.first: DirectReader | None = None  # the reader that takes from the stream itself
+        self.first: DirectReader | None = None  # the single reader that reads the stream directly
         self._ended, self._over = ended, OneShotEvent()
         self._listeners: dict[RecordReader, Callable[[], None]] = {}
         self.source = source
@@ -73,12 +73,12 @@ class AnswerRecord:
             self.items, self.is_over = outputs_of_stored(source), True
 
     async def wait_over(self) -> None:
-        """Wait for the end."""
+        """Wait for the answer's end."""
         if not self.is_over:
             await self._over.wait()
 
     def follow(self) -> None:
-        """Read the stream for all readers from now on."""
+        """From now on, read the stream in the record itself for all readers."""
         stream, first = self.source, self.first
         if self.is_over or not isinstance(stream, Stream):
             return
@@ -109,10 +109,10 @@ class AnswerRecord:
             self.end(error)
 
     def end(self, error: MMEngineError | None) -> None:
-        """Mark the record as ended, with `error` unless that is None."""
+        """Mark the record as ended, with `error` if the request failed."""
         self.error, self.is_over, self.first = error, True, None
         assert isinstance(self.source, Stream)
-        self.source.listen(None)  # so that no reference cycle keeps the stream in memory
+        self.source.listen(None)  # breaks a reference cycle that would keep the stream in memory
         ended, self._ended = self._ended, None
         self._over.set()
         if ended is not None:
@@ -131,22 +131,22 @@ class AnswerRecord:
 
     @property
     def is_good(self) -> bool:
-        """Whether the log has the request and the request did not fail."""
+        """Whether the log has the request and the request has not failed."""
         return self.error is None and self.is_accepted
 
     @property
     def num_tokens(self) -> int:
-        """The token count so far; an estimate while the request runs."""
+        """The token count so far. While the request runs, this is an estimate."""
         completion = self.completion
         return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
 
     @property
     def completion(self) -> Completion | None:
-        """The completion, if the answer ended without an error."""
+        """The completion if the answer has ended without an error, else None."""
         return self.items[-1].completion if self.items else None
 
     def stored_answer(self) -> StoredAnswer:
-        """Return the stream's complete answer as a store keeps it."""
+        """Return the stream's complete answer in the store's format."""
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
         choices = [
@@ -171,19 +171,19 @@ class AnswerRecord:
 
 
 class DirectReader(ChannelReader):
-    """Reads a stream and adds its outputs to the record.
+    """A stream's single reader, which adds the stream's outputs to the record.
 
-    `on_leave` is called when the reader leaves or cancels; the request then continues.
+    `on_leave` is called when the reader leaves or cancels. The request continues in both cases.
     """
 
     def __init__(self, record: AnswerRecord, stream: Stream, on_leave: Callable[[], None]):
         super().__init__(stream._channel)
         self._record, self._on_leave = record, on_leave
-        self._follower: RecordReader | None = None  # reads in its place when the record has other readers
+        self._follower: RecordReader | None = None  # reads from the record once it has other readers
         record.first = self
 
     def follow(self) -> None:
-        """Read from the record from now on."""
+        """From now on, read from the record and not from the stream."""
         if not self.is_over:
             self._follower = RecordReader(self._record, at=len(self._record.items))
             self._follower.listen(self._channel.listener)
@@ -231,7 +231,7 @@ class DirectReader(ChannelReader):
 
 
 class RecordReader:
-    """Reads a record from its first output on, or after the first `at` outputs.
+    """Reads a record's outputs, beginning after the first `at` outputs.
 
     `on_leave` is called when the reader leaves or cancels.
     """
@@ -267,8 +267,9 @@ class RecordReader:
 
     @property
     def backlog(self) -> int:
-        """The unread output count. A final error counts too, as in a stream; otherwise no reader would call
-        `take` to get the error.
+        """The unread output count, plus one for a final error.
+
+        The error counts because otherwise no reader would call `take`, which raises the error.
         """
         ends = self._record.error is not None and not self.is_over
         return len(self._record.items) - self._at + ends

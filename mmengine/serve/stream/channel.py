@@ -1,4 +1,4 @@
-"""Channels from the engine's thread to callers on their event loops."""
+"""Passes outputs from the engine's thread to callers on their event loops."""
 
 import asyncio
 import time
@@ -16,28 +16,31 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import NO_REASONING, Reasoning, ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 
-LISTENERS_AT_ONCE = 32  # channels that are woken before the event loop polls its sockets again
+LISTENERS_AT_ONCE = 32  # number of channels that are woken before the event loop polls its sockets again
 
 
 class Channel:
-    """A caller's connection to the engine's thread. Only `closed` may be used outside the caller's event
-    loop.
+    """Queues a request's outputs for its caller.
+
+    Only `closed` may be used outside the caller's event loop.
     """
 
     def __init__(self, options: Options, texts: OutputText, is_held: bool = False, *, is_count: bool = False):
         self.options, self.is_held = options, is_held
-        self.is_count = is_count  # whether only the prompt's tokens are counted
+        self.is_count = is_count  # whether the call only counts the prompt's tokens
         self.texts = texts
         self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()
-        # items that were not read yet; None marks the end
+        # unread items; None marks the end
         self.items: deque[RequestOutput | MMEngineError | None] = deque()
         self.listener: Callable[[], None] | None = None
-        self._arrived: asyncio.Event | None = None  # created when a caller waits, since most callers listen
-        self.accepted = OneShotEvent()  # set when the request is on the disk, or refused with `error`
+        # Created when a caller first waits, since most callers use `listener`.
+        self._arrived: asyncio.Event | None = None
+        # Set when the log has the request, or when it was refused with `error`.
+        self.accepted = OneShotEvent()
         self.error: MMEngineError | None = None
         self.is_refused = False
-        self.timer: asyncio.TimerHandle | None = None  # ends the preparation at its time limit
+        self.timer: asyncio.TimerHandle | None = None  # cancels the preparation at its time limit
         self.request_id = ""  # set when the engine has the request
         self.closed = False
         # Facts about the prompt, set after its preparation:
@@ -57,7 +60,7 @@ class Channel:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the submission, from which the deadline counts."""
+        """Seconds since the caller's submission, which is when the deadline begins to count."""
         return time.monotonic() - self.begun
 
     def end(self, error: MMEngineError | None) -> None:
@@ -66,7 +69,7 @@ class Channel:
         self.wake()
 
     def put(self, output: RequestOutput) -> None:
-        """Add an output, without waking the caller. Called on the caller's loop."""
+        """Add an output without waking the caller. Called on the caller's loop."""
         self.items.append(output)
         if output.completion is not None:
             self._put_end(None)
@@ -80,14 +83,14 @@ class Channel:
         self.items.append(error)
 
     def wake(self) -> None:
-        """Call the listener, or wake the caller that waits."""
+        """Call the listener if there is one, or wake a waiting caller."""
         if self.listener is not None:
             self.listener()
         elif self._arrived is not None:
             self._arrived.set()
 
     async def wait(self) -> None:
-        """Wait until there is an item."""
+        """Wait until there is an unread item."""
         while not self.items:
             arrived = self._arrived = self._arrived or asyncio.Event()
             arrived.clear()
@@ -95,9 +98,9 @@ class Channel:
 
 
 def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
-    """Pass outputs from another thread to their channels, with a single call for each event loop.
+    """Pass outputs from the engine's thread to their channels.
 
-    Returns the channels whose event loop is closed.
+    Wakes each event loop only once. Returns the channels whose event loop is closed.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
     for channel, output in outputs:
@@ -112,8 +115,9 @@ def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
 
 
 def tell_accepted(channels: Iterable[Channel]) -> None:
-    """Tell callers, from another thread, that their requests are on the disk. Makes a single call for each
-    event loop.
+    """Tell callers, on the engine's thread, that the log has their requests.
+
+    Wakes each event loop only once.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
     for channel in channels:

@@ -1,13 +1,13 @@
-"""An event that happens once."""
+"""An asyncio event that happens once and uses little memory."""
 
 import asyncio
 
 
 class OneShotEvent:
-    """An asyncio.Event that is never cleared, and small.
+    """Like an asyncio.Event that is never cleared, but smaller.
 
-    An asyncio.Event has a queue for waiting tasks from the beginning; here the queue exists only while tasks
-    wait. Belongs to an event loop.
+    An asyncio.Event always has a queue for waiting tasks. Here the queue exists only while tasks wait. Only a
+    single event loop may use an instance.
     """
 
     __slots__ = ("_event", "is_set")

@@ -8,7 +8,7 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Completion, RequestOutput
 
-TAKEN_AT_ONCE = 128  # outputs, or tokens, that one call takes before other tasks run
+TAKEN_AT_ONCE = 128  # maximum number of outputs or tokens that a call takes before other tasks run
 
 
 def _nothing(channel: Channel) -> None:
@@ -16,8 +16,9 @@ def _nothing(channel: Channel) -> None:
 
 
 class AcceptedRequest(NamedTuple):
-    """The facts about a request that are known once it is `accepted`; Stream has properties with the same
-    names.
+    """The facts that are known about a request once it is accepted.
+
+    Stream has properties with the same names.
     """
 
     request_id: str
@@ -29,16 +30,16 @@ class AcceptedRequest(NamedTuple):
 
 
 class HeldAnswer(NamedTuple):
-    """An answer that the log keeps until its caller releases it."""
+    """Identifies an answer that the log keeps until the caller releases it."""
 
     request_id: str
     num_choices: int
 
 
 class ChannelReader:
-    """Reads a channel's outputs in small batches, and has the facts about its request.
+    """Reads a channel's outputs in small batches. Properties have facts about the request.
 
-    `is_over` means that no output comes any more; `completion` is set then unless the request failed.
+    `is_over` is True when no further output will come. `completion` is then set unless the request failed.
     """
 
     def __init__(self, channel: Channel):
@@ -49,15 +50,15 @@ class ChannelReader:
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Have `listener` called on the caller's loop when outputs arrive, once for each step.
 
-        Without a listener, a caller that waits is woken instead.
+        Without a listener, waiting callers are woken instead.
         """
         self._channel.listener = listener
 
     def take(self) -> list[RequestOutput]:
         """Return the outputs that have arrived, at most TAKEN_AT_ONCE, without texts.
 
-        Their `token_ids` determine the texts. Returns [] if there are none now, and at the end, when
-        `is_over` is set. After the last output it raises the same errors as a Stream's iteration.
+        The caller can decode texts from `token_ids`. Returns [] if no output has arrived, and also at the
+        end, when `is_over` is set. If the request failed, raises the request's error after the last output.
         """
         items = self._channel.items
         found: list[RequestOutput] = []
@@ -72,7 +73,7 @@ class ChannelReader:
             elif item is None:
                 self.is_over = True
             elif found:
-                items.appendleft(item)  # for the next call
+                items.appendleft(item)  # left for the next call
                 break
             else:
                 self.is_over = True
@@ -81,12 +82,12 @@ class ChannelReader:
 
     @property
     def backlog(self) -> int:
-        """How many outputs have arrived and were not read."""
+        """How many outputs have arrived but were not read."""
         return len(self._channel.items)
 
     @property
     def reasoning(self) -> ReasoningTokens:
-        """The markers of the answer's reasoning, once `accepted`."""
+        """The markers around the answer's reasoning. Valid after `accepted`."""
         return self._channel.reasoning
 
     @property
@@ -100,22 +101,22 @@ class ChannelReader:
 
     @property
     def grammar(self) -> GrammarRequest | None:
-        """The answer's grammar, once `accepted`."""
+        """The answer's grammar. Valid after `accepted`."""
         return self._channel.options.grammar
 
     @property
     def num_embeds(self) -> dict[str, int]:
-        """Embedding counts for the prompt's media by modality, once `accepted`."""
+        """Embedding counts for the prompt's media, by modality. Valid after `accepted`."""
         return self._channel.num_embeds
 
     @property
     def request_id(self) -> str:
-        """The request's id, once `accepted`."""
+        """The request's id. Valid after `accepted`."""
         return self._channel.request_id
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The prompt's token count, once `accepted`."""
+        """The prompt's token count. Valid after `accepted`."""
         return self._channel.num_prompt_tokens
 
     @property
@@ -133,14 +134,14 @@ class ChannelReader:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether `accepted` returns at once."""
+        """Whether the log has the request or it was refused, so that `accepted` does not wait."""
         return self._channel.accepted.is_set and self._channel.error is None
 
     async def accepted(self) -> None:
         """Wait until the log has the request.
 
-        From then on, with a log on disk, the request is answered even if this process ends. If the request is
-        refused, raises the same error as the stream.
+        If the log is on disk, the request can then be completed even if this process dies. If the request is
+        refused, raises the reason, as reading the stream does.
         """
         await self._channel.accepted.wait()
         if self._channel.error is not None:
@@ -148,11 +149,11 @@ class ChannelReader:
 
 
 class Stream(ChannelReader):
-    """A request's outputs as an async iterator of RequestOutput. `completion` is set at the end.
+    """An async iterator over a request's outputs. `completion` is set at the end.
 
-    Leaving `async with`, `aclose()`, or dropping the stream cancels a running request. Raises InvalidRequest,
-    InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if the engine
-    failed.
+    Leaving `async with`, `aclose()`, or dropping the stream cancels a running request. Iteration raises
+    InvalidRequest, InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if
+    the engine fails.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Stream(ChannelReader):
         await self._channel.wait()
         item = self._channel.items.popleft()
         if isinstance(item, RequestOutput):
-            item = self.texts.fill(item)  # here, while the engine's thread computes
+            item = self.texts.fill(item)  # decode here, while the engine's thread computes the next step
             self.completion = item.completion or self.completion
             return item
         self.is_over = True
@@ -180,7 +181,7 @@ class Stream(ChannelReader):
         raise item
 
     async def next_outputs(self) -> list[RequestOutput]:
-        """Wait for outputs and return them as `take` does; [] at the end."""
+        """Wait for outputs and return them, as `take` does. Returns [] at the end."""
         found: list[RequestOutput] = []
         while not found and not self.is_over:
             await self._channel.wait()
@@ -188,7 +189,7 @@ class Stream(ChannelReader):
         return found
 
     async def completed(self) -> Completion:
-        """Read to the end, without decoding partial texts, and return the completion."""
+        """Read to the end and return the completion. Only the whole text is decoded."""
         self.texts.pieces = False
         async for _ in self:
             pass
@@ -197,34 +198,34 @@ class Stream(ChannelReader):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the request was refused before the log had it."""
+        """Whether the request was refused, so that the log does not have it."""
         return self._channel.is_refused
 
     def leave(self) -> None:
-        """Stop reading and let the request continue; the log, if any, keeps the answer."""
+        """Stop reading and let the request continue. The log, if any, keeps the answer."""
         self.is_over, self._close = True, _nothing
 
     def delivered(self) -> None:
-        """Let the log forget the held answer once it is complete.
+        """Allow the log to delete the held answer when it is complete.
 
-        Call this when the answer is stored or not needed.
+        Call this when the answer is stored elsewhere or not needed.
         """
         self._release([self.release()])
 
     def release(self) -> HeldAnswer:
-        """Stop holding the answer, and return its name for `AsyncEngine.release_answers`, which takes
-        several.
+        """Stop holding the answer, and return it for a later `AsyncEngine.release_answers` with several
+        answers.
         """
         self._channel.is_held = False
         return self.held_answer
 
     @property
     def held_answer(self) -> HeldAnswer:
-        """The answer's name for `AsyncEngine.release_answers`, once `accepted`."""
+        """The answer's identity for `AsyncEngine.release_answers`. Valid after `accepted`."""
         return HeldAnswer(self._channel.request_id, self._channel.options.sampling.n)
 
     def cancel(self) -> None:
-        """Cancel the request; its last outputs still come."""
+        """Cancel the request. The stream still returns the last outputs."""
         self._close(self._channel)
 
     async def __aenter__(self) -> "Stream":
@@ -234,7 +235,7 @@ class Stream(ChannelReader):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel a running request; no further output comes."""
+        """Cancel a running request. The stream returns no further output."""
         self.is_over = True
         self._close(self._channel)
 

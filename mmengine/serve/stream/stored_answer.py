@@ -1,4 +1,4 @@
-"""A complete answer as the store beside the log keeps it, without texts."""
+"""Defines how complete answers are stored beside the log. Texts are decoded again from the tokens."""
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from mmengine.serve.text.request_output import Choice, Completion, Logprobs, Req
 
 
 class StoredChoice(msgspec.Struct, array_like=True):
-    """A choice's outputs, without text."""
+    """A choice in a stored answer, without text."""
 
     index: int
     token_ids: list[int]
@@ -22,7 +22,7 @@ class StoredChoice(msgspec.Struct, array_like=True):
 
 
 class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """An answer that has ended, as a store keeps it. Later versions may only add fields with a default."""
+    """A complete answer in the store. Later versions may only add fields with a default."""
 
     request_id: str
     sampling: SamplingParams
@@ -34,11 +34,11 @@ class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
-    order: bytes = b""  # with several choices, for each token: the place of its choice in `choices`
+    order: bytes = b""  # with several choices: for each generated token, its choice's index in `choices`
 
 
 def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:
-    """Return a stored answer's outputs; the last one has the completion."""
+    """Return a stored answer's outputs. The last output has the completion."""
     choices = [
         Choice(
             choice.index,

@@ -1,4 +1,5 @@
-"""From token ids to text: detokenization, stop strings, reasoning, tool calls, and outputs for callers.
+"""Converts generated token ids to text: detokenization, stop strings, reasoning, tool calls, and outputs.
 
-Pure functions and small state machines over tokens. Must not know threads, streams or an engine.
+The modules are pure functions and small state machines over tokens. They must not depend on threads, streams
+or an engine.
 """

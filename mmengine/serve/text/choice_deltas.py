@@ -1,7 +1,7 @@
-"""Turns an answer's tokens into a stream's deltas: a pure function of the tokens.
+"""Converts an answer's tokens to deltas, which are the text pieces and tool call pieces that a stream sends.
 
-Every token that completes text yields a delta, whatever the steps, batches and drafts were. A stream that is
-sent again from the log therefore has the same deltas.
+The deltas depend only on the tokens: every token that completes text yields a delta, however tokens were
+distributed over steps. A stream that is sent again from the log therefore has the same deltas.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,27 +21,30 @@ from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser
 from mmengine.structured_output.json_schema.validation import find_violation
 from mmengine.structured_output.request.tool_calls import calls_of
 
-Entry = tuple[tuple[int, float], ...]  # (token id, logprob) of the chosen token, then of the likeliest tokens
+# (token id, logprob) of the sampled token, then of the most likely tokens.
+Entry = tuple[tuple[int, float], ...]
 
 
-REPETITION_DETECTED = "repetition_detected"  # vLLM's stop_reason of an answer that repeated itself
-_AT_STOP = ("string", CUT, "closed")  # `detail` of answers that a stop string may have ended
+# VLLM's stop_reason for an answer that ended because of a repetition.
+REPETITION_DETECTED = "repetition_detected"
+# Values of `Choice.detail` for answers that a stop string may have ended.
+_AT_STOP = ("string", CUT, "closed")
 
 
 class ArgumentError(msgspec.Struct, frozen=True):
-    """An error in the arguments to the call with the index `call`."""
+    """An error in the arguments to the tool call with the index `call`."""
 
     call: int
     message: str
 
 
 class Delta(NamedTuple):
-    """An answer's piece.
+    """New text for an answer: content, reasoning, or a tool call's piece.
 
-    `logprobs` cover the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
-    `call` is a tool call's piece. `argument_errors` come with the last delta, for calls whose schemas
-    are not enforced. `markers` are the places in `logprobs` of tokens that begin or end reasoning, which are
-    not part of any text.
+    `logprobs` covers the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
+    `call` is a tool call's new piece. The last delta has `argument_errors` for calls whose schemas are not
+    enforced. `markers` are indices in `logprobs` for tokens that begin or end reasoning, which appear in no
+    text.
     """
 
     content: str = ""
@@ -53,15 +56,15 @@ class Delta(NamedTuple):
     markers: tuple[int, ...] = ()
 
 
-# A delta, with finish_reason and stop_reason in the last one.
+# (delta, finish_reason, stop_reason). The reasons are set only with the last delta.
 ChoiceDelta = tuple[Delta, str | None, str | int | None]
 
 
 class ChoiceDeltas:
     """Builds an answer's deltas.
 
-    If the answer has a `grammar`, stop strings apply neither to its reasoning nor to tool calls. With
-    `show_reasoning` False, reasoning is counted and not shown.
+    Stop strings do not apply to tool calls. If the answer has a `grammar`, they do not apply to reasoning
+    either. With `show_reasoning` False, reasoning is counted but not shown.
     """
 
     def __init__(
@@ -79,18 +82,20 @@ class ChoiceDeltas:
         self._calls = calls = calls_of(grammar)
         self._show_reasoning = show_reasoning
         self._parser = None if calls is None else ToolCallParser(calls)
-        self._until = UntilStop(self._stop, self._closes)  # ends the text beside calls
+        # Applies stop strings to the text between tool calls.
+        self._until = UntilStop(self._stop, self._closes)
         self._loose = {tool.name: tool for tool in calls.tools if not tool.is_enforced} if calls else {}
         # names and arguments of calls without enforced schemas
         self._loose_calls: dict[int, tuple[str, list[str]]] = {}
         self.num_tokens = self.num_reasoning_tokens = 0
         self._entries: list[Entry] = []  # logprobs of tokens without a delta yet
-        self._marked: list[int] = []  # places in `_entries` of a marker's tokens
-        self._held: list[int] = []  # tokens that may begin a marker
+        self._marked: list[int] = []  # indices in `_entries` of tokens of reasoning markers
+        self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
-        self._is_text = not (self._opens or self._reasons or calls)  # the answer is nothing but text
+        # Whether the answer has neither reasoning nor tool calls.
+        self._is_text = not (self._opens or self._reasons or calls)
         self._stream = self._new_stream()
 
     def _new_stream(self) -> TextStream:
@@ -100,19 +105,21 @@ class ChoiceDeltas:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text. With `grammar.closes`, further tokens then complete the JSON
-        value.
+        """Whether a stop string ended the text.
+
+        With `grammar.closes`, further tokens then complete the JSON value.
         """
         return self._stream.stopped or self._until.stopped
 
     @property
     def cut_off(self) -> str:
-        """The text that the stop string cut off, which begins with that string."""
+        """The stop string that ended the text, and the generated text after it."""
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas for the engine's output. Only an answer with a reason of ANSWERED has a last
-        delta.
+        """Yield the deltas for an output from the engine.
+
+        The last delta is yielded only if the finish reason is in ANSWERED, not after an error.
         """
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
@@ -145,7 +152,7 @@ class ChoiceDeltas:
         return found
 
     def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
-        """Return a delta for each text or call piece; nothing after a stop string."""
+        """Return a delta for each text piece or tool call piece, up to a stop string."""
         if self._parser is None:
             return [self._delta(content, reasoning)] if content or reasoning else []
         found = [self._delta("", reasoning)] if reasoning else []
@@ -156,7 +163,7 @@ class ChoiceDeltas:
                 text = self._until.finish()
             if text:
                 found.append(self._delta(text))
-            if self._until.stopped:  # the text that completes the answer has no calls
+            if self._until.stopped:  # the text that completes a JSON value has no tool calls
                 self._parser, self._stream = None, TextStream(self._tokenizer)
                 break
             if not isinstance(piece, str):
@@ -170,16 +177,17 @@ class ChoiceDeltas:
         return Delta(content, reasoning, entries, self.num_tokens, call, markers=markers)
 
     def _note(self, piece: CallDelta) -> None:
-        """Collect a call's arguments if they have to be checked."""
+        """Collect a call's arguments if the tool's schema is not enforced, for `argument_check`."""
         if piece.name in self._loose:
             self._loose_calls[piece.number] = piece.name, []
         elif piece.number in self._loose_calls:
             self._loose_calls[piece.number][1].append(piece.arguments)
 
     def argument_check(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
-        """Return a function that checks arguments without an enforced schema; None if there are none.
+        """Return a function that checks arguments in calls without an enforced schema, or None without such
+        calls.
 
-        Called at the answer's end. The function may run on any thread and returns the errors.
+        Called at the answer's end. The function returns the errors and may run on any thread.
         """
         if not self._loose_calls:
             return None
@@ -189,31 +197,35 @@ class ChoiceDeltas:
         return partial(_argument_errors, calls)
 
     def finish(self, argument_errors: tuple[ArgumentError, ...] = ()) -> Delta:
-        """Return the last delta with the text that was held back. `argument_errors` come from
-        `argument_check`.
+        """Return the last delta, with the text that was held back.
+
+        `argument_errors` is the result that `argument_check`'s function returned.
         """
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
         if self._reasons:
             return self._delta("", text if self._show_reasoning else "")
         if self._parser is not None:
-            # Only a cut character can be left, so no call begins or ends in it.
+            # Only an incomplete character can be left, and no call begins or ends in it.
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
         return self._delta(text)._replace(argument_errors=argument_errors)
 
     def end_reason(self, reason: str) -> str:
-        """Return OpenAI's finish_reason for an answer whose last output has `reason`, one of ANSWERED."""
+        """Return OpenAI's finish_reason for an answer that the engine ended with `reason`, which is in
+        ANSWERED.
+        """
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason
 
     def stop_reason(self, detail: str) -> str | int | None:
-        """Return vLLM's stop_reason: the stop string or token that ended the answer, REPETITION_DETECTED, or
-        None.
+        """Return vLLM's stop_reason for an answer.
 
-        `detail` comes from the engine's output.
+        This is the stop string or token that ended the answer, REPETITION_DETECTED, or None.
+
+        `detail` comes from the engine's last output.
         """
         if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None
@@ -235,14 +247,14 @@ class ChoiceDeltas:
         tokens, self._held = self._held[:free], self._held[free:]
         if not tokens:
             return "", ""
-        if self._opens:  # without the marker at the beginning there is no reasoning
+        if self._opens:  # an answer that does not begin with the marker has no reasoning
             self._opens = False
             tokens, self._held = tokens + self._held, []
             return self._stream.push(tokens), ""
         return "", self._stream.push(tokens)
 
     def _cross(self) -> str:
-        """Enter or leave reasoning after a complete marker. Returns the text that was held back."""
+        """Enter or leave reasoning after a complete marker. Returns the reasoning text that was held back."""
         count = len(self._entries)
         self._marked += range(max(0, count - len(self._held)), count)
         rest = self._stream.finish() if self._reasons else ""
@@ -252,7 +264,7 @@ class ChoiceDeltas:
 
 
 def _argument_errors(calls: Mapping[int, tuple[msgspec.Raw, list[str]]]) -> tuple[ArgumentError, ...]:
-    """Check the arguments of `calls`: their schemas and the pieces of their text."""
+    """Check the arguments in `calls`, which maps call indices to (schema, text pieces)."""
     found = []
     for number, (schema, pieces) in calls.items():
         violation = find_violation(msgspec.json.decode(schema), "".join(pieces))

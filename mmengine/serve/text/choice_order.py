@@ -1,4 +1,4 @@
-"""Puts the outputs of several choices in the order in which their tokens came."""
+"""Interleaves several choices' outputs in the order in which the tokens were generated."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -10,10 +10,10 @@ from mmengine.serve.text.request_output import RequestOutput, split_output
 
 
 def in_order(choices: Sequence[RequestOutput], order: bytes) -> list[RequestOutput]:
-    """Split whole choices, without text, into outputs in the order in which their tokens came.
+    """Split complete choices without text into outputs, in the order in which tokens were generated.
 
-    `order`: for each token the index of its choice in `choices`; tokens that it lacks come last. A completion
-    in the last choice moves to the last output.
+    `order` has, for each generated token, its choice's index in `choices`. Tokens without an entry in `order`
+    come last. If the last choice has a completion, the last output gets it.
     """
     if len(choices) == 1 or not order:
         return [piece for choice in choices for piece in split_output(choice)]

@@ -1,9 +1,9 @@
-"""Incremental detokenization: whole characters only, and no text after a stop string.
+"""Decodes tokens to text incrementally, as whole characters and up to a stop string.
 
-A byte-level tokenizer may split a character over several tokens. Decoding a cut character gives U+FFFD at the
-text's end. Further tokens can change only that last character, so it is held back, and all text before it is
-final. Decoding examines a short token window and never the whole answer. If a text is the concatenation of
-its tokens' bytes, only the new tokens are decoded.
+A byte-level tokenizer may split a character over several tokens. An incomplete character is decoded to U+FFFD
+at the text's end. Later tokens can change only this last character, so it is held back, and all text before
+it is final. Decoding reads a short token window, never the whole answer. If a tokenizer's text is simply the
+tokens' bytes one after another, only the new tokens are decoded.
 """
 
 import codecs
@@ -15,17 +15,18 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # tokens that are decoded at once, before the window moves
-CONTEXT = 4  # tokens that stay in the window: a character has at most four bytes, so at most four tokens
+WINDOW = 16  # maximum number of tokens that are decoded together; then the window moves
+# Number of tokens that stay in the window: a character has at most four bytes and thus four tokens.
+CONTEXT = 4
 
 
 class ByteDetokenizer:
-    """Decodes a growing token list. `pieces` has the bytes that each token id stands for."""
+    """Decodes a growing token list. `pieces` has each token id's bytes."""
 
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces, self._size = pieces, len(pieces)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._holds = False  # whether a cut character is held back
+        self._holds = False  # whether an incomplete character is held back
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the characters that `token_ids` complete."""
@@ -34,7 +35,8 @@ class ByteDetokenizer:
             data = pieces[token_ids[0]]
         else:
             data = b"".join([pieces[token] for token in token_ids if token < size])
-        if not self._holds and data.isascii():  # most data is ASCII, and the decoder is several times slower
+        # A fast path, since most text is ASCII and the decoder is several times slower.
+        if not self._holds and data.isascii():
             return data.decode("ascii")
         text = self._decoder.decode(data)
         self._holds = bool(self._decoder.getstate()[0])
@@ -47,13 +49,13 @@ class ByteDetokenizer:
 
 
 class Detokenizer:
-    """Decodes a growing token list with any tokenizer. Calls it with O(1) tokens for each new token."""
+    """Decodes a growing token list with any tokenizer. Each new token costs decoding O(1) tokens."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._window: list[int] = []
-        self._emitted = 0  # characters of the window's text that were returned
+        self._emitted = 0  # number of characters of the window's text that were already returned
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the characters that `token_ids` complete."""
@@ -76,10 +78,10 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def _shrink(self, text: str) -> None:
-        """Drop tokens from the window's beginning, up to a token that begins a character.
+        """Drop tokens from the window's beginning, so that it begins with a token that begins a character.
 
-        `text` must end with the text that the remaining tokens decode to. Among any four consecutive tokens,
-        at least a single token begins a character, unless tokens are empty.
+        `text` must end with the remaining tokens' decoded text. Among four consecutive non-empty tokens, at
+        least one begins a character.
         """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
@@ -97,9 +99,9 @@ class Detokenizer:
 class UntilStop:
     """Cuts a text before its first stop string.
 
-    After a stop string `stopped` is true, `stopped_by` is the string, and `cut_off` is the dropped text,
-    which begins with the string. Later text is dropped too. With `closes`, later text is returned instead,
-    because it completes the JSON value.
+    After a stop string, `stopped` is true, `stopped_by` is the string, and `cut_off` is the dropped text,
+    which begins with the string. Later text is dropped too, or with `closes` returned, because it completes
+    the JSON value.
     """
 
     def __init__(self, stop: Sequence[str], closes: bool = False):
@@ -109,7 +111,10 @@ class UntilStop:
         self.stopped_by = self.cut_off = ""
 
     def push(self, new: str, *, counts: bool = True) -> str:
-        """Return text that is safe to show. `counts` says whether a stop string may end in `new`."""
+        """Return the text that cannot belong to a stop string.
+
+        `counts` says whether a stop string that ends in `new` counts.
+        """
         if not self._stop:
             return new
         if not new or self.stopped:
@@ -126,18 +131,18 @@ class UntilStop:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return the text that was held back, since no stop string came."""
+        """Return the text that was held back, after the answer ended without a stop string."""
         rest, self._held = self._held, ""
         return rest
 
 
 class TextStream:
-    """An answer's text, ready to be shown: stop strings never appear, not even in part.
+    """Decodes an answer's tokens to text that can be shown: no stop string appears, not even in part.
 
     A stop string counts only if the token that completes it comes after the first `min_tokens` tokens and
     after the token sequence `after`. Then `stopped` becomes true, and `stopped_by` is the string. The text
-    ends before the stop string, and later tokens are ignored. With `closes`, later tokens are decoded
-    instead, because they complete the JSON value.
+    ends before the stop string. Later tokens are ignored, or with `closes` decoded, because they complete the
+    JSON value.
     """
 
     def __init__(
@@ -166,15 +171,15 @@ class TextStream:
 
     @property
     def cut_off(self) -> str:
-        """The text that was dropped at the stop; it begins with the stop string."""
+        """The dropped text, which begins with the stop string."""
         return self._until.cut_off
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return new text that is safe to show, possibly empty."""
+        """Return new text that cannot belong to a stop string. It may be empty."""
         if not self._has_stop:
             return self._detokenizer.push(token_ids)
         pieces = []
-        # token by token: the token that completes the string decides where the text ends
+        # Decode each token separately, because the token that completes the string decides where text ends.
         for token_id in token_ids:
             if self.stopped and not self._closes:
                 break
@@ -186,13 +191,13 @@ class TextStream:
                 pieces.append(text)
                 if self._opening.take((token_id,)) is not None:
                     self._opening = None
-            # the dropped text includes half a character that the detokenizer may hold
+            # the dropped text includes an incomplete character that the detokenizer may hold back
             if self.stopped and not was_stopped:
                 self._detokenizer = _detokenizer(self._tokenizer)
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Return the rest of the text at the answer's end."""
+        """Return the remaining text at the answer's end."""
         if self.stopped and not self._closes:
             return ""
         return self._until.finish() + self._detokenizer.finish()
@@ -204,13 +209,13 @@ def _detokenizer(tokenizer: Tokenizer) -> "Detokenizer | ByteDetokenizer":
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
-    """Return where the earliest stop string starts that ends beyond the first `old` characters."""
+    """Return where the first stop string begins, among those that end after the first `old` characters."""
     places = [text.find(string, max(0, old - len(string) + 1)) for string in stop]
     return min((place for place in places if place >= 0), default=None)
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return how long the longest suffix is with which a stop string begins, but does not end."""
+    """Return how long the longest suffix is that an incomplete stop string forms."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):
@@ -221,7 +226,7 @@ def _longest_partial(text: str, stop: Sequence[str]) -> int:
 
 
 class Stops(NamedTuple):
-    """An answer's stop strings and where they apply: the arguments of TextStream."""
+    """An answer's stop strings and where they apply. The fields are TextStream's arguments."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -230,7 +235,10 @@ class Stops(NamedTuple):
 
     @classmethod
     def of(cls, sampling: SamplingParams, grammar: GrammarRequest | None) -> "Stops":
-        """Return the stops of an answer's text. With tool calls there are none here (see ChoiceDeltas)."""
+        """Return the stop strings for an answer's text.
+
+        For answers that may have tool calls there are none, because ChoiceDeltas applies them.
+        """
         if grammar is None:
             return cls(sampling.stop, sampling.min_stop_tokens)
         stop = () if grammar.kind == "tool_calls" else sampling.stop

@@ -1,4 +1,4 @@
-"""Decodes outputs' tokens on the thread that reads the outputs, not on the engine's thread."""
+"""Decodes outputs' tokens on the thread that reads the outputs, so that the engine's thread need not."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from mmengine.structured_output.grammar_start import find_end
 
 
 class OutputText:
-    """Sets the texts in a request's outputs. Outputs must come in order.
+    """Adds texts to a request's outputs, which must be passed in order.
 
     With `pieces` False, only complete answers get a text. For requests with a response format, `grammar` must
     be set before the first output.
@@ -47,10 +47,10 @@ class OutputText:
 
 
 def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
-    """Return a copy of the choice with its text decoded from its tokens.
+    """Copy the choice and decode its text from its tokens.
 
-    If reasoning precedes the content (the reasoning ends with the tokens `choice.after`), stop strings apply
-    only to the content.
+    If the answer has reasoning, which ends with the tokens `choice.after`, stop strings apply only to the
+    content after the reasoning.
     """
     text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
     if not choice.after:

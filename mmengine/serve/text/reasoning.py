@@ -1,7 +1,7 @@
-"""Finds where reasoning ends, which is where an answer's grammar begins to apply.
+"""Finds where an answer's reasoning ends, because the answer's grammar applies only after the reasoning.
 
-A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. The text
-from there to the end marker is reasoning, and the grammar applies to the text after the end marker.
+To make a model reason, a chat template ends the prompt with a start marker such as <think>. The reasoning is
+the generated text up to the end marker. The grammar applies to the text after the end marker.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ from mmengine.structured_output.request.tool_calls import calls_of
 class ReasoningTokens(NamedTuple):
     """The marker tokens that separate an answer's reasoning from its content.
 
-    If `is_open`, reasoning begins with the first token and `end` ends it; otherwise it begins if the answer
-    begins with `start`. () stands for a missing marker.
+    If `is_open`, reasoning begins with the answer's first token. Otherwise there is reasoning only if the
+    answer begins with the tokens `start`. The tokens `end` end the reasoning. () means that the model has no
+    such marker.
     """
 
     is_open: bool = False
@@ -42,7 +43,7 @@ def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
-    """Return the reasoning markers for an answer whose grammar `Reasoning.settle` has returned."""
+    """Return the reasoning markers for an answer with a grammar from `Reasoning.settle`."""
     if form.after:
         return ReasoningTokens(True, (), form.after)
     calls = calls_of(form)
@@ -55,7 +56,7 @@ def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
 class Reasoning:
     """A model's reasoning markers.
 
-    With an empty `end` there is no reasoning; with an empty `start` reasoning is never detected.
+    With an empty `end`, the model does not reason. With an empty `start`, reasoning is never detected.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], start: str, end: str):
@@ -72,7 +73,7 @@ class Reasoning:
 
     @property
     def can_end(self) -> bool:
-        """Whether the engine can end an answer's reasoning, by forcing the end marker."""
+        """Whether the engine can end an answer's reasoning by forcing the end marker."""
         return bool(self._end)
 
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
@@ -86,14 +87,14 @@ class Reasoning:
 
     @cached_property
     def _separators(self) -> np.ndarray:
-        """Special tokens that do not occur in reasoning, since they end a message."""
+        """Special tokens that end a message, and therefore do not occur in reasoning."""
         markers = self._tokenizer.encode(self._start_text + self._end_text, allow_special=True)
         return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
 
     def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Return the options with `grammar.after` set, if for this prompt the grammar begins after reasoning.
+        """Return the options, with `grammar.after` set if the grammar begins after reasoning for this prompt.
 
-        Raises InvalidRequest if the grammar should begin after reasoning whose end marker is unknown.
+        Raises InvalidRequest if the grammar should begin after reasoning but the end marker is unknown.
         """
         if options.grammar is None or options.reasoning is False or options.grammar.after:
             return options
@@ -104,7 +105,8 @@ class Reasoning:
         return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
 
     def with_budget(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Return settled options with the thinking_token_budget applied to this prompt.
+        """Return the options from `settle`, with `thinking` set if a thinking_token_budget applies to this
+        prompt.
 
         Raises InvalidRequest if the marker that ends reasoning is unknown.
         """
@@ -125,8 +127,8 @@ class Reasoning:
     def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:
         """Return whether a prompt (int32 [n]) leaves reasoning open.
 
-        That is so if its last message has a start marker without an end marker after it. A start marker in an
-        earlier message, such as a user's, does not count.
+        Reasoning is open if the prompt's last message has a start marker without a later end marker. A start
+        marker in an earlier message, such as a user's, does not count.
         """
         if not self._start_text or not self._end:
             return False
@@ -137,7 +139,10 @@ class Reasoning:
         return bool(start) and self._end_text not in rest
 
     def _spelled(self, marker: str) -> tuple[int, ...]:
-        """Return a marker's tokens, () if the tokenizer has none for it or an answer cannot contain them."""
+        """Return a marker's tokens.
+
+        Returns () if the tokenizer has no tokens for the marker, or if an answer cannot contain these tokens.
+        """
         ids = spelled(marker, self._tokenizer)
         return ids if self._eos_token_ids.isdisjoint(ids) else ()
 

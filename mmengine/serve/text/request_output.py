@@ -1,4 +1,4 @@
-"""The outputs and completions that callers get."""
+"""Defines the outputs and completions that the engine returns to callers."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ _ENDS: dict[ErrorCode | None, str] = {
 CUT = "the answer was cut at max_tokens, or at the model's maximum length: its form is not complete"
 CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
 REPEATED = "the answer repeated itself: its form is not complete"
-CLOSED = "closed"  # detail of an answer that was completed because its token budget ended
-PIECE = 64  # maximum number of tokens of an output that `split_output` returns
+CLOSED = "closed"  # `detail` of an answer whose JSON value was completed within the token budget
+PIECE = 64  # maximum number of tokens in an output from `split_output`
 Logprobs = list[tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice: one of n answers to a prompt.
+    """A choice: an answer among the `n` answers to a prompt.
 
-    `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
-    repetition, abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with
-    a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for each token:
-    first the chosen token's pair, then the likeliest tokens' pairs.
+    `text` ends before a stop string, but `token_ids` has all sampled tokens. finish_reason is stop, length,
+    repetition, abort, error or rejected. `detail` explains the reason, for example CUT or CUT_AT_STOP if an
+    answer with a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for
+    each token: first the sampled token's pair, then the most likely tokens' pairs.
 
-    If the grammar begins after reasoning, `after` are the tokens that end the reasoning. Then `reasoning` is
-    the text before these tokens, and `content` the text after them, or None if the answer ended before them.
-    Otherwise `content` is the whole text, and there is no `reasoning`.
+    If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is then
+    the text before these tokens. `content` is the text after these tokens, or None if the answer ended
+    earlier. Otherwise `content` is the whole text, and `reasoning` is None.
     """
 
     index: int
@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Return the token count before the last token of `after`, as ChoiceDeltas counts."""
+        """The token count before the last token in `after`, which is how ChoiceDeltas counts."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)
@@ -61,11 +61,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The complete answer to a prompt; `text`, `token_ids` and `finish_reason` are the first choice's.
+    """The complete answer to a prompt. `text`, `token_ids` and `finish_reason` belong to the first choice.
 
-    `num_drafts` draft tokens were computed for all choices and `num_accepted` of them accepted, in the
-    process that returns the answer. `notes` on the response format come from the process that got the
-    request. `prompt_logprobs` is computed from `prompt_scores`. `vector`: a pooled request's result.
+    `num_drafts` counts the drafted tokens for all choices, and `num_accepted` counts those that were
+    accepted. Both count only tokens in the current process. `notes` reports facts about the response format,
+    from the process that accepted the request. `prompt_logprobs` is computed from `prompt_scores`. `vector`
+    is a pooled request's result.
     """
 
     request_id: str
@@ -80,9 +81,11 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
-        """For each prompt token its (token id, logprob) pairs, its own first; None unless requested.
+        """For each prompt token, (token id, logprob) pairs: the token's own pair, then the most likely
+        tokens'.
 
-        The first token has None, since no token precedes it.
+        The first token has None instead, since no token precedes it. The value is None if logprobs were not
+        requested.
         """
         return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)[1:]]
 
@@ -102,8 +105,8 @@ class Completion:
     def usage(self) -> dict[str, Any]:
         """Token counts under OpenAI's names. prompt_tokens includes the cached tokens.
 
-        Includes the reasoning token count if a grammar begins after reasoning, and accepted and rejected
-        draft counts if there were drafts.
+        The dict includes the reasoning token count if a grammar begins after reasoning, and the accepted and
+        rejected draft token counts if tokens were drafted.
         """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, object] = {
@@ -123,17 +126,18 @@ class Completion:
         return found
 
     def error(self) -> MMEngineError | None:
-        """Return the error from the first choice that failed or was aborted; None without such a choice."""
+        """Return the error from the first choice that failed or was aborted, or None."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
-                return QueueFull(choice.detail)  # after admission there is no other reason
+                # A full queue is the only reason to reject a request after it was checked.
+                return QueueFull(choice.detail)
             if choice.finish_reason in ("error", "abort"):
                 text = _ENDS.get(choice.code) or f"the request failed: {choice.detail}"
                 return RequestFailed(text, code=choice.code)
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer's fields for a batch file's line, without its custom_id."""
+        """Return the answer's fields for an answer file's line, without the custom_id."""
         if len(self.choices) == 1:
             fields = _choice_json(self.choices[0])
         else:
@@ -163,9 +167,10 @@ def _choice_json(choice: Choice) -> dict[str, object]:
 class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """New `text` and `token_ids` for the choice `index` after a step.
 
-    `finish_reason` and `detail` (as in Choice) come with the choice's last output, `completion` with the
-    request's last output. `after` is the same as in Choice. `logprobs` belong to the tokens, and
-    `prompt_scores` to the prompt, if requested; the latter come with the first token of choice 0.
+    A choice's last output has `finish_reason` and `detail`, and the request's last output has `completion`.
+    `finish_reason`, `detail` and `after` have the same meaning as in Choice. If requested, `logprobs` has the
+    tokens' logprobs. If requested, `prompt_scores` has the prompt's logprobs and comes with the first token
+    in choice 0.
     """
 
     request_id: str
@@ -182,7 +187,9 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 def split_output(output: RequestOutput) -> list[RequestOutput]:
-    """Split an output without text into outputs with few tokens, so that a reader does not delay others."""
+    """Split an output without text into small outputs, so that a reader with many tokens does not delay
+    others.
+    """
     ids, scores = output.token_ids, output.logprobs
     if len(ids) <= PIECE:
         return [output]
@@ -209,9 +216,9 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Return (token id, logprob) pairs for each prompt token: its own, then the likeliest tokens'.
+    """Return for each prompt token (token id, logprob) pairs: its own pair, then the most likely tokens'.
 
-    The first token's logprobs are NaN.
+    The first prompt token's logprobs are NaN.
     """
     rows = zip(scores.token_ids.tolist(), scores.logprobs.tolist(), strict=True)
     return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
@@ -225,7 +232,7 @@ def engine_failed(error: BaseException) -> MMEngineError:
 
 
 def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
-    """Return `Choice.detail`. For an answer with a grammar that was cut: CUT, CUT_AT_STOP or REPEATED."""
+    """Return `Choice.detail`. For a cut answer with a grammar, this is CUT, CUT_AT_STOP or REPEATED."""
     if has_form and reason == "length":
         return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
     if has_form and detail == REPETITION:
@@ -234,7 +241,7 @@ def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
 
 
 def unstarted_completion(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:
-    """Return the answer to a request that was aborted before it was tokenized."""
+    """Return the answer to a request that was aborted before its prompt was tokenized."""
     choices = [Choice(index, "", [], "abort", detail, code=code) for index in range(num_choices)]
     return Completion(request_id, np.zeros(0, np.int32), choices)
 
@@ -258,9 +265,9 @@ def final_outputs(completion: Completion) -> list[RequestOutput]:
 
 
 def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_several: bool) -> Completion:
-    """Return the complete answer to the prompt with this index.
+    """Return the answer to prompt `index` if the answer is complete, or raise its error.
 
-    Raises a failed answer's error, which names the prompt if there are several.
+    If the call has several prompts, the error names the prompt.
     """
     try:
         return require_success(answer)
@@ -269,7 +276,7 @@ def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_s
 
 
 def require_success(answer: Completion | MMEngineError) -> Completion:
-    """Return a complete answer. Raises a failed answer's error."""
+    """Return `answer` if it is complete, or raise its error."""
     if isinstance(answer, MMEngineError):
         raise answer
     error = answer.error()

@@ -1,4 +1,4 @@
-"""Parses response formats, which may hold Python types instead of schemas, and decodes answers to values."""
+"""Parses response formats, which may contain a Python type or a schema, and decodes JSON answers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mmengine.structured_output.types.types import decode, schema_of
 
 
 class ResponseFormat(NamedTuple):
-    """An answer's format, as fields of Options."""
+    """An answer's format, as fields for Options."""
 
     grammar: GrammarRequest | None
     reasoning: bool | None
@@ -33,10 +33,10 @@ class ResponseFormat(NamedTuple):
 
 
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
-    """Return the format that `options` request with `response_format`, `grammar` or vLLM's names for them.
+    """Return the format that `options` request with `response_format`, `grammar` or vLLM's option names.
 
-    A response_format, or the schema in it, may be a type. With `calls` the format allows tool calls. Raises
-    InvalidRequest.
+    A response_format, or the schema in a response_format, may be a Python type. If `options` has `calls`, the
+    format also allows tool calls. Raises InvalidRequest.
     """
     form, grammar = as_form(options)
     form = _described(_schema_format(form) if _is_type(form) else form)
@@ -58,7 +58,7 @@ def _is_type(form: object) -> bool:
 
 
 def _described(form: Any) -> Any:
-    """Return a response_format in which a type is replaced by its schema."""
+    """Return a response_format after replacing a Python type by the type's schema."""
     held = form.get("json_schema") if isinstance(form, Mapping) else None
     if not isinstance(held, Mapping):
         return form
@@ -75,7 +75,7 @@ def json_format(
     reasoning: bool | None,
     on_truncation: str,
 ) -> dict[str, Any]:
-    """Return the response_format for a schema or a type.
+    """Return the response_format for a JSON schema or a Python type.
 
     Raises InvalidRequest for options that request another format or several answers.
     """
@@ -91,7 +91,7 @@ def _schema_format(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
-# What to do about an incomplete answer, by its `Choice.detail`.
+# `Choice.detail` of an incomplete answer -> advice for the error message.
 _HOW = {
     CUT: "raise max_tokens",
     CUT_AT_STOP: "it holds a stop string; leave that out",
@@ -100,7 +100,10 @@ _HOW = {
 
 
 def decode_answer(completion: Completion, schema: object) -> Any:
-    """Return an answer's value. Raises RequestFailed, with the answer's beginning, if it was cut."""
+    """Decode a JSON answer and return its value.
+
+    Raises RequestFailed if the answer was cut; the message has the answer's beginning.
+    """
     content = completion.choices[0].content
     detail = completion.choices[0].detail
     if detail in _HOW or content is None:

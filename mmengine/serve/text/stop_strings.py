@@ -1,4 +1,7 @@
-"""Finds stop strings in running rows' text for the model runner."""
+"""Finds stop strings in running rows' text, so that the model runner can end these rows.
+
+A row is a running request's index in the batch.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,7 +17,7 @@ from mmengine.structured_output.rows.rows import Cut
 
 
 class _Text(Protocol):
-    """The text of a row's tokens. `cut_off` is the text from the stop string on, which is not shown."""
+    """Decodes a row's tokens. `cut_off` is the stop string and the text after it, which is not shown."""
 
     @property
     def stopped(self) -> bool: ...
@@ -26,19 +29,19 @@ class _Text(Protocol):
 
 
 class StopStrings:
-    """Decodes the rows whose requests have stop strings; other rows cost nothing.
+    """Decodes the rows whose requests have stop strings. Other rows cost nothing.
 
-    A text is not examined any more after a stop string.
+    Text after a stop string is not examined.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._watched = np.zeros(0, dtype=bool)
         self._texts: dict[int, _Text] = {}
-        self._tokens: dict[int, list[int]] = {}  # for rows with a grammar: their tokens up to a stop string
+        self._tokens: dict[int, list[int]] = {}  # row with a grammar -> tokens up to a stop string
 
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
-        """Assign `row` to `request`; `token_ids` are its prompt and its output so far."""
+        """Assign `row` to `request`. `token_ids` has the request's prompt and its output so far."""
         if row >= len(self._watched):
             self._watched = np.concatenate(
                 [self._watched, np.zeros(row + 1 - len(self._watched), dtype=bool)]
@@ -72,7 +75,7 @@ class StopStrings:
         return text.stopped
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
-        """Add a token (int32 [s]) to each row in `rows` (int32 [s]).
+        """Add to each row in `rows` (int32 [s]) the token at the same index in `token_ids` (int32 [s]).
 
         Returns the ascending indices into `rows` at which a stop string is now complete.
         """
@@ -80,7 +83,9 @@ class StopStrings:
         return [index for index in watched if self._push(int(rows[index]), int(token_ids[index]))]
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the row's text if the row has a grammar, else None."""
+        """Return the tokens and text at which a stop string cut the row, or None for a row without a
+        grammar.
+        """
         text = self._texts.get(row)
         if text is None or row not in self._tokens or not text.stopped:
             return None

@@ -1,7 +1,7 @@
-"""Parses an answer's text as it arrives, into plain text, tool names and tool arguments.
+"""Parses an answer's text, while it is generated, into plain text and tool calls' names and arguments.
 
-The text follows the grammar of its `ToolCalls`, so the parser never guesses and reads each character once.
-JSON arguments are passed on unchanged; XML arguments are converted to JSON.
+The grammar for `ToolCalls` constrains the text, so the parser never has to guess and reads each character
+once. JSON arguments are passed on unchanged. XML arguments are converted to JSON.
 """
 
 import re
@@ -18,7 +18,7 @@ from mmengine.structured_output.request.tool_calls import (
     parameters_of,
 )
 
-MAX_SPACE = 64  # characters of white space that are held back before a call
+MAX_SPACE = 64  # maximum number of white space characters that are held back before a call
 _JSON_HEAD = re.compile(r'\n\{"name": "([^"]*)", "arguments": ')
 _XML_HEAD = re.compile(r"\n<function=([^>]*)>\n")
 _XML_NEXT = re.compile(r"\n?(?:<parameter=([^>]*)>\n|(</function>))")
@@ -27,7 +27,10 @@ _NO_PARAMETERS = Parameters({}, frozenset(), frozenset(), None, False, None, {})
 
 
 class CallDelta(NamedTuple):
-    """A piece of the answer's call `number`, from 0: its `name` at its beginning, then its arguments."""
+    """New text for the tool call `number`, from 0.
+
+    The first delta has the `name`; later ones have arguments.
+    """
 
     number: int
     arguments: str = ""
@@ -38,9 +41,10 @@ Piece = str | CallDelta
 
 
 class ToolCallParser:
-    """An answer's parser: `push` its text, and call `finish` at its end.
+    """An answer's parser. Call `push` with new text, and `finish` at the answer's end.
 
-    An incomplete call piece at the end is dropped. `num_calls` counts the calls that have begun.
+    If the answer ends within a call's markup, this markup is dropped. `num_calls` counts the calls that have
+    begun.
     """
 
     def __init__(self, form: ToolCalls):
@@ -51,26 +55,26 @@ class ToolCallParser:
         }
         self.num_calls = 0
         self._state: Callable[[], Iterator[Piece]] = self._text
-        self._held = ""  # text that cannot be parsed yet
-        self._may_call = True  # with a response format, no call follows after the text has begun
-        self._space = ""  # white space that belongs to a call, if a call follows
+        self._held = ""  # text that cannot be parsed without the following text
+        self._may_call = True  # with a response format, text excludes later calls
+        self._space = ""  # white space that is dropped if a call follows
         self._depth, self._in_string, self._escaped = 0, False, False  # state of JSON arguments
         self._tool = _NO_PARAMETERS
-        self._names: set[str] = set()  # parameters of the call so far
+        self._names: set[str] = set()  # parameter names that have occurred in the current call
         self._is_raw = self._is_dropped = False  # state of an XML value
 
     def push(self, text: str) -> list[Piece]:
-        """Return content and call pieces, in their order."""
+        """Return the new plain text and tool call pieces, in order."""
         self._held += text
         found: list[Piece] = []
         before = -1
-        while self._held and len(self._held) != before:  # a state that takes nothing waits for more text
+        while self._held and len(self._held) != before:  # a state that consumes nothing needs more text
             before = len(self._held)
             found += self._state()
         return found
 
     def finish(self) -> str:
-        """Return content that was held back."""
+        """Return plain text that was held back."""
         rest = self._space + self._held if self._state == self._text and not self.num_calls else ""
         self._held = self._space = ""
         return rest
@@ -99,7 +103,7 @@ class ToolCallParser:
             self._space, self._state = "", self._head
 
     def _head(self) -> Iterator[Piece]:
-        """Parse from the beginning of a call to its arguments."""
+        """Parse a call's text before the arguments, which includes the tool's name."""
         is_json = self._form.format == "json"
         found = (_JSON_HEAD if is_json else _XML_HEAD).match(self._held)
         if found is None:
@@ -117,7 +121,7 @@ class ToolCallParser:
             yield CallDelta(self.num_calls - 1, arguments)
 
     def _json(self) -> Iterator[Piece]:
-        """Pass on arguments up to the bracket that ends them."""
+        """Pass on JSON arguments up to their closing bracket."""
         text, at = self._held, 0
         if self._escaped:
             at, self._escaped = 1, False
@@ -137,7 +141,7 @@ class ToolCallParser:
         yield from self._more(self._take(len(text)))
 
     def _tail(self) -> Iterator[Piece]:
-        """Skip the text between a call's arguments and its end."""
+        """Skip the text between the arguments and the call's end."""
         place = self._held.find(CLOSE)
         if place < 0:
             self._take(len(self._held) - _overlap(self._held, CLOSE))
@@ -147,7 +151,7 @@ class ToolCallParser:
         yield from ()
 
     def _xml(self) -> Iterator[Piece]:
-        """Parse the text between parameters."""
+        """Parse the XML text between parameters."""
         found = _XML_NEXT.match(self._held)
         if found is None:
             return
@@ -157,7 +161,7 @@ class ToolCallParser:
             yield from self._more("}" if self._names else "{}")
             return
         name = found[1]
-        self._is_dropped = name in self._names  # a second value for this name, which an object cannot have
+        self._is_dropped = name in self._names  # a JSON object cannot have a second value for this name
         self._is_raw = name in self._tool.raw or (
             name not in self._tool.schemas and self._tool.others_are_raw
         )
@@ -181,7 +185,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return how long the longest suffix is that begins `marker` without completing it."""
+    """Return how long the longest suffix is that an incomplete `marker` forms."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size
