@@ -1,10 +1,11 @@
-"""The debugger of logs: moves to any point of a log, forward and back, and shows the state there.
+"""A debugger for logs. It moves forward and back to any position in a log, and shows the engine's state at
+this position.
 
     folder ──► records.py, saved_states.py ──► navigator.py (a position and its state)
                                                    ▲
                debugger.py (goto, step, continue, last write) ──► commands/ ──► a terminal or a page
 
-The package knows neither HTTP, asyncio nor a terminal.
+This package does not depend on HTTP, asyncio or a terminal.
 """
 
 from mmengine.replay.debug.debugger import Debugger, open_debugger

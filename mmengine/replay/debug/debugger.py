@@ -1,4 +1,4 @@
-"""A debugger on one log: a position, breakpoints, and the commands' operations on them."""
+"""A debugger for a log. It has a position, breakpoints, and the operations that the commands call."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +22,9 @@ MAX_STOPS = 1000
 class Write(NamedTuple):
     """The last record that changed an object.
 
-    `position`: the record's number. `step`: its step. `event`: its kind. `text`: what it did, and why.
-    `change`: the object's values before and after. `owners`: for a block, who held it before and after.
+    `position`: the record's number. `step`: the record's step. `event`: the event's kind. `text`: the
+    record's effect and the reason. `change`: the object's values before and after the record. `owners`: for a
+    block, its holders before and after the record.
     """
 
     position: int
@@ -41,13 +42,15 @@ def open_debugger(
     max_bytes: int = MAX_BYTES,
     progress: Callable[[int], None] = lambda position: None,
 ) -> "Debugger":
-    """Open a log for debugging, at its beginning. The arguments are those of Navigator."""
+    """Open a log for debugging, at its beginning. For the arguments, see Navigator."""
     return Debugger(Navigator(folder, findings, max_bytes, progress))
 
 
 class Debugger:
-    """A debugger. `can_evaluate`: whether conditions may be Python expressions, which only a terminal allows.
-    Methods that move return why the move stopped, or "" at an end of the log.
+    """A debugger for a log.
+
+    `can_evaluate`: whether conditions may be Python expressions, which only a terminal allows. Methods that
+    move return the reason why the move stopped, or "" at the log's beginning or end.
     """
 
     def __init__(self, navigator: Navigator, *, can_evaluate: bool = False):
@@ -62,7 +65,9 @@ class Debugger:
     # Moves
 
     def goto_step(self, number: int) -> str:
-        """Move to where step `number` is decided. Raises LogError if the log does not have the step."""
+        """Move to the position where step `number` is decided. Raises LogError if the log does not contain
+        the step.
+        """
         navigator, back = self.navigator, self.navigator.position
         before = [mark for mark in navigator.marks.all if mark.step < number]
         navigator.go((before or navigator.marks.all)[-1].position)
@@ -80,7 +85,7 @@ class Debugger:
         return why
 
     def goto_time(self, ms: float) -> str:
-        """Move to the first record at or after this time since the log's first record."""
+        """Move to the first record at or after this time. `ms`: time since the log's first record."""
         navigator = self.navigator
         before = [mark for mark in navigator.marks.all if mark.time_ns < ms * 1e6]
         navigator.go((before or navigator.marks.all)[-1].position)
@@ -89,7 +94,7 @@ class Debugger:
         return "" if navigator.record is None else f"{navigator.cursor.time_ns / 1e6:.1f} ms"
 
     def goto_event(self, position: int) -> str:
-        """Move to a record. Raises LogError for a number that no record has."""
+        """Move to a record. Raises LogError if no record has this number."""
         back = self.navigator.position
         self.navigator.go(position)
         if self.navigator.position != position:
@@ -116,17 +121,17 @@ class Debugger:
         return ""
 
     def step(self, count: int = 1) -> str:
-        """Move over `count` steps; back if negative."""
+        """Move forward over `count` steps, or back if `count` is negative."""
         return self._repeat(Steps(), count)
 
     def step_event(self, count: int = 1) -> str:
-        """Move over `count` records; back if negative."""
+        """Move forward over `count` records, or back if `count` is negative."""
         here = self.navigator.position
         self.navigator.go(max(self.navigator.first, here + count))
         return "" if self.navigator.position == here else f"record {self.navigator.position}"
 
     def step_request(self, name: str, count: int = 1) -> str:
-        """Move to the next record that concerns a request; back if negative."""
+        """Move to the next record that concerns a request, or to the previous one if `count` is negative."""
         return self._repeat(EventsOf(name), count)
 
     def go_on(self) -> str:
@@ -135,7 +140,9 @@ class Debugger:
         return self._told(walker, search_forward(self.navigator, walker))
 
     def go_back(self) -> str:
-        """Continue back to the last breakpoint or watchpoint before this position, or to the beginning."""
+        """Continue backwards to the last breakpoint or watchpoint before this position, or to the log's
+        beginning.
+        """
         walker = Stops(self.stops)
         position, why = search_back(self.navigator, walker, self.navigator.position)
         self.navigator.go(position if position >= 0 else self.navigator.first)
@@ -168,8 +175,8 @@ class Debugger:
     # Breakpoints
 
     def condition(self, text: str) -> Condition:
-        """Return a condition. Raises InvalidRequest for a text that is neither a filter nor, if Python
-        expressions are allowed, an expression.
+        """Convert a text to a condition. The text is a filter or, if `can_evaluate` is set, a Python
+        expression. Raises InvalidRequest for any other text.
         """
         try:
             return Condition.of_filter(parse_filter(text))
@@ -179,7 +186,7 @@ class Debugger:
         return Condition.of_code(text)
 
     def add_breakpoint(self, text: str) -> Stop:
-        """Add a breakpoint with a condition. Raises InvalidRequest for a condition that cannot be read."""
+        """Add a breakpoint with a condition. Raises InvalidRequest if the condition cannot be parsed."""
         return self._add(Stop(self._next_number, self.condition(text)))
 
     def add_watch(self, text: str) -> Stop:
@@ -225,7 +232,9 @@ class Debugger:
         return self._watched(text)[1](self.facts)
 
     def last_write(self, text: str) -> Write | None:
-        """Return the last record before this position that changed `text` (see `add_watch`), or None."""
+        """Return the last record before this position that changed the value of `text` (see `add_watch`), or
+        None.
+        """
         name, value = self._watched(text)
         watch = Watch(0, name, value)
         position, _ = search_back(self.navigator, Stops([watch]), self.navigator.position + 1)
@@ -233,7 +242,7 @@ class Debugger:
             return None
         cursor = next(self.navigator.walk(position - 1))
         record = cursor.record
-        assert record is not None  # It changed the value.
+        assert record is not None  # A record changed the value, so it exists.
         old, owners = value(Facts(cursor)), self._owners(text, cursor)
         said = event_text(cursor.state, record.event)
         after = next(self.navigator.walk(position))
@@ -250,19 +259,21 @@ class Debugger:
         return ", ".join(owners_of(cursor.state).get(int(words[1]), ())) or "no request"
 
     def diff(self, first: int, second: int) -> list[Change]:
-        """Return how the states at two positions differ."""
+        """Return the differences between the states at two positions."""
         states = [values_of(next(self.navigator.walk(position)).state) for position in (first, second)]
         return changes(*states)
 
 
 class _Continued:
-    """A walker that continues from its last position, although a new search begins."""
+    """Wraps a walker. When a new search begins, the walker continues from its last position instead of
+    starting again.
+    """
 
     def __init__(self, walker: Walker):
         self._walker = walker
 
     def begin(self, cursor: Cursor) -> None:
-        """Do nothing: the walker has seen this position."""
+        """Do nothing, because the walker has already seen this position."""
 
     def first(self, cursor: Cursor) -> str:
         return self._walker.first(cursor)

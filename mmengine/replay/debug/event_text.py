@@ -1,4 +1,4 @@
-"""Describes in a sentence how a record changes the state."""
+"""Describes the effect of a record on the state in a sentence."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from mmengine.replay.queries.reasons import Reasons
 from mmengine.replay.queries.request_events import described_event
 from mmengine.replay.timeline import taken_tokens
 
-MAX_NAMED = 6  # requests or keys that a sentence names
+MAX_NAMED = 6  # Maximum number of requests or keys in a sentence.
 
 
 def event_text(state: State, event: ev.Event) -> str:
-    """Return a sentence about the event. `state`: the state before it."""
+    """Return a sentence about an event. `state`: the state before the event."""
     name = getattr(event, "request_id", "")
     if name and (name in state.requests or not isinstance(event, (ev.Admitted, ev.Preempted, ev.Encoded))):
         return f"{name}: {described_event(state, event)}{_cause(state, event)}"
@@ -60,11 +60,11 @@ def event_text(state: State, event: ev.Event) -> str:
 
 
 def _cause(state: State, event: ev.Event) -> str:
-    """Return a clause with the reason for a decision, computed from the state."""
+    """Return a clause with the reason for a decision. The reason is computed from the state."""
     if isinstance(event, ev.Preempted) and event.reason == "no free blocks":
         try:
             needed, free = Reasons(View(state)).blocks_short()
-        except Exception:  # A broken build's state.
+        except Exception:  # The state was written by a broken build.
             return ""
         return f" (running requests need {needed} more blocks, {free} free)" if needed > free else ""
     return ""

@@ -1,5 +1,5 @@
-"""What breakpoints and expressions read at a position: numbers, names and copies, never the state's own
-objects.
+"""The values that breakpoints and expressions can read at a position. They are numbers, names and copies, so
+that an expression cannot change the state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,9 @@ from mmengine.replay.debug.navigator import Cursor
 
 
 class RequestFacts(NamedTuple):
-    """A live request. `row`: its row, or -1 while it waits. `preempted`: whether it lost a row."""
+    """A live request. `row`: its row, or -1 while it waits. `preempted`: whether it has been
+    preempted before.
+    """
 
     request_id: str
     row: int
@@ -38,7 +40,9 @@ class BlockFacts(NamedTuple):
 
 
 class EntryFacts(NamedTuple):
-    """An entry of the encoder cache. `size`: its embeddings. `valid`: False if its step failed."""
+    """An entry in the encoder cache. `size`: the number of its embeddings. `valid`: False if the step that
+    encoded it failed.
+    """
 
     key: str
     size: int
@@ -60,7 +64,7 @@ class RowFacts(NamedTuple):
 
 ObjectFacts = RequestFacts | BlockFacts | EntryFacts | RowFacts
 
-# The fields of the filter language, with their meanings.
+# The fields of the filter language, with their descriptions.
 FIELDS = {
     "position": "number of the next record",
     "step": "the open step, or the next one",
@@ -82,7 +86,7 @@ FIELDS = {
     "adapters": "loaded adapters",
 }
 OF_THE_RECORD = frozenset(("position", "event", "request", "reason", "record"))
-# The functions of a Python expression, with the fields of what they return.
+# The functions that a Python expression may call, with the fields of their results.
 OBJECTS: dict[str, tuple[str, ...]] = {
     "req": RequestFacts._fields,
     "block": BlockFacts._fields,
@@ -92,19 +96,19 @@ OBJECTS: dict[str, tuple[str, ...]] = {
 
 
 class Facts(Mapping[str, object]):
-    """The facts at a cursor's position. Each access reads the state as it is then."""
+    """The values at a cursor's position. Each access reads the cursor's current state."""
 
     def __init__(self, cursor: Cursor):
         self.cursor = cursor
         self._view: tuple[State, View] | None = None
 
     def field(self, name: str) -> object:
-        """Return a field of FIELDS."""
+        """Return the value of a field in FIELDS."""
         value: object = getattr(self, f"_{name}")()
         return value
 
     def req(self, name: str) -> RequestFacts | None:
-        """Return a live request, or None."""
+        """Return a live request, or None if there is no such request."""
         state = self._state
         req_state = state.requests.get(name)
         if req_state is None:
@@ -119,15 +123,15 @@ class Facts(Mapping[str, object]):
         return RequestFacts(*first, tokens, computed, blocks, drafts, req_state.preempted > 0, priority)
 
     def block(self, number: int) -> BlockFacts | None:
-        """Return a KV block, or None for a number that no block has."""
+        """Return a KV block, or None if no block has this number."""
         pool = self._state.blocks
         if not 0 <= number < pool.num_blocks:
             return None
         return BlockFacts(number, int(pool.references[number]), int(pool.content[number]))
 
     def entry(self, prefix: str) -> EntryFacts | None:
-        """Return the encoder cache's entry whose key begins with these hexadecimal digits, or None. Raises
-        InvalidRequest if several keys do.
+        """Return the encoder cache entry whose key begins with these hexadecimal digits, or None. Raises
+        InvalidRequest if several keys begin with these digits.
         """
         entries = self._state.encoder.entries
         found = [key for key in entries if key.hex().startswith(prefix.lower())]
@@ -139,7 +143,7 @@ class Facts(Mapping[str, object]):
         return EntryFacts(found[0].hex(), entry.size, entry.references, entry.valid)
 
     def row(self, number: int) -> RowFacts | None:
-        """Return a row, or None for a number that no row has."""
+        """Return a row, or None if no row has this number."""
         state = self._state
         if not 0 <= number < state.config.num_rows:
             return None
@@ -149,8 +153,8 @@ class Facts(Mapping[str, object]):
         return RowFacts(number, name, *(int(column[number]) for column in numbers))
 
     def __getitem__(self, name: str) -> object:
-        """Return what a Python expression names: a field, a function of OBJECTS, `record`, `view` or `np`.
-        Raises KeyError for another name.
+        """Return the value for a name in a Python expression: a field, a function in OBJECTS, `record`,
+        `view` or `np`. Raises KeyError for any other name.
         """
         if name in FIELDS:
             return self.field(name)

@@ -1,4 +1,4 @@
-"""The filter language: conditions that a person types, in a terminal or in a page.
+"""The filter language, in which a person types conditions in a terminal or on a web page.
 
     filter     comparison { "and" comparison }
     comparison [object] field operator literal
@@ -6,7 +6,7 @@
     operator   = != < <= > >= ~ (contains)
     literal    a number, true, false, or a text with or without quotes
 
-Nothing of a filter is evaluated as code.
+No part of a filter is evaluated as code.
 """
 
 import operator
@@ -35,7 +35,7 @@ OBJECT_NAMES = {"request": "req", "block": "block", "row": "row", "entry": "entr
 
 
 class Comparison(NamedTuple):
-    """A comparison. `object`: (kind, id) of the object that has the field, or None."""
+    """A comparison in a filter. `object`: the kind and id of the object with the field, or None."""
 
     object: tuple[str, str] | None
     field: str
@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """A filter. `reads_record`: whether it reads the next record, and not only the state."""
+    """A filter. `reads_record`: whether the filter reads the next record in addition to the state."""
 
     text: str
     comparisons: tuple[Comparison, ...]
@@ -82,7 +82,7 @@ def find_object(facts: Facts, kind: str, name: str) -> ObjectFacts | None:
 
 
 def parse_filter(text: str) -> Filter:
-    """Return the filter. Raises InvalidRequest, which says what is expected."""
+    """Parse a filter. Raises InvalidRequest with a message that says what is expected."""
     if len(text) > MAX_CHARS:
         raise InvalidRequest(f"the filter has {len(text)} characters; the limit is {MAX_CHARS}")
     words = _words(text)
@@ -133,12 +133,14 @@ TYPE_NAMES = tuple(_KINDS.values())
 
 
 def event_named(word: str) -> str | None:
-    """Return the event's kind for a word in any case, or None."""
+    """Return the event kind for a word, ignoring case, or None."""
     return _KINDS.get(word.lower())
 
 
 def checked_object(kind: str, name: str) -> tuple[str, str]:
-    """Return (kind, name). Raises InvalidRequest for a block or row that is not a number."""
+    """Return (kind, name) after checking the name. Raises InvalidRequest for a block or row that is not a
+    number.
+    """
     if kind in ("block", "row") and not (name.isascii() and name.isdigit() and len(name) < 10):
         raise InvalidRequest(f"{name!r} is not the number of a {kind}")
     if kind == "entry" and not all(digit in "0123456789abcdef" for digit in name.lower()):

@@ -1,6 +1,6 @@
-"""Moves a state to any position of a log.
+"""Computes the state at any position in a log.
 
-A position is the number of a record that is not applied yet: the state there is the state before this record.
+A position is the number of a record. The state at a position is the state before this record is applied.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ from mmengine.replay.debug.saved_states import MAX_BYTES, CopiedState, Mark, Mar
 from mmengine.replay.findings import Findings
 from mmengine.replay.rerun.clock import SteadyClock
 
-MAX_NAMES = 2**22  # requests whose arrivals are remembered
+MAX_NAMES = 2**22  # Maximum number of requests whose arrivals are remembered.
 
 
 class Cursor:
-    """A state that moves forward. `record`: the next record, or None at the end. `time_ns`: that record's
-    time since the log's first record.
+    """A state that moves forward through the log. `record`: the next record, or None at the end. `time_ns`:
+    the next record's time since the log's first record.
     """
 
     def __init__(self, log: CheckedLog, state: State, clock: SteadyClock, position: int):
@@ -35,7 +35,7 @@ class Cursor:
         self._read()
 
     def advance(self) -> None:
-        """Apply the next record, and read the one after it. Does nothing at the end."""
+        """Apply the next record, and read the record after it. Does nothing at the end."""
         record = self.record
         if record is None:
             return
@@ -59,10 +59,12 @@ class Cursor:
 
 
 class Navigator:
-    """A log, with the state at `position`. The state is replaced when the position moves back.
+    """A log, with the state at `position`. When the position moves back, another state object replaces the
+    state.
 
-    `max_bytes`: limit on the copies of states in memory. `findings`: as in CheckedLog. `progress`: called
-    with the position now and then while unread records are read. Raises `verify`'s errors.
+    `max_bytes`: maximum size of the copies of states in memory. `findings`: see CheckedLog. `progress` is
+    called with the position from time to time while records are read for the first time. Raises `verify`'s
+    errors.
     """
 
     def __init__(
@@ -80,9 +82,9 @@ class Navigator:
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
         self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, self._saved(state, self.first)), max_bytes)
-        self.end: int | None = None  # the position after the last record, once known
-        self.arrivals: dict[str, list[int]] = {}  # request id -> positions of its QUEUED
-        self._frontier = self.first  # records before it were read
+        self.end: int | None = None  # The position after the last record, or None while it is unknown.
+        self.arrivals: dict[str, list[int]] = {}  # Maps a request id to the positions of its QUEUED records.
+        self._frontier = self.first  # All records before this position have been read.
         self.cursor = self._cursor_at(self.marks.all[0], state)
 
     @property
@@ -102,7 +104,7 @@ class Navigator:
         self._advance(self.cursor)
 
     def go(self, position: int) -> None:
-        """Move to a position, at most to the end."""
+        """Move to a position. If the position is after the end, move to the end."""
         here = self.position
         mark = self.marks.before(min(position, self._frontier))
         if position < here or mark.position > here:
@@ -111,8 +113,8 @@ class Navigator:
             self.advance()
 
     def walk(self, position: int) -> Iterator[Cursor]:
-        """Yield a cursor of its own at `position`, and again after each record, to the end. The navigator's
-        position stays.
+        """Yield a separate cursor at `position`, and again after each record up to the end. The navigator's
+        position does not change.
         """
         mark = self.marks.before(min(position, self._frontier))
         cursor = self._cursor_at(mark, mark.saved.restore())
@@ -135,7 +137,9 @@ class Navigator:
         self._note(cursor, record)
 
     def _note(self, cursor: Cursor, record: Record) -> None:
-        """Keep the arrival in a record that is read for the first time, and save the state if it is due."""
+        """Record an arrival when its record is read for the first time, and save the state if a copy is
+        due.
+        """
         event = record.event
         if isinstance(event, ev.Queued) and len(self.arrivals) < MAX_NAMES:
             self.arrivals.setdefault(event.request_id, []).append(record.sequence)
@@ -151,7 +155,7 @@ class Navigator:
             self.marks.add(Mark(record.sequence, *place, saved))
 
     def _saved(self, state: State, position: int) -> SavedState:
-        # A snapshot refuses a state that a broken build's decisions made.
+        # A snapshot cannot hold a state that a broken build's decisions led to.
         if self._can_pack and not self.findings:
             return PackedState.of(state, self.started, position)
         return CopiedState(state)

@@ -1,5 +1,5 @@
-"""Reads a log's records from any position. Unlike LogReader, a reader that begins in the middle of a segment
-does not read the frames before it.
+"""Reads a log's records from any position. LogReader would read a segment from its beginning. This reader
+skips the frames before the position.
 """
 
 from bisect import bisect_right
@@ -13,20 +13,22 @@ from mmengine.events.codec import DamagedRecord, Record, TornRecord, UnknownReco
 from mmengine.events.reader import records_of
 from mmengine.events.segment import HEADER_SIZE, Scan, find_whole, first_sequence_of, open_segment
 
-MAX_UNPACKED = 2  # unpacked segments that stay in memory, of at most 128 MiB each
+MAX_UNPACKED = 2  # Maximum number of unpacked segments in memory. Each has at most 128 MiB.
 
 
 class RecordFile:
-    """A log's segments. The last unpacked segments stay in memory, because unpacking is slow."""
+    """A log's segments. The most recently used unpacked segments stay in memory, because unpacking is
+    slow.
+    """
 
     def __init__(self, paths: list[Path]):
         self._paths = paths
         self._firsts = [first_sequence_of(path) for path in paths]
-        self._unpacked: dict[Path, bytes] = {}  # The last used is last.
+        self._unpacked: dict[Path, bytes] = {}  # Ordered by use. The most recently used segment is last.
 
     def records(self, position: int, offset: int = 0) -> Iterator[Record]:
-        """Yield the records from `position` on. `offset`: where a frame at or before that record begins in
-        its segment, in bytes; 0: unknown.
+        """Yield the records from `position` on. `offset`: the byte in the segment at which a frame begins,
+        which must not be after the record at `position`. 0 means unknown.
 
         Ends at a torn tail. Raises CorruptLog for damage before the tail.
         """

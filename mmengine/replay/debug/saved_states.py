@@ -1,7 +1,7 @@
-"""Keeps copies of a log's state, so that any position is reached from a near copy.
+"""Keeps copies of a log's state in memory, so that every position can be reached from a nearby copy.
 
-A copy is packed like a snapshot (core/snapshot) if a snapshot can hold the state, and otherwise a copy of the
-object: a snapshot does not hold what vLLM's rules add to a state.
+If a snapshot can hold the state, the copy is packed like a snapshot (core/snapshot). Otherwise the state
+object is copied. For example, a snapshot cannot hold the data that vLLM's rules add to a state.
 """
 
 from bisect import bisect_right
@@ -18,23 +18,23 @@ from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 
-EVERY_RECORDS = 1024  # smallest distance between two copies
-MAX_BYTES = 256 * 2**20  # default limit on all copies
-MAX_STATE_BYTES = 2**30  # of one unpacked copy
+EVERY_RECORDS = 1024  # Minimum number of records between two copies.
+MAX_BYTES = 256 * 2**20  # Default maximum size of all copies.
+MAX_STATE_BYTES = 2**30  # Maximum size of an unpacked copy.
 
 
 class SavedState(Protocol):
-    """A copy of a state. `num_bytes`: its size."""
+    """A copy of a state. `num_bytes`: the copy's size."""
 
     @property
     def num_bytes(self) -> int: ...
 
     def restore(self) -> State:
-        """Return a new state that equals the copied one. Raises CorruptLog for damaged bytes."""
+        """Return a new state object that equals the copied state. Raises CorruptLog for damaged bytes."""
 
 
 class PackedState:
-    """A copy of a state as a packed snapshot."""
+    """A copy of a state in the form of a packed snapshot."""
 
     __slots__ = ("data",)
 
@@ -55,7 +55,7 @@ class PackedState:
 
 
 def unpacked(data: bytes) -> bytes:
-    """Return a packed state's snapshot. Raises CorruptLog for damaged bytes."""
+    """Unpack a packed state to a snapshot. Raises CorruptLog for damaged bytes."""
     try:
         if not 0 <= zstandard.frame_content_size(data) <= MAX_STATE_BYTES:
             raise zstandard.ZstdError("it claims an impossible size")
@@ -65,7 +65,9 @@ def unpacked(data: bytes) -> bytes:
 
 
 class CopiedState:
-    """A copy of a state's objects. The zeros at the ends of the two widest columns' rows are left out."""
+    """A copy of a state's objects. In the two widest columns, the zeros at the end of each row are left
+    out.
+    """
 
     def __init__(self, state: State):
         self._state = _copied(state)
@@ -93,14 +95,14 @@ class CopiedState:
 
 
 def _trimmed(values: np.ndarray) -> np.ndarray:
-    """Return a copy without the zeros at the end."""
+    """Return a copy of the array without the zeros at the end."""
     used = np.flatnonzero(values)
     return values[: int(used[-1]) + 1 if len(used) else 0].copy()
 
 
 def _copied(state: State) -> State:
     """Return a deep copy of the state without its two widest columns. Requests and settings are shared,
-    because nothing changes them.
+    because they never change.
     """
     shared = [state.config, state.constants, state.policy]
     shared += [req_state.request for req_state in state.requests.values()]
@@ -115,8 +117,9 @@ def _copied(state: State) -> State:
 class Mark(NamedTuple):
     """A copy of the state before record `position`.
 
-    `step`: the record's step. `time_ns`: its time since the log's first record. `clock_ns`: what the clock
-    adds to this process's times. `offset`: where the record's frame begins in its segment, in bytes.
+    `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`: the
+    number that is added to times from the record's process. `offset`: the byte in the segment at which the
+    record's frame begins.
     """
 
     position: int
@@ -128,8 +131,8 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """A log's marks, in order, with a limit of `max_bytes` on their copies. If they exceed it, every second
-    mark is dropped, and later marks are further apart.
+    """The marks of a log, in order. `max_bytes`: maximum size of their copies. If the copies exceed this
+    size, every second mark is dropped, and the distance between later marks grows.
     """
 
     def __init__(self, first: Mark, max_bytes: int = MAX_BYTES, every_records: int = EVERY_RECORDS):
@@ -141,7 +144,7 @@ class Marks:
         return self.all[-1]
 
     def add(self, mark: Mark) -> None:
-        """Add a mark whose position is after all others."""
+        """Add a mark. Its position must be after all other marks."""
         self.all.append(mark)
         self._num_bytes += mark.saved.num_bytes
         if self._num_bytes > self._max_bytes and len(self.all) > 2:

@@ -1,4 +1,6 @@
-"""Finds positions in a log, forward and back, with a walker that looks at each position in order."""
+"""Searches a log for a position, forward or backwards. A walker looks at each position in order and decides
+where the search stops.
+"""
 
 from typing import Protocol
 
@@ -10,20 +12,22 @@ from mmengine.replay.timeline import is_scheduling
 
 
 class Walker(Protocol):
-    """Looks at positions in order, and says where a search stops."""
+    """Looks at positions in order, and decides where a search stops."""
 
     def begin(self, cursor: Cursor) -> None:
         """Look at the position where a search begins."""
 
     def first(self, cursor: Cursor) -> str:
-        """Look at the log's first position, in place of `begin`. Returns why a search stops there, or ""."""
+        """Look at the log's first position. Called instead of `begin` if the search begins there. Returns the
+        reason why the search stops at this position, or "".
+        """
 
     def hits(self, cursor: Cursor) -> str:
-        """Look at the next position. Returns why a search stops there, or ""."""
+        """Look at the next position. Returns the reason why the search stops at this position, or ""."""
 
 
 class Steps:
-    """Stops where a step's first decision is the next record."""
+    """Stops at positions where the next record is a step's first decision."""
 
     def __init__(self) -> None:
         self._decided = -1
@@ -48,13 +52,13 @@ class Steps:
 
 
 class EventsOf:
-    """Stops at records that name a request, and at steps with tokens of the request."""
+    """Stops at records that name a request, and at steps that compute tokens for the request."""
 
     def __init__(self, name: str):
         self._name = name
 
     def begin(self, cursor: Cursor) -> None:
-        """Do nothing, because each record is looked at alone."""
+        """Do nothing, because each record is checked independently."""
 
     def first(self, cursor: Cursor) -> str:
         return self.hits(cursor)
@@ -74,7 +78,9 @@ class EventsOf:
 
 
 class Stops:
-    """Stops at breakpoints and watchpoints. `found`: the stop of the last hit."""
+    """Stops at breakpoints and watchpoints. `found`: the breakpoint or watchpoint at which the search
+    stopped.
+    """
 
     def __init__(self, stops: list[Stop]):
         self._stops = [stop for stop in stops if stop.is_enabled]
@@ -106,7 +112,9 @@ class Stops:
 
 
 def search_forward(navigator: Navigator, walker: Walker) -> str:
-    """Move to the next position where `walker` stops, or to the end. Return why it stops, or ""."""
+    """Move to the next position where `walker` stops, or to the end. Return the reason for the stop, or
+    "".
+    """
     walker.begin(navigator.cursor)
     while navigator.record is not None:
         navigator.advance()
@@ -116,8 +124,8 @@ def search_forward(navigator: Navigator, walker: Walker) -> str:
 
 
 def search_back(navigator: Navigator, walker: Walker, before: int) -> tuple[int, str]:
-    """Return the last position before `before` where `walker` stops, and why; (-1, "") if there is none. The
-    navigator's position stays.
+    """Return the last position before `before` where `walker` stops, and the reason. Returns (-1, "") if
+    there is no such position. The navigator's position does not change.
     """
     most = before - 1
     while most >= navigator.first:

@@ -1,4 +1,4 @@
-"""Compares the states at two positions of a log."""
+"""Compares the states at two positions in a log, value by value."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,9 @@ _COUNTERS = ("num_arrived", "num_preempted", "step", "tokens_left", "encoder_lef
 
 
 class Change(NamedTuple):
-    """A value that differs. `before` or `after` is "" if the state does not have the value there."""
+    """A value that differs between two states. `before` or `after` is "" if the state does not have this
+    value.
+    """
 
     name: str
     before: str
@@ -22,7 +24,7 @@ class Change(NamedTuple):
 
 
 def values_of(state: State) -> dict[str, str]:
-    """Return the state's values as texts, keyed by their names."""
+    """Return the state's values as texts, by their names."""
     found = {name: str(getattr(state, name)) for name in _COUNTERS}
     found["free blocks"] = str(state.blocks.num_free)
     found["running"] = str(len(state.running))
@@ -54,6 +56,6 @@ def values_of(state: State) -> dict[str, str]:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> list[Change]:
-    """Return the differing values of two states, at most MAX_CHANGES of them."""
+    """Return the values that differ between two states, at most MAX_CHANGES."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [Change(name, before.get(name, ""), after.get(name, "")) for name in names[:MAX_CHANGES]]

@@ -1,4 +1,6 @@
-"""Explains why requests are not in a step, and counts accepted drafts."""
+"""Explains why requests are not in a step, counts accepted drafts, and compares a step's decisions with this
+build's rules.
+"""
 
 import numpy as np
 
@@ -14,12 +16,12 @@ from mmengine.replay.debug.views import Cell, Table
 from mmengine.replay.queries.reasons import Reason, Reasons
 from mmengine.replay.timeline import is_scheduling
 
-RECENT_RECORDS = 1024  # records before a position whose drafts are counted
-MAX_DECISIONS = 100_000  # of one step
+RECENT_RECORDS = 1024  # Number of records before a position in which drafts are counted.
+MAX_DECISIONS = 100_000  # Maximum number of decisions in a step.
 
 
 def queue_view(navigator: Navigator) -> Table:
-    """Return the waiting requests, each with the reason why it is not in the open or next step."""
+    """Return the waiting requests, with the reason why each is not in the open or next step."""
     step, reasons = waits(navigator)
     state = navigator.state
     rows: list[tuple[Cell, ...]] = []
@@ -39,8 +41,8 @@ def queue_view(navigator: Navigator) -> Table:
 
 
 def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
-    """Return the step that is open or decided next, and for each request that is not in it the reason. The
-    step is -1 if this build's rules cannot tell.
+    """Return the number of the step that is open or will be decided next, and the reason for each request
+    that is not in this step. The number is -1 if this build's rules do not apply.
     """
     state, start = navigator.state, navigator.position
     if state.is_open or state.preempted_in_step:
@@ -58,14 +60,14 @@ def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
             if record is None or not decides or record.step != step:
                 return step, {each.request_id: each for each in reasons.at_end()}
             reasons.before(record.event)
-    except Exception:  # A host's rules that this build does not have, or a broken build's state.
+    except Exception:  # This build may lack the host's rules, or a broken build may have written the state.
         return -1, {}
     return step, {}
 
 
 def drafts_view(navigator: Navigator) -> Table:
-    """Return the rows' drafts now, and how many drafts each live request had and accepted in the last
-    records.
+    """Return a table with the drafts that rows have now, and with the drafts that each live request had and
+    accepted in the last records.
     """
     start = max(navigator.first, navigator.position - RECENT_RECORDS)
     counts: dict[str, list[int]] = {}
@@ -106,8 +108,8 @@ def _count(state: State, event: ev.Executed, counts: dict[str, list[int]]) -> No
 
 
 def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.Event], str]:
-    """Return the open or next step, its logged decisions from this position on, what this build's rules
-    decide on the same state, and the error that ended the rules' decisions, or "".
+    """Return four values about the open or next step: its number, its logged decisions from this position on,
+    the decisions of this build's rules on the same state, and the error that ended these rules, or "".
     """
     logged: list[ev.Event] = []
     step = -1

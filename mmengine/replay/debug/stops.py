@@ -1,4 +1,4 @@
-"""Breakpoints and watchpoints: where `continue` and `reverse-continue` stop."""
+"""Breakpoints and watchpoints, which determine where `continue` and `reverse-continue` stop."""
 
 from collections.abc import Callable
 from types import CodeType
@@ -9,8 +9,8 @@ from mmengine.replay.debug.filters import Filter, find_object
 
 
 class Condition:
-    """A condition, from a filter or a Python expression. `reads_record`: whether it reads the next record,
-    and not only the state.
+    """A condition that is a filter or a Python expression. `reads_record`: whether it reads the next record
+    in addition to the state.
     """
 
     def __init__(self, text: str, holds: Callable[[Facts], object], *, reads_record: bool):
@@ -22,8 +22,8 @@ class Condition:
 
     @classmethod
     def of_code(cls, text: str) -> "Condition":
-        """Return a condition from a Python expression that the user typed. Raises InvalidRequest for a
-        syntax error.
+        """Return a condition for a Python expression that the user typed. Raises InvalidRequest for a syntax
+        error.
         """
         code = compiled(text)
         reads = bool(OF_THE_RECORD & set(code.co_names))
@@ -34,7 +34,7 @@ class Condition:
 
 
 def compiled(text: str) -> CodeType:
-    """Return a Python expression's code. Raises InvalidRequest for a syntax error."""
+    """Compile a Python expression. Raises InvalidRequest for a syntax error."""
     try:
         return compile(text, "<expression>", "eval")
     except (SyntaxError, ValueError) as error:
@@ -42,7 +42,7 @@ def compiled(text: str) -> CodeType:
 
 
 def evaluated(code: CodeType, facts: Facts) -> object:
-    """Return an expression's value. Raises InvalidRequest for any error in it."""
+    """Evaluate an expression. Raises InvalidRequest if the evaluation raises any error."""
     try:
         value: object = eval(code, {}, facts)  # noqa: S307 - the user's own text, see docs/reference/debugger.md
         return value
@@ -51,8 +51,8 @@ def evaluated(code: CodeType, facts: Facts) -> object:
 
 
 class Stop:
-    """A breakpoint. It stops before a record for which the condition holds. A condition that reads only the
-    state stops where it becomes true.
+    """A breakpoint. It stops before each record for which its condition holds. If the condition reads only
+    the state, it stops only where the condition becomes true.
     """
 
     kind = "breakpoint"
@@ -63,17 +63,17 @@ class Stop:
         self._before: bool | None = None
 
     def begin(self, facts: Facts) -> None:
-        """Note the condition's value at the first position of a search."""
+        """Remember the condition's value at the first position in a search."""
         self._before = self._condition.holds(facts)
 
     def first(self, facts: Facts) -> str:
-        """Return why a search stops at the log's first position, or ""."""
+        """Return the reason why a search stops at the log's first position, or ""."""
         self._before = False
         return self.hits(facts)
 
     def hits(self, facts: Facts) -> str:
-        """Return why the search stops at this position, or "". Call it at each position after `begin`, in
-        order.
+        """Return the reason why the search stops at this position, or "". After `begin`, this method must be
+        called for each position in order.
         """
         value, before = self._condition.holds(facts), self._before
         self._before = value
@@ -81,7 +81,7 @@ class Stop:
 
 
 class Watch(Stop):
-    """A watchpoint. It stops after a record that changes a value."""
+    """A watchpoint. It stops after each record that changes its value."""
 
     kind = "watchpoint"
 
@@ -108,7 +108,9 @@ def _differs(old: object, new: object) -> bool:
 
 
 def changed(old: object, new: object) -> str:
-    """Return what changed between two values, with the fields' names if they are facts."""
+    """Return a text with the changes between two values. If the values are facts, the text names the fields
+    that changed.
+    """
     if not isinstance(old, ObjectFacts) or not isinstance(new, ObjectFacts):
         return f"{_shown(old)} -> {_shown(new)}"
     pairs = zip(new._fields, old, new, strict=True)
@@ -124,5 +126,5 @@ def _shown(value: object) -> str:
 
 
 def value_of(kind: str, name: str) -> Callable[[Facts], object]:
-    """Return the function that reads a request, a block, a row or an entry."""
+    """Return a function that reads a request, a block, a row or an entry."""
     return lambda facts: find_object(facts, kind, name)

@@ -1,5 +1,5 @@
-"""Tables of a state: the queue, rows, blocks, the prefix index, the encoder cache, drafts, sessions and
-adapters.
+"""Builds tables that show a state: the queue, rows, blocks, the prefix index, the encoder cache, drafts,
+sessions and adapters.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from mmengine.core.state.prefix_index import NO_CONTENT, ROOT
 from mmengine.core.state.request_state import NO_ROW
 from mmengine.core.state.state import State
 
-MAX_ROWS = 40  # default number of a table's rows
+MAX_ROWS = 40  # Default maximum number of rows in a table.
 Cell = str | int | float
 
 
@@ -34,7 +34,7 @@ Block = Table | Text
 
 
 def shortened(table: Table, most: int = MAX_ROWS) -> Table:
-    """Return the table with at most `most` rows, and a note about the others."""
+    """Return the table with at most `most` rows, and a note that says how many rows are missing."""
     if len(table.rows) > most:
         more = f"{len(table.rows) - most} more rows; add all to show them"
         table.note = f"{table.note}; {more}" if table.note else more
@@ -68,7 +68,7 @@ def rows_view(state: State) -> Table:
 
 
 def owners_of(state: State) -> dict[int, list[str]]:
-    """Return the requests, sessions and fetches that hold each block, keyed by the block."""
+    """Return a dict that maps each block to the requests, sessions and fetches that hold it."""
     owners: dict[int, list[str]] = {}
     for row in np.flatnonzero(state.num_blocks).tolist():
         held = state.requests_by_row[row]
@@ -109,7 +109,7 @@ def blocks_view(state: State, numbers: list[int] | None = None) -> Table:
 
 
 def _cached(state: State) -> np.ndarray:
-    """Return whether each block has a recorded content, bool."""
+    """Return a bool array that says for each block whether it has a recorded content."""
     of_windows = state.blocks.windows.keys
     cached: np.ndarray = state.blocks.content != NO_CONTENT
     return cached | (of_windows != NO_CONTENT) if len(of_windows) else cached
@@ -120,7 +120,9 @@ def _parent(content: int) -> Cell:
 
 
 def prefix_view(state: State) -> Table:
-    """Return the contents in the prefix index: which content follows which, and the blocks that have it."""
+    """Return the prefix index as a table: each content, the content that precedes it, and the blocks with
+    this content.
+    """
     pool = state.blocks
     content, parent, tokens, _ = pool.index.columns()
     blocks_of: dict[int, list[int]] = {}
@@ -190,7 +192,7 @@ def adapters_view(state: State) -> Table:
 
 
 def request_view(state: State, name: str) -> Text:
-    """Return the facts about a live request in the state."""
+    """Return a text about a live request in the state."""
     req_state = state.requests[name]
     request, row = req_state.request, req_state.row
     known = len(state.known_tokens(req_state))
@@ -222,7 +224,7 @@ def request_view(state: State, name: str) -> Text:
 
 
 def state_view(state: State) -> Text:
-    """Return the state's figures."""
+    """Return a text with the state's counters."""
     config, pool = state.config, state.blocks
     cached = int(np.count_nonzero(_cached(state)[pool.free_list.order()]))
     lines = [

@@ -1,1 +1,1 @@
-"""Reduces a failing log to the smallest log with the same failure."""
+"""Reduces a failing log to the smallest log that still has the same failure."""

@@ -1,7 +1,8 @@
-"""Finds where another mmengine build, in a separate process, decides differently from this build.
+"""Finds the first decision that another mmengine build makes differently from this build. The other build
+runs in a separate process.
 
-A wrong policy breaks no invariant; only the comparison with a build that decides differently reveals it. This
-build serves the requests, and the other build derives its decisions from that run's observations.
+A wrong policy breaks no invariant. Only a comparison with a build that decides differently reveals it. This
+build runs the requests. The other build then derives its decisions from the observations in that run.
 """
 
 import os
@@ -29,8 +30,8 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.verify import verify
 
 KIND = "parted"
-# Steps between state digests: so many that a run writes no digest. The builds' states may differ although
-# their decisions are equal.
+# Steps between two state digests. The number is so large that a run writes no digest, because the builds'
+# states may differ although their decisions are equal.
 NEVER_A_DIGEST = 2**20
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
@@ -40,10 +41,10 @@ _BODY = """    found = verify(log.with_name("log_of_other")).divergence
 
 
 class BuildProbe:
-    """The other build's process.
+    """A process that runs the other build.
 
-    `where`: the path or the name of a Python, or the path of a virtual environment or a checkout. Raises
-    LogError if nothing is there, or if its mmengine cannot be used. Must be closed.
+    `where`: the path or name of a Python interpreter, or the path of a virtual environment or a checkout.
+    Raises LogError if `where` does not exist, or if its mmengine cannot be used. The probe must be closed.
     """
 
     def __init__(self, where: str, deadline: Deadline | None = None):
@@ -83,8 +84,8 @@ class BuildProbe:
     # Probe
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the first decision that differs. If no decision of the first script differs, the states are
-        compared after each step, from then on.
+        """Return the first decision that differs. If all decisions agree for the first script, this and all
+        later calls also compare the states after each step.
         """
         is_first = not self._is_met
         self._introduce(script)
@@ -96,7 +97,7 @@ class BuildProbe:
 
     def _first_difference(self, script: Script, max_steps: int) -> Failure | None:
         most = FIRST_STEPS
-        while True:  # Begins with few steps: if the builds differ early, the rest need not be served.
+        while True:  # Begin with few steps. If the builds differ early, the remaining steps need not be run.
             most = min(most, max_steps)
             with tempfile.TemporaryDirectory() as folder:
                 self._serve_for_other(script, Path(folder), most)
@@ -107,10 +108,12 @@ class BuildProbe:
             most *= 4
 
     def check_first(self, failure: Failure) -> None:
-        """Accept any failure: a difference is the only kind."""
+        """Accept any failure, because a difference is the only kind of failure."""
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write both logs: this build's to `folder`, and the other build's to `log_of_other` beside it."""
+        """Write both logs: this build's log to `folder`, and the other build's log to `log_of_other` next to
+        it.
+        """
         write_log(self._with_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)
@@ -141,14 +144,14 @@ class BuildProbe:
             _copy(log, LogWriter(folder), DECISION_VERSION)
 
     def _with_digests(self, script: Script) -> Script:
-        """Return the script with digests after each step, or without digests."""
+        """Return the script with digests after each step if states are compared, otherwise without
+        digests.
+        """
         interval = 1 if self._compares_states else NEVER_A_DIGEST
         return replace(script, config=msgspec.structs.replace(script.config, checkpoint_interval=interval))
 
     def _introduce(self, script: Script) -> None:
-        """Raise LogError if the other build cannot read a log with these settings or cannot serve
-        requests.
-        """
+        """Raise LogError if the other build cannot read a log with these settings, or cannot run requests."""
         if self._is_met:
             return
         empty = replace(script, observations=[], answers={}, failed_steps={})
@@ -172,7 +175,9 @@ class BuildProbe:
         return self._answer(ANSWER_SECONDS)
 
     def _answer(self, seconds: float) -> "_Answer":
-        """Return the other build's next answer. Raises OutOfTime after `seconds` or at the deadline."""
+        """Return the other build's next answer. Raises OutOfTime after `seconds`, or when the deadline
+        passes.
+        """
         assert self._process.stdout is not None
         pipe, line = self._process.stdout, b""
         until = self._deadline.passed() + min(seconds, self._deadline.left())
@@ -194,8 +199,9 @@ class BuildProbe:
 
 
 class _Answer(msgspec.Struct):
-    """The other build's answer: its identity (`version`, `rules`, `place`), the first decision that differs
-    (`step` is 0 or more), how many `steps` a log without a difference has, or an `error`.
+    """An answer from the other build. It contains the build's identity (`version`, `rules`, `place`) and one
+    of three results. These are the first decision that differs (`step` is then 0 or more), the number of
+    `steps` in a log without a difference, or an `error`.
     """
 
     version: str = ""
@@ -223,7 +229,7 @@ def _failure(found: _Answer) -> Failure | None:
 
 
 def _live_at(folder: str, step: int) -> tuple[str, ...]:
-    """Return the requests in a log that arrived and had not ended when `step` was decided."""
+    """Return the requests that had arrived but not ended when `step` was decided."""
     live: dict[str, None] = {}
     for record in LogReader(Path(folder)):
         if record.step > step:
@@ -237,8 +243,8 @@ def _live_at(folder: str, step: int) -> tuple[str, ...]:
 
 
 class _Translated(SinkWrapper):
-    """A log that another build can read: STARTED names that build's decision rules, and only the settings
-    that differ from their defaults, because the build may lack some settings.
+    """A log that another build can read. STARTED contains that build's decision rules. It omits the settings
+    that have their default values, because the other build may not have all settings.
     """
 
     def __init__(self, inner: LogWriter, rules: int):
@@ -267,7 +273,7 @@ def _copy(source: Path, target: LogWriter, rules: int) -> None:
 
 
 def _as_bytes(script: Script) -> bytes:
-    """Encode a script for `other_build.serve`."""
+    """Encode a script as the input of `other_build.serve`."""
     observations = [
         (each.step, each.landed, type(each.event).__name__, msgspec.msgpack.encode(each.event))
         for each in script.observations
@@ -282,7 +288,9 @@ def _as_bytes(script: Script) -> bytes:
 
 
 def _python_of(where: str) -> tuple[str, list[str]]:
-    """Return the Python to run, and a list with the checkout whose mmengine it imports, or an empty list."""
+    """Return the Python interpreter to run, and a list with the checkout that contains its mmengine. For an
+    installed mmengine, the list is empty.
+    """
     path = Path(where)
     if (path / "mmengine" / "__init__.py").is_file():
         own = path / ".venv" / "bin" / "python"

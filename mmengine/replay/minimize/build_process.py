@@ -1,10 +1,12 @@
-"""A script for another installation's Python: answers each line of JSON with a line of JSON.
+"""The script that `build_probe.py` runs with another build's Python interpreter. It answers each line of JSON
+with a line of JSON.
 
     {"verify": LOG}              {"step": …, …}: the first decision that differs from the log, or {"steps": …}
     {"serve": FILE, "into": LOG} {}, after it served the file's requests and wrote their log
 
-The first line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. That build
-may be older than this file, so the script uses few mmengine names, and reports a missing name as an error.
+The first output line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. The
+other build may be older than this file. Therefore the script uses few names from mmengine, and reports a
+missing name as an error.
 """
 
 import json
@@ -25,8 +27,8 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Return where the decisions that this build derives first differ from the log's. A log that this build
-    cannot fold counts as different.
+    """Return the first position at which this build's derived decisions differ from the log. A log that this
+    build cannot read counts as different.
     """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record
@@ -52,7 +54,7 @@ def parting(log: str) -> Answer:
 
 
 def serve(path: str, folder: str) -> Answer:
-    """Serve the requests in the file that `build_probe.py` wrote, and write their log to `folder`."""
+    """Run the requests in the file that `build_probe.py` wrote, and write their log to `folder`."""
     import msgspec
     import numpy as np
 
@@ -88,10 +90,11 @@ def _is_editable(finder: object) -> bool:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # All that is printed goes to stderr.
+    os.dup2(2, 1)  # All printed text goes to stderr, because stdout carries the answers.
     if len(sys.argv) > 1:
         sys.path.insert(0, sys.argv[1])
-        # Modules that the checkout lacks must not be imported from a build installed here in editable mode.
+        # A module that is missing in the checkout must not be imported from a build that is installed here in
+        # editable mode.
         sys.meta_path[:] = [each for each in sys.meta_path if not _is_editable(each)]
     try:
         say(answers, who())

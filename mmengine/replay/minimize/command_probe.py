@@ -1,7 +1,8 @@
-"""A probe that runs a user's command on a log: as a process, or in this process if it is an mmengine verb.
+"""A probe that runs a user's command on a log to find out whether the log fails. An mmengine command runs in
+this process, and any other command runs as a process.
 
-A Python process with mmengine takes almost a second to start, and minimizing runs the command several hundred
-times.
+A Python process that imports mmengine takes almost a second to start, and minimizing runs the command several
+hundred times.
 """
 
 import io
@@ -27,7 +28,7 @@ from mmengine.replay.rerun.script import Script
 
 Main = Callable[[list[str]], int]
 PLACE = "{}"  # The placeholder for the log's folder in a command.
-OWN_VERBS = ("verify", "fsck", "show", "why")  # Verbs that read a log and change nothing.
+OWN_VERBS = ("verify", "fsck", "show", "why")  # mmengine commands that read a log without changing it.
 
 _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -35,11 +36,11 @@ _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}
 
 
 class CommandProbe:
-    """A log fails if the command's exit code for it is not 0.
+    """A probe for which a log fails if the command's exit code is not 0.
 
-    The failure's signature is the exit code and the last line printed, without numbers. The command is killed
-    when the deadline passes. `main` runs `mmengine` arguments in this process and returns the exit code; None
-    runs every command as a process.
+    A failure's signature consists of the exit code and the last line printed, without numbers. When the
+    deadline passes, the command is killed. `main` runs `mmengine` with the given arguments in this process
+    and returns the exit code. If `main` is None, every command runs as a process.
     """
 
     def __init__(self, text: str, deadline: Deadline | None = None, main: Main | None = None):
@@ -62,7 +63,7 @@ class CommandProbe:
             return self.of_log(Path(folder) / "log")
 
     def check_first(self, failure: Failure) -> None:
-        """Accept any failure: a command has only one kind."""
+        """Accept any failure, because a command has only one kind of failure."""
 
     def write(self, script: Script, folder: Path, max_steps: int = 2**62) -> None:
         write_log(script, "any", folder, max_steps, self._deadline)
@@ -98,7 +99,7 @@ class CommandProbe:
         try:
             said, _ = process.communicate(timeout=None if left == inf else max(left, 0.01))
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # Kills the process and all its children.
+            os.killpg(process.pid, signal.SIGKILL)  # Kills the process and all its child processes.
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise self._deadline.over() from None
@@ -110,20 +111,20 @@ class CommandProbe:
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err), _alarm(self._deadline):
             code = main(arguments)
-        self._deadline.check()  # The command may have handled the alarm as its own error.
+        self._deadline.check()  # The command may have caught the alarm's exception as an error of its own.
         return code, out.getvalue() + err.getvalue()
 
 
 def _telling_line(said: str) -> str:
-    """Return the output's last line. For `verify`: the line with the verdict, which comes before
-    tables.
+    """Return the last line of the output. For `verify`, return the line with the verdict, because tables may
+    follow this line.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     return next((line for line in lines if line.startswith(("DIVERGED", "BROKEN"))), lines[-1])
 
 
 def _is_own(parts: list[str]) -> bool:
-    """Return whether the command is this program with a verb that only reads a log."""
+    """Return whether the command is mmengine with a subcommand that only reads a log."""
     if len(parts) < 3 or parts[1] != "log" or parts[2] not in OWN_VERBS:
         return False
     if {"--repair", "--follow", "-f"} & {*parts}:
@@ -134,8 +135,8 @@ def _is_own(parts: list[str]) -> bool:
 
 @contextmanager
 def _alarm(deadline: Deadline) -> Iterator[None]:
-    """Raise OutOfTime in this block when the deadline passes, by a signal, so that the code in the block need
-    not check.
+    """Raise OutOfTime in this block when the deadline passes. The exception is raised by a signal handler, so
+    the code in the block need not check the deadline.
     """
     left = deadline.left()
     if left == inf or threading.current_thread() is not threading.main_thread():

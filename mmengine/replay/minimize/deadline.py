@@ -1,4 +1,4 @@
-"""The time limit for minimizing, from reading the log to writing the result."""
+"""The time limit for minimizing a log. It covers everything from reading the log to writing the result."""
 
 from math import inf
 from time import monotonic
@@ -11,21 +11,23 @@ class OutOfTime(LogError):
 
 
 class Deadline:
-    """A deadline `seconds` from its creation. `doing`: the current operation, for the error's text."""
+    """A deadline, `seconds` after its creation. `doing`: the current operation, which the error message
+    names.
+    """
 
     def __init__(self, seconds: float = inf):
         self.seconds, self._begin = seconds, monotonic()
         self.doing = "reading the log"
 
     def passed(self) -> float:
-        """Return the seconds since the deadline was created."""
+        """Return the number of seconds since the deadline's creation."""
         return monotonic() - self._begin
 
     def left(self) -> float:
         return self.seconds - self.passed()
 
     def check(self) -> None:
-        """Raise OutOfTime when no time is left."""
+        """Raise OutOfTime if no time is left."""
         if self.left() <= 0:
             raise self.over()
 

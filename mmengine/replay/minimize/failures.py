@@ -1,8 +1,8 @@
-"""Replays a script, and reports the first failure of a given kind and the step where it happened.
+"""Replays a script, and reports the first failure of a given kind, with the step in which it occurred.
 
-A kind is an invariant's name, "any" for all invariants, or a failure that only a run shows: "stalled" (no
-progress), "thrash", "crash" (an unexpected exception), "tokens" (another request's KV was read),
-"divergence" (the run's own log does not verify).
+A kind is an invariant's name, "any" for all invariants, or a failure that only a run can show. These are
+"stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens" (another request's KV was
+read), and "divergence" (the run's own log does not verify).
 """
 
 import re
@@ -38,8 +38,8 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """A failure. `kind` is in KINDS, never "any". `step`: the open or next step; -1 if a user's command
-    reported the failure. `present`: the requests that waited or ran at that step, if known.
+    """A failure. `kind`: one of KINDS, but not "any". `step`: the open or next step, or -1 if a user's
+    command reported the failure. `present`: the requests that were waiting or running at that step, if known.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Failure(NamedTuple):
     @property
     def signature(self) -> tuple[str, str]:
         """The kind, and the text without numbers and names. Two failures with equal signatures count as the
-        same.
+        same failure.
         """
         return self.kind, _VARIES.sub("#", self.what)
 
@@ -59,7 +59,7 @@ class Failure(NamedTuple):
 
 
 def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) -> Failure | None:
-    """Serve a log's requests again with this build, and return the failure, or None. `kind` is in KINDS.
+    """Run a log's requests again with this build, and return the failure, or None. `kind`: one of KINDS.
     Raises `verify`'s errors.
     """
     deadline = deadline or Deadline()
@@ -68,9 +68,9 @@ def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) ->
 
 
 def enough_steps(script: Script) -> int:
-    """Return how many steps a script may run before it counts as not failing.
+    """Return the number of steps after which a script that has not failed counts as not failing.
 
-    A replay must end even if the answer lengths in the log are wrong.
+    The limit ensures that a replay ends even if the answer lengths in the log are wrong.
     """
     return 4 * script.num_steps + 10_000
 
@@ -78,8 +78,8 @@ def enough_steps(script: Script) -> int:
 def find_failure(
     script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Replay a script, and return the first failure of this `kind` or the failure that ends the replay. None
-    if there is neither. Raises OutOfTime.
+    """Replay a script. Return the first failure of this `kind`, or another failure if it ends the replay
+    earlier. Returns None if nothing fails. Raises OutOfTime.
     """
     deadline = deadline or Deadline()
     if kind == "divergence":
@@ -91,8 +91,8 @@ def find_failure(
 def write_log(
     script: Script, kind: str, folder: Path, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Replay a script into a new log, up to its failure, and return the failure. `kind` is in KINDS, or ""
-    for failures that end a run by themselves. Raises OutOfTime.
+    """Replay a script up to its failure, write the run to a new log, and return the failure. `kind`: one of
+    KINDS, or "" for only those failures that end a run. Raises OutOfTime.
     """
     deadline = deadline or Deadline()
     sink = LogWriter(folder)
@@ -106,8 +106,8 @@ def write_log(
 
 
 def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Replay a script, log the run to `sink`, and return the failure. `kind`: as in `write_log`, but
-    divergences are not detected.
+    """Replay a script, write the run's log to `sink`, and return the failure. `kind`: see `write_log`.
+    Divergences are not detected.
     """
     if kind == "tokens":
         return _wrong_tokens(script, sink, max_steps, deadline)
@@ -117,7 +117,9 @@ def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline:
 
 
 def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
-    """Return a failure if the decisions derived from the log in `folder` differ from the logged decisions."""
+    """Return a failure if the decisions derived from the log in `folder` differ from the decisions in the
+    log.
+    """
     step = 0
 
     def follow(record: Record) -> None:
@@ -136,7 +138,7 @@ def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
 
 
 class _WatchedExecutor:
-    """Wraps an executor, and shows each plan to `watcher`."""
+    """Wraps an executor, and passes each plan to `watcher`."""
 
     needs_plan = True
 
@@ -156,7 +158,9 @@ class _WatchedExecutor:
 
 
 class _Run:
-    """A script's replay. A failure that ends the replay is reported whatever kind is looked for."""
+    """A replay of a script. A failure that ends the replay is reported even if it is not of the requested
+    kind.
+    """
 
     def __init__(
         self,
@@ -189,7 +193,7 @@ class _Run:
             self._found = self.failure(*self._watcher.broken)
 
     def find_broken(self) -> Failure | None:
-        """Return the first broken invariant, if any, as a failure."""
+        """Return the first broken invariant as a failure, or None."""
         if self._watcher is not None:
             self._watcher.check_state()
         self._note_broken()
@@ -227,8 +231,8 @@ class _Run:
 
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Serve the requests with an executor whose tokens depend on every KV slot that is read. Fail at an
-    answer that differs from the request's answer alone.
+    """Run the requests with an executor whose tokens depend on every KV slot that is read. The run fails if a
+    request's answer differs from the answer that the request gets when it runs alone.
     """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
@@ -252,8 +256,8 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 
 def _by_length(script: Script) -> Script:
-    """Return the script with changed max_tokens: an answer that ended by stop or error in the log now ends by
-    length at the same token.
+    """Return the script with other values for max_tokens. An answer that ended in the log by a stop or an
+    error now ends by length, at the same token.
     """
     observations = []
     for each in script.observations:
@@ -269,7 +273,7 @@ def _by_length(script: Script) -> Script:
 
 
 def is_playable(script: Script) -> bool:
-    """Return whether each request would be accepted under the script's settings."""
+    """Return whether every request would be accepted with the script's settings."""
     try:
         for event in script.requests:
             check_request(request_of(event), script.config)

@@ -1,9 +1,10 @@
-"""Minimizes a failing log: first to fewer requests, then to smaller values, as long as the failure stays the
-same.
+"""Minimizes a failing log. First requests are removed, and then values are made smaller, as long as the
+failure stays the same.
 
-A candidate is the log's script with something left out or made smaller. This build serves the candidate in
-memory. The candidate is accepted if its failure and the log's have the same signature (the kind, and the text
-without numbers and names). The steps after the first failure are dropped first.
+A candidate is the log's script in which something was removed or made smaller. This build runs the candidate
+in memory. The candidate is accepted if its failure has the same signature as the log's failure. A signature
+consists of the failure's kind, and its text without numbers and names. The steps after the first failure are
+removed first.
 """
 
 from collections.abc import Callable
@@ -20,18 +21,20 @@ from mmengine.replay.minimize.failures import Failure, enough_steps, is_playable
 from mmengine.replay.rerun.script import Script
 from mmengine.request import MediaItem
 
-Probe = Callable[[Script, int], Failure | None]  # Returns a script's failure within this number of steps.
-FEW = 6  # Number of requests up to which every merge is tried.
-# Writing the result takes up to this multiple of the last replay's time, including a candidate in progress.
+# A function that returns a script's failure within a number of steps.
+Probe = Callable[[Script, int], Failure | None]
+FEW = 6  # Every merge is tried if there are at most this many requests.
+# Writing the result takes at most this multiple of the last replay's duration. This includes a candidate in
+# progress.
 REPRODUCED_IN = 4
 SPARE_SECONDS = 0.5
-MAX_ROUNDS = 8  # Every round but the last must make something smaller.
+MAX_ROUNDS = 8  # Maximum number of rounds. The minimizer stops after a round that makes nothing smaller.
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The minimizer's progress. `num_steps`: the failure's step (-1: unknown). `tried` counts the candidates
-    so far.
+    """The minimizer's progress. `num_steps`: the step of the failure, or -1 if unknown. `tried`: the number
+    of candidates so far.
     """
 
     phase: str
@@ -42,15 +45,15 @@ class Progress:
 
 
 class NothingFailed(LogError):
-    """Raised if this build serves a log's requests without the failure."""
+    """Raised if this build runs the log's requests without the failure."""
 
 
 class Minimizer:
-    """Searches for the smallest script with the original failure. `best` is the smallest so far, and
-    `failure` its failure.
+    """Searches for the smallest script with the original failure. `best`: the smallest script so far.
+    `failure`: the failure of `best`.
 
-    `probe`: returns a script's failure. Candidates are tried while enough time remains before `deadline` to
-    write the result. Raises NothingFailed if the whole script does not fail, and OutOfTime if its first
+    `probe` returns a script's failure. Candidates are tried while enough time remains before `deadline` to
+    write the result. Raises NothingFailed if the whole script does not fail, and OutOfTime if the first
     replay takes too long.
     """
 
@@ -68,7 +71,7 @@ class Minimizer:
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
         self.is_cut_short = False
-        # Keyed by a script's digest; None: no failure, or another failure.
+        # Maps a script's digest to its failure. None means no failure, or another failure.
         self._found: dict[bytes, Failure | None] = {}
         self._tell()
         begin = self._deadline.passed()
@@ -84,8 +87,8 @@ class Minimizer:
         self._tell()
 
     def minimize(self, *, settings: bool = False) -> Script:
-        """Shrink the script until nothing becomes smaller, and return it. `settings`: shrink the settings
-        afterwards, too.
+        """Shrink the script until nothing becomes smaller, and return it. `settings`: whether to shrink the
+        settings afterwards.
         """
         if self.failure.step >= 0:
             self._phase = "dropping later events"
@@ -115,7 +118,7 @@ class Minimizer:
         self._everything()
 
     def _try(self, script: Script) -> bool:
-        """Return whether the script fails in the same way. If so, it becomes the best script."""
+        """Return whether the script fails in the same way. If it does, it becomes the best script."""
         if self._is_over():
             return False
         digest = shrink.digest(script)
@@ -128,7 +131,9 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Replay a candidate, and return its failure if its signature is that in the log, else None."""
+        """Replay a candidate. Return its failure if it has the same signature as the log's failure, otherwise
+        None.
+        """
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()
@@ -145,8 +150,8 @@ class Minimizer:
         return failure
 
     def _is_over(self) -> bool:
-        """Return whether the remaining time is needed to write the result, for which the best script is
-        replayed again.
+        """Return whether the remaining time is needed to write the result. Writing the result replays the
+        best script again.
         """
         if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
             self.is_cut_short = True
@@ -166,7 +171,7 @@ class Minimizer:
         shrink.fewest(names, lambda some: self._try(shrink.keep_requests(whole, some)))
 
     def _other_events(self) -> None:
-        """Leave out events other than arrivals: cancels, grammars, resets, failed steps."""
+        """Remove events other than arrivals: cancels, grammars, resets, and failed steps."""
         self._phase = "leaving out other events"
         whole = self.best
         others = [each for each in whole.observations if not isinstance(each.event, ev.Queued)]
@@ -181,8 +186,8 @@ class Minimizer:
     def _pressure(self) -> None:
         """Replace the requests by a few long requests that fill the pool.
 
-        The order in which the requests need their next blocks depends on how far the first request fills its
-        last block. So all its lengths within that block are tried.
+        The order in which the requests need their next blocks depends on how full the first request's last
+        block is. Therefore all prompt lengths within this block are tried.
         """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
@@ -206,7 +211,9 @@ class Minimizer:
                     any(self._try(shrink.merge_requests(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
-        """Turn answers into prompts: a long prompt takes as much memory as a long answer, in fewer steps."""
+        """Move answer tokens to the prompts. A long prompt takes as much memory as a long answer, but in
+        fewer steps.
+        """
         self._phase = "turning answers into prompts"
         whole = self.best
         most = max((event.sampling.max_tokens for event in whole.requests), default=1) - 1
@@ -270,7 +277,7 @@ class Minimizer:
             )
 
     def _try_text(self, whole: Script, name: str, text: tuple[int, int], kept: int) -> bool:
-        """Return whether the script still fails if only the first `kept` tokens remain of the prompt's range
+        """Return whether the script still fails if only the first `kept` tokens remain in the prompt's range
         `text` (start, end).
         """
         start, end = text
@@ -305,7 +312,9 @@ class Minimizer:
         return next(event for event in self.best.requests if event.request_id == name)
 
     def _size(self) -> tuple:
-        """Return a tuple that becomes smaller in each round, or stays the same."""
+        """Return a tuple that measures the script's size. It becomes smaller in each round, or stays the
+        same.
+        """
         requests = self.best.requests
         limits = sum(event.sampling.max_tokens for event in requests)
         config = tuple(getattr(self.best.config, name) for name in shrink.SIZES)

@@ -1,5 +1,5 @@
-"""Probes, which tell whether and how a log fails. A probe looks for a kind of failure, runs a command, or
-asks another build.
+"""Probes, which find out whether and how a log fails. A probe looks for a kind of failure, runs a command, or
+compares this build with another build.
 """
 
 from pathlib import Path
@@ -20,9 +20,11 @@ from mmengine.replay.watcher import NAMES
 
 
 class TestParts(NamedTuple):
-    """The written pytest file's parts: the test's name, its docstring, its imports, and the function's body.
-    In the body `log` is the log's folder. `module`: the whole file below its docstring, in place of imports
-    and body, or "".
+    """The parts of the pytest file that is written with the minimized log.
+
+    They are the test's name, its docstring, its imports, and the function's body. In the body, `log` is the
+    log's folder. `module`: the whole file below its docstring, which replaces the imports and the body;
+    otherwise "".
     """
 
     name: str
@@ -33,16 +35,16 @@ class TestParts(NamedTuple):
 
 
 class Probe(Protocol):
-    """Finds failures. Any method raises OutOfTime when its deadline passes."""
+    """Finds failures. Every method may raise OutOfTime when the probe's deadline passes."""
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the script's failure within `max_steps` steps, or None."""
+        """Return the script's failure within the first `max_steps` steps, or None."""
 
     def check_first(self, failure: Failure) -> None:
-        """Raise LogError if `failure`, that of the whole script, is not the one that was asked for."""
+        """Raise LogError if `failure`, which is the whole script's failure, is not the requested failure."""
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write the log, and everything else that the test reads, into a new folder."""
+        """Write the log, and all other files that the test reads, to a new folder."""
 
     def of_log(self, folder: Path) -> Failure | None:
         """Return the failure in the log that `write` wrote to `folder`, or None."""
@@ -55,10 +57,10 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class KindProbe:
-    """Looks for a failure whose kind is in KINDS.
+    """A probe that looks for a failure whose kind is in KINDS.
 
-    Another failure may end the run first, see `check_first`. With "any", the invariant that breaks first is
-    the only one checked from then on.
+    Another failure may end the run earlier (see `check_first`). For the kind "any", only the invariant that
+    broke first is checked in later runs.
     """
 
     def __init__(self, name: str, deadline: Deadline | None = None):
@@ -84,7 +86,7 @@ class KindProbe:
         return TestParts(failure.kind, title, imports, _BODY.format(kind=failure.kind))
 
     def check_first(self, failure: Failure) -> None:
-        """Raise LogError if the failure has another kind than the requested one."""
+        """Raise LogError if the failure's kind is not the requested kind."""
         if self.name not in ("any", failure.kind):
             assert failure.kind in KINDS
             raise LogError(

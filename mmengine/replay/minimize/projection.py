@@ -1,8 +1,8 @@
-"""Leaves whole requests out of a log's recorded events, without deciding again.
+"""Removes whole requests from a log's recorded events, without deriving decisions again.
 
-A record is split into the shares of its rows while the whole log is folded. The projection puts the shares of
-the remaining requests together again, on the state of a log that has only these requests. Rows and blocks
-keep their numbers. A step without a row disappears, so later steps get smaller numbers.
+While the whole log is folded, each record is split into the shares of its rows. The projection joins the
+remaining requests' shares again, on the state of a log that contains only these requests. Rows and blocks
+keep their numbers. A step without rows disappears, so later steps get smaller numbers.
 """
 
 from dataclasses import dataclass, field
@@ -20,15 +20,15 @@ NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An int32 column with values of each row. Row n has the values before `ends[n]`, from the row before
-    on.
+    """An int32 column that is divided among rows. The values of row n end before `ends[n]`, and begin where
+    the values of row n - 1 end.
     """
 
     values: np.ndarray
     ends: np.ndarray
 
     def of(self, places: np.ndarray) -> bytes:
-        """Return the values of the rows at these places, as bytes."""
+        """Return the values that belong to the rows at these indices, as bytes."""
         starts = np.concatenate(([0], self.ends[:-1]))
         return b"".join(
             self.values[start:end].tobytes()
@@ -38,8 +38,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A record, and the shares of its rows. `rows`: intp. `owners` has the id of each row's request, or is
-    empty. `shares` has the event's columns, keyed by the field's name.
+    """A record, and the shares of its rows. `rows`: intp. `owners`: the request id for each row, or empty.
+    `shares`: maps the name of a field to the column's share.
     """
 
     record: Record
@@ -50,13 +50,15 @@ class Piece:
 
     @property
     def num_cells(self) -> int:
-        """How much memory the piece takes beside its event, in cells."""
+        """The memory that the piece takes besides its event, in cells."""
         shares = self.shares.values()
         return len(self.rows) + len(self.owners) + sum(len(one.values) + len(one.ends) for one in shares)
 
 
 def piece_of(state: State, record: Record) -> Piece:
-    """Split a record. `state`: the state before the record. Raises an error for an impossible record."""
+    """Split a record into shares. `state`: the state before the record. Raises an error for an impossible
+    record.
+    """
     event = record.event
     match event:
         case ev.Queued():
@@ -129,18 +131,18 @@ def _runs(column: bytes, counts: np.ndarray) -> Share:
 
 
 class Projection:
-    """Turns pieces into the events of a log with the requests `kept` only. `state`: that log's state, which
-    the caller advances by each event.
+    """Converts pieces to the events of a log that contains only the requests `kept`. `state`: this log's
+    state. The caller applies each event to it.
     """
 
     def __init__(self, state: State, kept: set[str]):
         self._state, self._kept = state, kept
-        self._steps: set[int] = set()  # Steps of the whole log that are in flight here, too.
-        self._evicted: list[bytes] = []  # Encoder outputs that events of other requests evicted.
+        self._steps: set[int] = set()  # Steps of the whole log that are in flight in this log too.
+        self._evicted: list[bytes] = []  # Encoder outputs that were evicted by events of removed requests.
 
     def of(self, piece: Piece) -> ev.Event | None:
-        """Return the piece's event without the other requests, or None if nothing remains. Raises KeyError if
-        this log's state has a row that the piece does not have.
+        """Return the piece's event without the removed requests, or None if nothing remains. Raises KeyError
+        if this log's state has a row that is missing in the piece.
         """
         event, state = piece.event, self._state
         match event:
@@ -177,7 +179,7 @@ class Projection:
         return None
 
     def _own(self, piece: Piece, event: ev.Event) -> ev.Event:
-        """Return an event of a remaining request, or an event of the whole engine."""
+        """Return an event that concerns a remaining request or the whole engine."""
         replace = msgspec.structs.replace
         match event:
             case ev.Queued():
@@ -225,7 +227,7 @@ class Projection:
         )
 
     def _returns(self, piece: Piece) -> bool:
-        """Return whether the step whose result the piece has exists in this log."""
+        """Return whether this log contains the step whose result is in the piece."""
         if not self._state.flights:
             return self._state.is_open
         if piece.record.step not in self._steps:
@@ -238,8 +240,8 @@ class Projection:
         return np.array(places, np.intp)
 
     def _all_evicted(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return the encoder outputs that leave the cache with an event: the event's own `keys`, and outputs
-        that an earlier event of a dropped request evicted.
+        """Return the encoder outputs that an event removes from the cache. They are the event's own `keys`,
+        and outputs that an earlier event of a removed request evicted.
         """
         idle = self._state.encoder.idle
         now = tuple(key for key in dict.fromkeys((*self._evicted, *keys)) if key in idle)

@@ -1,6 +1,7 @@
-"""Minimizes a log by its recorded decisions: leaves out whole requests, while the rest breaks the same rule.
+"""Minimizes a log by its recorded decisions. Whole requests are removed as long as the remaining decisions
+break the same rule.
 
-This works with a build that does not have the bug, because nothing is decided again.
+Because no decisions are derived, this also works with a build that does not have the bug.
 """
 
 from collections import defaultdict
@@ -26,13 +27,13 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.rules.decisions import broken_rules
 from mmengine.replay.watcher import NAMES, Watcher
 
-MAX_CELLS = 2**26  # Limit on the cells of all pieces, in the order of a gigabyte.
+MAX_CELLS = 2**26  # Maximum number of cells in all pieces. The limit corresponds to about a gigabyte.
 
 
 class Recording:
-    """A log's records up to the first rule that they break. `failure` is that rule's failure.
+    """A log's records up to the first rule that they break. `failure`: the failure for this rule.
 
-    `kept`: the ids of the requests that remain, in arrival order. `tried` counts the candidates.
+    `kept`: the ids of the remaining requests, in arrival order. `tried`: the number of candidates so far.
     """
 
     def __init__(self, config: EngineConfig, pieces: list[Piece], failure: Failure, deadline: Deadline):
@@ -44,8 +45,8 @@ class Recording:
         self.num_requests = len(self.kept)
 
     def minimize(self, progress: Callable[[int, int], None] = lambda kept, tried: None) -> None:
-        """Leave out requests until each remaining request is needed. Requests of a session, and choices of a
-        call, stay together. `progress` is called with the number of requests and of candidates.
+        """Remove requests until every remaining request is needed. A session's requests stay together, and so
+        do a call's choices. `progress` is called with the numbers of requests and of candidates.
         """
         units = self._units()
 
@@ -68,8 +69,8 @@ class Recording:
         shrink.fewest(units, fails)
 
     def play(self, kept: set[str], sink: Sink | None = None) -> Failure | None:
-        """Fold the events of the requests `kept`, and return the first failure, or None. The events, up to
-        the first one that fails, go to `sink`.
+        """Apply the events of the requests `kept`, and return the first failure, or None. The events up to
+        the first event that fails are appended to `sink`.
         """
         state = State(self._config)
         watcher = Watcher(state, {self.failure.kind}, has_outputs=False)
@@ -93,7 +94,7 @@ class Recording:
         return None if watcher.broken is None else _failure(state, *watcher.broken)
 
     def write(self, folder: Path) -> None:
-        """Write the remaining requests' log."""
+        """Write a log with the remaining requests."""
         writer = LogWriter(folder)
         try:
             self.play({*self.kept}, writer)
@@ -101,15 +102,15 @@ class Recording:
             writer.close()
 
     def _is_same(self, failure: Failure) -> bool:
-        """Return whether a candidate fails as the log does. Without the request whose blocks it hits, a
-        prefix hit is another failure, so the figures of hits must stay equal.
+        """Return whether a candidate's failure is the log's failure. If the request whose blocks were hit is
+        removed, a prefix hit becomes another failure. Therefore the numbers of hits must be equal.
         """
         if failure.kind == "hits":
             return failure[:2] == self.failure[:2]
         return failure.signature == self.failure.signature
 
     def _units(self) -> list[list[str]]:
-        """Return lists of requests that only make sense together."""
+        """Return lists of requests that must be kept or removed together."""
         unit_of: dict[str, str] = {}
         session_of: dict[str, str] = {}
         for event in (piece.event for piece in self._pieces):
@@ -125,10 +126,10 @@ class Recording:
 
 
 def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) -> Recording | None:
-    """Return a log's recording up to the first broken rule, or None if the log breaks none.
+    """Return the recording of a log up to the first broken rule, or None if the log breaks no rule.
 
-    `kind`: a rule's name, or "any". A log whose beginning was deleted gives None. Raises LogError for a log
-    that takes too much memory, and `verify`'s errors.
+    `kind`: a rule's name, or "any". Returns None for a log whose beginning was deleted. Raises LogError for a
+    log that takes too much memory. Also raises `verify`'s errors.
     """
     deadline = deadline or Deadline()
     log = CheckedLog(folder)
@@ -167,12 +168,12 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
 def _split(state: State, record: Record) -> Piece:
     try:
         return piece_of(state, record)
-    except Exception:  # An impossible record has no shares; it stays as it is.
+    except Exception:  # An impossible record has no shares. It is kept unchanged.
         return Piece(record, record.event)
 
 
 def _broken_by(state: State, event: ev.Event) -> Failure | None:
-    """Return the first rule that an event breaks as a failure, with all texts of this rule."""
+    """Return the first rule that an event breaks, as a failure with all texts for this rule."""
     first: str | None = None
     texts: list[str] = []
     for broken in broken_rules(state, event):
@@ -193,13 +194,13 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class RecordedProbe:
-    """A probe for the result of a recording's `minimize`. The failure is in the log's own decisions."""
+    """A probe for a minimized recording. The failure is in the log's own decisions."""
 
     def __init__(self, recording: Recording):
         self._recording = recording
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        """Return the recording's failure; nothing is decided again."""
+        """Return the recording's failure. No decision is derived again."""
         return self._recording.failure
 
     def check_first(self, failure: Failure) -> None:

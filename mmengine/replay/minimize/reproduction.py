@@ -1,6 +1,6 @@
-"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays it.
+"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays the log.
 
-A log's names and texts are untrusted; only plain characters from them reach the Python file.
+The names and texts in a log are untrusted. Only their plain characters are written to the Python file.
 """
 
 import re
@@ -41,11 +41,11 @@ def refuse_used(folder: Path) -> None:
 
 
 def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, before: int) -> Path:
-    """Write `folder`/log and the test, and return the test's path. `before` is the number of requests in the
-    original log.
+    """Write the log to `folder`/log, write the test, and return the test's path. `before`: the number of
+    requests in the original log.
 
-    The folder is created complete or not at all. Raises LogError if the folder is not empty, or if the
-    written log does not have the expected failure.
+    The folder is created either completely or not at all. Raises LogError if the folder is not empty, or if
+    the written log does not have the expected failure.
     """
     refuse_used(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, befo
     beside.mkdir()
     try:
         name = _written(script, failure, probe, beside, before)
-        beside.rename(folder)  # The target does not exist or is an empty folder.
+        beside.rename(folder)  # At this point, the target folder is missing or empty.
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -61,7 +61,7 @@ def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, befo
 
 
 def _written(script: Script, failure: Failure, probe: Probe, folder: Path, before: int) -> str:
-    """Write log and test into this folder, and return the test's name."""
+    """Write the log and the test to this folder, and return the test's name."""
     log = folder / "log"
     probe.write(script, log)
     found = probe.of_log(log)

@@ -1,5 +1,5 @@
-"""Makes smaller versions of a script: fewer requests, shorter prompts and answers, smaller media, plain
-values.
+"""Makes smaller versions of a script, with fewer requests, shorter prompts and answers, smaller media, or
+default values.
 
 Each function returns a new script and leaves the old script unchanged. The caller decides whether the new
 script still fails.
@@ -18,7 +18,7 @@ from mmengine.replay.rerun.script import Answer, Observation, Script
 from mmengine.request import MediaItem, SamplingParams
 
 T = TypeVar("T")
-# Settings that are made smaller, down to the smallest value that the other settings allow.
+# Settings that are reduced to the smallest value that the other settings allow.
 SIZES = (
     *("num_blocks", "max_num_seqs", "token_budget", "max_model_len", "encoder_cache_size"),
     *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens", "num_state_slots"),
@@ -27,9 +27,9 @@ SIZES = (
 
 
 def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """Return a subset, in order, that still fails and from which no single item can be left out.
+    """Return a subset of `items`, in order, that still fails and from which no single item can be removed.
 
-    The algorithm is delta debugging by complements: large pieces are left out first.
+    The algorithm is delta debugging by complements, which removes large groups first.
     """
     kept, size = list(items), len(items)
     while kept and size:
@@ -47,8 +47,8 @@ def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
-    """Return a value in [low, high] that fails, by bisection; `high` is known to fail. It is the smallest if
-    all values above a failing value fail.
+    """Find a value in [low, high] that fails, by bisection. `high` must fail. The result is the smallest such
+    value if all values above a failing value fail.
     """
     if low >= high or fails(low):
         return min(low, high)
@@ -59,7 +59,7 @@ def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
 
 
 def digest(script: Script) -> bytes:
-    """Return a digest that is equal for scripts with equal replays."""
+    """Return a digest of the script. Scripts with equal replays have equal digests."""
     asked = [(each.step, each.landed, type(each.event).__name__, each.event) for each in script.observations]
     kept = [script.answers[event.request_id] for event in script.requests]
     answers = [(each.tokens.tobytes(), each.stop, each.error, each.runs.tobytes()) for each in kept]
@@ -68,13 +68,13 @@ def digest(script: Script) -> bytes:
 
 
 def keep_requests(script: Script, names: Iterable[str]) -> Script:
-    """Return the script with the requests of these names, and with events without a request."""
+    """Return the script with only the named requests, and with all events that concern no request."""
     kept = {*names, ""}
     return replace(script, observations=[each for each in script.observations if _name(each.event) in kept])
 
 
 def keep_until(script: Script, step: int) -> Script:
-    """Return the script with the observations up to a step."""
+    """Return the script with only the observations up to a step."""
     return replace(
         script,
         observations=[each for each in script.observations if each.step <= step],
@@ -83,13 +83,15 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def before_recoveries(script: Script) -> list[Script]:
-    """Return a script for each process of the log that ended, without the process that continued."""
+    """Return a script for each process in the log that crashed. The script ends before the process that
+    continued.
+    """
     ends = [n for n, each in enumerate(script.observations) if isinstance(each.event, ev.Recovered)]
     return [replace(script, observations=script.observations[:end]) for end in ends]
 
 
 def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
-    """Return the script with all arrivals, and no other events than `happened`."""
+    """Return the script with all arrivals, and with `happened` as the only other events."""
     kept = set(map(id, happened))
     return replace(
         script,
@@ -98,7 +100,7 @@ def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
 
 
 def move_arrival(script: Script, name: str, step: int) -> Script:
-    """Move a request's arrival to another step, and its other events by the same number of steps."""
+    """Move a request's arrival to another step. Its other events move by the same number of steps."""
     first = next(each.step for each in script.observations if _name(each.event) == name)
     moved = [
         _shifted(each, step - first) if _name(each.event) == name else each for each in script.observations
@@ -122,21 +124,23 @@ def shorten_answer(script: Script, name: str, count: int) -> Script:
 
 
 def shorten_stop(script: Script, name: str, count: int) -> Script:
-    """Return the script with an answer that stops after `count` tokens, in the same way as before."""
+    """Return the script with an answer that stops after `count` tokens, for the same reason as in the
+    original script.
+    """
     answer = script.answers[name]
     sooner = replace(answer, tokens=answer.tokens[:count], runs=answer.runs[answer.runs[:, 0] < count])
     return replace(script, answers={**script.answers, name: sooner})
 
 
 def drop_media(script: Script, name: str, index: int) -> Script:
-    """Turn a media item's embeddings in the prompt into text tokens."""
+    """Replace a media item's embeddings in the prompt by text tokens."""
     media = list(_queued(script, name).media)
     del media[index]
     return _changed(script, name, media=tuple(media))
 
 
 def resize_media(script: Script, mm_hash: bytes, size: int) -> Script:
-    """Give an item a single run with `size` embeddings, in every request that has the item. The prompts
+    """Give a media item a single run with `size` embeddings, in every request that has the item. The prompts
     become shorter.
     """
     for event in script.requests:
@@ -155,7 +159,7 @@ def resize_media(script: Script, mm_hash: bytes, size: int) -> Script:
 
 
 def text_ranges(event: ev.Queued) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of a prompt's text ranges (without embeddings), the last range first."""
+    """Yield the start and end of each range of text tokens in a prompt, last range first."""
     places = [(start, start + length) for item in event.media for start, length in item.runs]
     ends = [0, *(end for _, end in places)]
     starts = [*(start for start, _ in places), len(event.prompt) // 4]
@@ -165,12 +169,14 @@ def text_ranges(event: ev.Queued) -> Iterator[tuple[int, int]]:
 
 
 def drop_text(script: Script, name: str, start: int, count: int) -> Script:
-    """Return the script with a prompt that lacks `count` text tokens from `start` on."""
+    """Return the script without `count` text tokens in a prompt, from `start` on."""
     return _with(script, _without_tokens(_queued(script, name), start, count))
 
 
 def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Script:
-    """Remove the request `name`, and lengthen the request `into` by its prompt's length and `more` tokens."""
+    """Remove the request `name`. Lengthen the prompt of the request `into` by the removed prompt's length and
+    `more` tokens.
+    """
     gone = _queued(script, name)
     longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
     rest = [event.request_id for event in script.requests if event.request_id != name]
@@ -178,9 +184,9 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 
 
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
-    """Keep only these requests, with longer prompts that together fill the whole pool.
+    """Keep only these requests, and make their prompts longer, so that they fill the whole pool.
 
-    The first prompt gets `more` additional tokens, and the others together as many less.
+    The first prompt gets `more` additional tokens. The other prompts together get as many fewer.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
@@ -193,7 +199,7 @@ def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
 
 
 def move_answers_to_prompts(script: Script, count: int) -> Script:
-    """Move `count` tokens of each answer, or all if there are fewer, to the prompt."""
+    """Move `count` tokens from each answer to the prompt. If the answer is shorter, move all its tokens."""
     for event in [event for event in script.requests if event.sampling.max_tokens]:
         name, asked = event.request_id, event.sampling.max_tokens
         moved = min(count, asked - 1)
@@ -208,8 +214,8 @@ def _lengthened(event: ev.Queued, count: int) -> ev.Queued:
 
 
 def plain_tokens(script: Script, names: Iterable[str]) -> Script:
-    """Replace each prompt's tokens by consecutive numbers, with a different start in each prompt, so that no
-    two requests share a prefix.
+    """Replace each prompt's tokens by consecutive numbers. Each prompt starts with a different number, so
+    that no two requests share a prefix.
     """
     numbers = {event.request_id: number for number, event in enumerate(script.requests)}
     for name in names:
@@ -224,8 +230,8 @@ def plain_tokens(script: Script, names: Iterable[str]) -> Script:
 
 
 def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
-    """Yield dicts with default values for fields that have other values: first for all such fields, then for
-    each alone.
+    """Yield dicts that reset fields to their default values. The first dict resets all fields that have other
+    values. Each further dict resets a single field.
     """
     sampling = SamplingParams(max_tokens=event.sampling.max_tokens, seed=0)
     sampling = sampling if sampling.max_tokens else event.sampling
@@ -261,7 +267,9 @@ def set_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
 
 
 def _without_tokens(event: ev.Queued, start: int, count: int) -> ev.Queued:
-    """Return the request without `count` prompt tokens from `start` on. Later media move forward."""
+    """Return the request without `count` prompt tokens from `start` on. Media after these tokens move
+    forward.
+    """
     media = tuple(
         msgspec.structs.replace(
             item, runs=tuple((at - count if at > start else at, size) for at, size in item.runs)
@@ -285,7 +293,7 @@ def _changed(script: Script, name: str, **fields: Any) -> Script:
 
 
 def _with(script: Script, event: ev.Queued) -> Script:
-    """Return the script with `event` instead of the arrival that has the same request id."""
+    """Return the script in which `event` replaces the arrival with the same request id."""
     return replace(
         script,
         observations=[

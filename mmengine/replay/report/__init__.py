@@ -1,4 +1,4 @@
-"""Renders a log as a single HTML page, which a browser shows without a network.
+"""Renders a log as a single HTML file, which a browser can show without a network.
 
 log ──► collect.py (columns by step, segments by request) ──► page.py (HTML, a single file)
                                                                 ▲

@@ -1,7 +1,7 @@
-"""Collects a log's columns for the page: an entry per step, a lane per request.
+"""Collects the data for a log's HTML report, as columns with an entry per step and a lane per request.
 
-A lane is a request's sequence of segments. A segment tells the request's state from a step on, and why it
-waits. A row in a step computes a single token, unless `chunks` has another number.
+A lane is a request's sequence of segments. A segment contains the request's state from a step on, and the
+reason if the request waits. A row in a step computes a single token, unless `chunks` contains another number.
 """
 
 import heapq
@@ -23,13 +23,15 @@ from mmengine.replay.queries.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, R
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.timeline import is_scheduling
 
-# States of a lane. A request in the last state has a row but is not in the step.
+# The states of a lane. In the last state, the request has a row but is not in the step.
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
-MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page; later segments are left out.
-# Reasons that hold for all waiting requests of a step. They are stored once per step, not per request.
+MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page. Later segments are left out.
+# Reasons that apply to all waiting requests in a step. They are stored once per step instead of once per
+# request.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
-REASONS_EVERY = 16  # Steps between two checks of the reasons while nothing happens that could change them.
+# Number of steps between two checks of the reasons, while nothing happens that could change the reasons.
+REASONS_EVERY = 16
 
 _BY_STEP = (
     *("time_ns", "device_ns", "tokens", "rows", "running", "waiting", "free_blocks"),
@@ -39,24 +41,26 @@ _BY_STEP = (
 
 
 class Lanes:
-    """The requests, ordered by arrival, and their segments. The column `end` has a step, or -1 if the log
-    does not contain the end.
+    """The requests in arrival order, and their segments. The column `end` contains the step in which the
+    request ended, or -1 if the log does not contain the end.
     """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.ends: list[str] = []  # Finish reason with its detail; "" while the request is live.
+        self.ends: list[str] = []  # The finish reason with its detail, or "" while the request is live.
         self.columns = {
             name: array("i")
             for name in ("start", "end", "prompt", "media", "embeds", "cached", "answer", "preemptions")
         }
-        # All lanes' segments in order of time; `lane` is the segment's lane.
+        # The segments of all lanes, ordered by time. `lane`: the segment's lane.
         self.segments = {name: array("i") for name in ("lane", "step", "state", "reason", "needed")}
         self.by_id: dict[str, int] = {}
         self._last: list[tuple[int, int, int]] = []
 
     def arrive(self, name: str, num_prompt: int, media: tuple[int, int], step: int) -> int:
-        """Add a request and return its lane. `media` has the number of items and embeddings."""
+        """Add a request and return its lane. `media`: the numbers of its media items and of their
+        embeddings.
+        """
         lane = self.by_id[name] = len(self.ids)
         self.ids.append(name)
         self.ends.append("")
@@ -88,10 +92,11 @@ class Lanes:
 
 
 class Collector:
-    """Reads a log, and collects the page's data.
+    """Reads a log, and collects the data for its report.
 
-    `reasons`: the reason kinds; segments and steps refer to them by index, from 1 on. A waiting segment with
-    index 0 has its step's reason. `state`: the state to start with (default: the log's first state).
+    `reasons`: the kinds of reasons. Segments and steps refer to a reason by its index, counted from 1. A
+    waiting segment with index 0 has the reason that its step stores. `state`: the state to start with
+    (default: the log's first state).
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -108,7 +113,7 @@ class Collector:
         self._lane_of_row = np.full(log.config.num_rows, -1, np.int32)
         self._phase = np.full(log.config.num_rows, -1, np.int8)
         self._why: Reasons | None = None
-        self._stale = True  # Reasons may have changed since the last check.
+        self._stale = True  # Whether reasons may have changed since the last check.
         self._admitted = self._preempted = 0
         self._common = 0  # Index into `reasons`.
         self._in_flight = [-1] * len(
@@ -133,7 +138,7 @@ class Collector:
             self._after(record)
 
     def count_answers(self) -> None:
-        """Store how many answer tokens the unfinished requests have so far."""
+        """Store the number of answer tokens that each unfinished request has so far."""
         for name, lane in self.lanes.by_id.items():
             req_state = self.state.requests[name]
             count = len(req_state.tokens) if req_state.row < 0 else int(self.state.num_tokens[req_state.row])
@@ -141,12 +146,12 @@ class Collector:
 
     @property
     def num_done(self) -> int:
-        """How many steps can no longer change: the steps before the first step in flight."""
+        """The number of steps that can no longer change: the steps before the first step in flight."""
         flying = [place for place in self._in_flight if place >= 0]
         return min(flying, default=len(self.steps["rows"]))
 
     def _present(self, req_state: RequestState) -> None:
-        """Add a request that precedes the log's first record."""
+        """Add a request that arrived before the log's first record."""
         request, step = req_state.request, self.state.step
         media = (len(request.media), sum(item.num_embeds for item in request.media))
         lane = self.lanes.arrive(request.request_id, req_state.num_prompt, media, step)
@@ -193,8 +198,8 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Record reasons while the step is decided. If the rows are the previous step's and nothing else
-        changed, the reasons are kept.
+        """Record the reasons while the step is decided. If the step has the same rows as the previous step
+        and nothing else changed, the previous reasons are kept.
         """
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
@@ -205,8 +210,8 @@ class Collector:
         self._why.before(event)
 
     def _close_step(self) -> None:
-        """Record the open step, whose decisions are complete: its batch, and the requests that are not in
-        it.
+        """Record the open step, whose decisions are complete: its batch, and the requests that are not in the
+        batch.
         """
         state = self.state
         if self.first_step < 0:
@@ -231,7 +236,7 @@ class Collector:
         self.steps["common_reason"][-1] = self._common
 
     def _place(self, rows: np.ndarray) -> None:
-        """Add a segment for each row whose state changes, and a chunk for each row that does not compute
+        """Add a segment for each row whose state changed. Add a chunk for each row that does not compute
         exactly one token.
         """
         state = self.state
@@ -292,7 +297,9 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return how many drafts a step accepted: all tokens that a row gained except the last were drafts."""
+    """Return the number of drafts that a step accepted. Among the tokens that a row gained, all except the
+    last were drafts.
+    """
     if counts is None:
         return 0
     gained = np.frombuffer(counts, np.int32)
@@ -300,14 +307,14 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return for each lane the line on which it is drawn, int32: the first line that is free when the lane
+    """Return the line on which each lane is drawn, int32. It is the first line that is free when the lane
     starts.
 
     `start`, `end`: steps. The lanes are ordered by start.
     """
     slots = np.zeros(len(start), np.int32)
     free: list[int] = []
-    busy: list[tuple[int, int]] = []  # End, and line.
+    busy: list[tuple[int, int]] = []  # Pairs of the step at which a line becomes free, and the line.
     for lane, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while busy and busy[0][0] <= first:
             heapq.heappush(free, heapq.heappop(busy)[1])
@@ -322,7 +329,7 @@ def collect(
     progress: Callable[[Record], None] = lambda record: None,
     findings: Findings | None = None,
 ) -> Collector:
-    """Return all the page's data for a log. `findings`: as in CheckedLog. Raises `verify`'s errors."""
+    """Return all data for a log's report. `findings`: see CheckedLog. Raises `verify`'s errors."""
     collector = Collector(CheckedLog(folder, findings=findings))
     collector.read(progress)
     return collector

@@ -1,7 +1,8 @@
-"""Writes an HTML page for a folder of replicas' logs: the replicas, and each request's path.
+"""Writes an HTML page for a folder with the logs of several replicas. The page shows the replicas, and the
+path of each request through the replicas.
 
-The page links to a page for each log. Texts from logs are escaped, and the page's content security policy
-allows no scripts.
+The page links to a report page for each log. Texts from logs are escaped, and the page's content security
+policy allows no scripts.
 """
 
 from html import escape
@@ -11,7 +12,7 @@ from mmengine.errors import LogError
 from mmengine.replay.queries.fleet import ReplicaPath, describe_path, logs_in, replica_paths
 from mmengine.replay.report.page import write_report
 
-MOST_SHOWN = 2_000  # Maximum number of requests on a page; migrated requests come first.
+MOST_SHOWN = 2_000  # Maximum number of requests on a page. Migrated requests come first.
 _STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em;max-width:75em}td,th{padding:.2em .8em;text-align:left;"
     "vertical-align:top;border-bottom:1px solid #ddd}ul{margin:0;padding-left:1em}.moved{background:#fff6df}"
@@ -20,7 +21,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
-    """Write the pages, and return how many logs and answers there are. Raises LogError if there are none."""
+    """Write the pages. Return the number of logs and the number of answers. Raises LogError if no log
+    contains a request.
+    """
     logs = logs_in(folder)
     ways, broken = replica_paths(logs)
     if not ways:
@@ -50,7 +53,9 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
-    """Return how many answer tokens the replicas computed, and this number without the repetitions."""
+    """Return the number of answer tokens that the replicas computed, and the number without repeated
+    tokens.
+    """
     return way.num_computed, way.num_tokens - way.hops[0].num_given
 
 

@@ -1,7 +1,8 @@
-"""Streams a growing log to its report page: first all that the log has, then the changes.
+"""Produces messages that keep a report page up to date while its log grows: first everything in the log, and
+then the changes.
 
-The columns are the report's. The page's size is bounded: after `MAX_STEPS` steps or `MAX_LANES` requests, the
-page starts again with the live requests.
+The messages have the same columns as the report. The page's size is limited. After `MAX_STEPS` steps or
+`MAX_LANES` requests, the page starts again with only the live requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,9 @@ _T = TypeVar("_T")
 
 
 class LiveReport:
-    """Takes each record of a log. `news` returns the changes since its last call."""
+    """Collects the data for a live page. The owner passes each record to `take`. `news` returns the changes
+    since the previous call.
+    """
 
     def __init__(self, log: CheckedLog, name: str):
         self._log, self._name = log, name
@@ -34,13 +37,14 @@ class LiveReport:
         self._collector = collector
         self._is_new = True
         self._told = dict.fromkeys(("steps", "lanes", "segments", "chunks", "reasons", "notes", "failed"), 0)
-        self._lanes = np.zeros((0, len(_CHANGING)), np.int32)  # The lanes' values when they were last sent.
+        # The values of the lanes when they were last sent.
+        self._lanes = np.zeros((0, len(_CHANGING)), np.int32)
 
     def take(self, record: Record) -> None:
         self._collector.take(record)
 
     def news(self) -> list[Message]:
-        """Return the messages to send, in order; [] if nothing changed."""
+        """Return the messages to send, in order. Returns [] if nothing changed."""
         collector = self._collector
         if len(collector.steps["rows"]) > MAX_STEPS or len(collector.lanes.ids) > MAX_LANES:
             self._begin(Collector(self._log, collector.state))
@@ -96,8 +100,8 @@ class LiveReport:
         return more if any(said) else None
 
     def _changed(self, columns: Mapping[str, Sequence[int]], ends: Sequence[str]) -> list[list[object]]:
-        """Return a list for each changed lane: its number, end, cached, answer, preemptions, and finish
-        reason.
+        """Return a list for each lane that changed: its number, end step, cached tokens, answer tokens,
+        preemptions, and finish reason.
         """
         now = np.stack([np.array(columns[name], np.int32) for name in _CHANGING], axis=1)
         before = np.full_like(now, -1)

@@ -1,8 +1,8 @@
-"""Builds a single HTML file from the page's own parts and a log's compressed columns.
+"""Builds a single HTML file from the page's scripts and styles, and from a log's compressed columns.
 
-A log is untrusted. Its texts are only in the compressed data, and the scripts pass them to the browser as
-text, never as HTML. The page's content security policy allows only the page's own scripts and style, by their
-hashes.
+A log is untrusted. Texts from the log are only in the compressed data. The scripts pass these texts to the
+browser as text, never as HTML. The page's content security policy allows only the page's own scripts and
+styles, which it identifies by their hashes.
 """
 
 import base64
@@ -31,8 +31,8 @@ def write_report(
     progress: Callable[[Record], None] = lambda record: None,
     findings: Findings | None = None,
 ) -> tuple[int, int]:
-    """Write the page, and return how many steps and requests are on it. `findings`: as in CheckedLog. Raises
-    LogError if the log has no decided step, and `verify`'s errors.
+    """Write the page. Return the number of steps and the number of requests on the page. `findings`: see
+    CheckedLog. Raises LogError if the log contains no decided step. Also raises `verify`'s errors.
     """
     collected = collect(folder, progress, findings)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)
@@ -43,7 +43,7 @@ def write_report(
 
 
 def page(data: str) -> str:
-    """Return the page's HTML, with `data` (base64) in it."""
+    """Return the page's HTML. `data` (base64) is embedded in the page."""
     here = files("mmengine.replay.report")
     style = (here / "page.css").read_text(encoding="utf-8")
     code = "\n".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -59,12 +59,14 @@ def page(data: str) -> str:
 
 
 def hash_of(text: str) -> str:
-    """Return a text's hash, in the format for a content security policy."""
+    """Return a text's hash in the format that a content security policy requires."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _packed(collected: Collector, name: str) -> str:
-    """Return base64 of gzip of: length of the head (int32), the head (JSON), the columns (8-byte aligned)."""
+    """Return gzip data in base64. It contains the length of the head (int32), the head (JSON), and the
+    columns (aligned to 8 bytes).
+    """
     head, columns = _head(collected, name), _columns(collected)
     places, offset = {}, 0
     for key, column in columns.items():
@@ -94,8 +96,8 @@ def _head(collected: Collector, name: str) -> dict[str, Any]:
 
 
 def _columns(collected: Collector) -> dict[str, np.ndarray]:
-    """Return the columns, each int32 or float64. Steps count from the log's first step. Segments are sorted
-    by lane.
+    """Return the columns, each int32 or float64. Steps are counted from the log's first step. Segments are
+    sorted by lane.
     """
     first, lanes = collected.first_step, collected.lanes
     num_steps = len(collected.steps["rows"])

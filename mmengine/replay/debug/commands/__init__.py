@@ -1,3 +1,3 @@
-"""The debugger's commands: one line of text in, tables and texts out. A terminal and a page run the same
-commands.
+"""The debugger's commands. A command is a line of text, and its result consists of tables and texts. The
+terminal and the web page run the same commands.
 """

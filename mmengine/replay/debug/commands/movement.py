@@ -1,4 +1,4 @@
-"""Commands that move."""
+"""The debugger commands that move to another position, such as goto, step and continue."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, number_of
@@ -10,7 +10,7 @@ MOVES = "Move"
 
 @command("step", "s", usage="[N]", group=MOVES)
 def step(session: SessionBase, rest: str) -> list[Block]:
-    """Go to where the next step is decided.
+    """Go to the position where the next step is decided.
     With a number, go N steps.
     """
     return session.here(session.debugger.step(number_of(rest, "a number of steps", 1)))
@@ -18,7 +18,7 @@ def step(session: SessionBase, rest: str) -> list[Block]:
 
 @command("reverse-step", "rs", usage="[N]", group=MOVES)
 def reverse_step(session: SessionBase, rest: str) -> list[Block]:
-    """Go back to where the step before was decided."""
+    """Go back to the position where the previous step was decided."""
     return session.here(session.debugger.step(-number_of(rest, "a number of steps", 1)))
 
 
@@ -32,14 +32,14 @@ def stepi(session: SessionBase, rest: str) -> list[Block]:
 
 @command("reverse-stepi", "rsi", usage="[N]", group=MOVES)
 def reverse_stepi(session: SessionBase, rest: str) -> list[Block]:
-    """Take the last record back."""
+    """Undo the last record."""
     return session.here(session.debugger.step_event(-number_of(rest, "a number of records", 1)))
 
 
 @command("next", "n", usage="[ID]", group=MOVES)
 def next_(session: SessionBase, rest: str) -> list[Block]:
     """Go to the next record that concerns a request.
-    Without an id, the request is the selected one: that of the last next, request or goto.
+    Without an id, the selected request is used. The commands next, request and goto select a request.
     """
     return session.here(session.debugger.step_request(session.selected(rest)))
 
@@ -70,8 +70,8 @@ def goto(session: SessionBase, rest: str) -> list[Block]:
     goto 120          where step 120 is decided
     goto event 271    record 271
     goto time 35.5    the first record at 35.5 ms after the log's first, or later
-    goto request ID   the arrival of the request; its id alone works, too
-    goto mark NAME    a position that mark saved
+    goto request ID   the request's arrival; goto ID does the same
+    goto mark NAME    a position that the command mark saved
     goto start, goto end
     """
     debugger = session.debugger

@@ -1,4 +1,4 @@
-"""Commands that ask the log."""
+"""The debugger commands that answer questions about the log, such as last, diff, decide and print."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, help_of, number_of
@@ -9,14 +9,14 @@ from mmengine.replay.debug.stops import compiled, evaluated
 from mmengine.replay.debug.views import MAX_ROWS, Block, Cell, Table, Text, shortened
 
 ASKS = "Ask"
-MAX_VALUE = 2000  # characters of a printed value
+MAX_VALUE = 2000  # Maximum number of characters of a printed value.
 
 
 @command("last", usage="block N | row N | entry KEY | request ID | FIELD", group=ASKS)
 def last(session: SessionBase, rest: str) -> list[Block]:
-    """Show which record changed an object last, and why.
+    """Show the last record that changed an object, and the reason.
     last block 17, last row 3, last entry 080f, last request req-17, last free_blocks
-    goto event N goes there.
+    To go to this record: goto event N.
     """
     if not rest:
         raise InvalidRequest("last needs an object: block N, row N, entry KEY, request ID, or a field")
@@ -36,8 +36,8 @@ def last(session: SessionBase, rest: str) -> list[Block]:
 
 @command("diff", usage="[FROM [TO]]", group=ASKS)
 def diff(session: SessionBase, rest: str) -> list[Block]:
-    """Show how the state differs between two positions.
-    FROM and TO are numbers of records or marks; TO is this position by default, FROM the record before.
+    """Show the differences between the states at two positions.
+    FROM and TO are record numbers or marks. By default, TO is this position, and FROM is the previous record.
     """
     words = rest.split()
     most = MAX_ROWS
@@ -61,7 +61,7 @@ def _position(session: SessionBase, word: str) -> int:
 
 @command("decide", usage="", group=ASKS)
 def decide(session: SessionBase, rest: str) -> list[Block]:
-    """Let this build decide the step again, and compare the decisions with the log's."""
+    """Let this build decide the step again, and compare its decisions with the log."""
     step, logged, decided, error = decisions_here(session.debugger.navigator)
     if step < 0:
         return [Text(["no step is decided after this position"])]

@@ -1,4 +1,4 @@
-"""The table of commands, and how a line selects one."""
+"""The table of the debugger's commands, and the functions that find the command for a line."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from mmengine.replay.debug.commands.session_base import SessionBase
 from mmengine.replay.debug.views import Block, Table, Text
 
 Run = Callable[[SessionBase, str], list[Block]]
-MAX_LINE = 4000  # characters
+MAX_LINE = 4000  # Maximum number of characters in a line.
 
 
 class Command(NamedTuple):
-    """A command. `usage`: its arguments. `text`: its help; the first line is its summary."""
+    """A debugger command. `usage`: its arguments. `text`: its help text, whose first line is a summary."""
 
     name: str
     aliases: tuple[str, ...]
@@ -26,7 +26,7 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(name: str, *aliases: str, usage: str = "", group: str) -> Callable[[Run], Run]:
-    """Register a command. The function's docstring is the command's help."""
+    """Register a function as a command. The function's docstring is the command's help text."""
 
     def register(run: Run) -> Run:
         text = "\n".join(line.strip() for line in (run.__doc__ or "").strip().splitlines())
@@ -37,7 +37,7 @@ def command(name: str, *aliases: str, usage: str = "", group: str) -> Callable[[
 
 
 def find(word: str) -> Command:
-    """Return the command with this name, alias, or unambiguous beginning. Raises InvalidRequest."""
+    """Return the command with this name, alias, or unambiguous abbreviation. Raises InvalidRequest."""
     for each in COMMANDS.values():
         if word == each.name or word in each.aliases:
             return each
@@ -50,7 +50,7 @@ def find(word: str) -> Command:
 
 
 def number_of(text: str, what: str, default: int | None = None) -> int:
-    """Return a whole number. Raises InvalidRequest for another text."""
+    """Convert a text to an integer. Raises InvalidRequest for any other text."""
     if not text and default is not None:
         return default
     try:
@@ -63,7 +63,7 @@ def number_of(text: str, what: str, default: int | None = None) -> int:
 
 
 def help_of(name: str) -> list[Block]:
-    """Return the help: of a command, or of all."""
+    """Return the help text for a command, or for all commands."""
     if name:
         found = find(name)
         also = f"  (also: {', '.join(found.aliases)})" if found.aliases else ""

@@ -1,7 +1,7 @@
-"""A session: runs the lines that a person types."""
+"""A debugger session, which runs the command lines that a person types."""
 
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.replay.debug.commands import movement, questions, stopping, views  # noqa: F401 - registers them
+from mmengine.replay.debug.commands import movement, questions, stopping, views  # noqa: F401 -importing registers the commands
 from mmengine.replay.debug.commands.registry import MAX_LINE, find
 from mmengine.replay.debug.commands.session_base import SessionBase
 from mmengine.replay.debug.debugger import Debugger
@@ -9,15 +9,16 @@ from mmengine.replay.debug.views import Block
 
 
 class Session(SessionBase):
-    """A session on one log, with all commands."""
+    """A debugger session for a log, with all commands."""
 
     def __init__(self, debugger: Debugger):
         super().__init__(debugger)
         self._last = ""
 
     def run(self, line: str) -> list[Block]:
-        """Run a line, and return what it prints. An empty line repeats the last command. Raises
-        MMEngineError for a line that cannot run; the position stays as it was or is where the error arose.
+        """Run a command line, and return its output. An empty line repeats the last command. Raises
+        MMEngineError if the command fails. The position is then unchanged, or is the position where the error
+        occurred.
         """
         if len(line) > MAX_LINE:
             raise InvalidRequest(f"the line has {len(line)} characters; the limit is {MAX_LINE}")
@@ -30,7 +31,7 @@ class Session(SessionBase):
         return found.run(self, rest.strip())
 
     def try_run(self, line: str) -> tuple[list[Block], str]:
-        """Run a line. Return what it prints, and the error's text or ""."""
+        """Run a command line. Return its output, and the error message or ""."""
         try:
             return self.run(line), ""
         except MMEngineError as error:

@@ -1,4 +1,6 @@
-"""The state that a session's commands share: a debugger, the selected request, and named positions."""
+"""The state that a debugger session's commands share: the debugger, the selected request, and named
+positions.
+"""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.debugger import Debugger
@@ -7,8 +9,8 @@ from mmengine.replay.debug.views import Block, Text
 
 
 class SessionBase:
-    """A session on one log. `request`: the selected request, or "". `marks`: named positions. `is_over`:
-    whether `quit` ran.
+    """A debugger session for a log. `request`: the selected request, or "". `marks`: named positions.
+    `is_over`: whether the command `quit` was run.
     """
 
     def __init__(self, debugger: Debugger):
@@ -18,7 +20,7 @@ class SessionBase:
         self.is_over = False
 
     def here(self, why: str = "") -> list[Block]:
-        """Return the position, with the next record."""
+        """Return a text with the current position and the next record."""
         navigator = self.debugger.navigator
         record = navigator.record
         lines = [why] if why else []
@@ -36,7 +38,9 @@ class SessionBase:
         return [Text(lines)]
 
     def selected(self, name: str) -> str:
-        """Return a request's id: `name`, or the selected request. Raises InvalidRequest without both."""
+        """Return a request's id, which is `name` or else the selected request. Raises InvalidRequest if both
+        are empty.
+        """
         if not name and not self.request:
             raise InvalidRequest("name a request, or select one with: request ID")
         self.request = name or self.request

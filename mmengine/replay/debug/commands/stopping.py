@@ -1,4 +1,4 @@
-"""Commands about breakpoints and watchpoints."""
+"""The debugger commands for breakpoints and watchpoints."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, number_of
@@ -12,7 +12,7 @@ STOPS = "Stop"
 
 @command("break", "b", usage="STEP | EVENT [ID] [if CONDITION] | CONDITION", group=STOPS)
 def break_(session: SessionBase, rest: str) -> list[Block]:
-    """Stop where a condition holds, in both directions.
+    """Stop where a condition holds, when moving forward or back.
     break 120                     where step 120 is decided
     break preempted               before each record of this kind
     break preempted req-17        … that names req-17
@@ -26,7 +26,7 @@ def break_(session: SessionBase, rest: str) -> list[Block]:
 
 
 def condition_of(text: str) -> str:
-    """Return a breakpoint's condition from what follows `break`. Raises InvalidRequest."""
+    """Convert the text after `break` to a breakpoint's condition. Raises InvalidRequest."""
     if not text:
         raise InvalidRequest("say where to stop: break STEP, break EVENT, or break CONDITION")
     if text.isascii() and text.isdigit():
@@ -49,7 +49,7 @@ def condition_of(text: str) -> str:
 
 @command("watch", usage="block N | row N | entry KEY | request ID | FIELD", group=STOPS)
 def watch(session: SessionBase, rest: str) -> list[Block]:
-    """Stop after each record that changes a value, in both directions.
+    """Stop after each record that changes a value, when moving forward or back.
     watch block 17, watch row 3, watch entry 080f, watch request req-17, watch free_blocks
     In the terminal it may be a Python expression.
     """
@@ -60,7 +60,7 @@ def watch(session: SessionBase, rest: str) -> list[Block]:
 
 @command("delete", "d", usage="[N]", group=STOPS)
 def delete(session: SessionBase, rest: str) -> list[Block]:
-    """Delete a breakpoint or watchpoint; without a number, all."""
+    """Delete a breakpoint or watchpoint. Without a number, delete all of them."""
     if not rest:
         session.debugger.stops.clear()
         return [Text(["all breakpoints deleted"])]
@@ -70,13 +70,13 @@ def delete(session: SessionBase, rest: str) -> list[Block]:
 
 @command("disable", usage="N", group=STOPS)
 def disable(session: SessionBase, rest: str) -> list[Block]:
-    """Keep a breakpoint without stopping there."""
+    """Disable a breakpoint without deleting it."""
     return _enable(session, rest, is_enabled=False)
 
 
 @command("enable", usage="N", group=STOPS)
 def enable(session: SessionBase, rest: str) -> list[Block]:
-    """Stop at a disabled breakpoint again."""
+    """Enable a disabled breakpoint."""
     return _enable(session, rest, is_enabled=True)
 
 
@@ -87,7 +87,7 @@ def _enable(session: SessionBase, rest: str, *, is_enabled: bool) -> list[Block]
 
 
 def stops_table(session: SessionBase) -> Table:
-    """Return the breakpoints and watchpoints."""
+    """Return a table with the breakpoints and watchpoints."""
     rows: list[tuple[str | int | float, ...]] = [
         (each.number, each.kind, each.text, each.num_hits, "" if each.is_enabled else "disabled")
         for each in session.debugger.stops

@@ -1,4 +1,4 @@
-"""Commands that show the state."""
+"""The debugger commands that show the state at the current position."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, number_of
@@ -36,7 +36,7 @@ def info(session: SessionBase, rest: str) -> list[Block]:
     info encoder    encoder cache entries with their holders
     info drafts     drafts, and how many were accepted
     info sessions, info adapters, info requests, info findings, info breakpoints
-    Long tables are cut; add all to see them whole.
+    Long tables are shortened. Add the word all to see the whole table.
     """
     words = rest.split()
     most = MAX_ROWS
@@ -115,7 +115,7 @@ def request(session: SessionBase, rest: str) -> list[Block]:
 
 @command("list", "l", usage="[N]", group=SHOWS)
 def list_(session: SessionBase, rest: str) -> list[Block]:
-    """Show the records around this position; N of them on each side."""
+    """Show the records around this position: N records before it and N records after it."""
     around = min(500, number_of(rest, "a number of records", LIST_AROUND))
     navigator = session.debugger.navigator
     here = navigator.position
@@ -130,7 +130,7 @@ def list_(session: SessionBase, rest: str) -> list[Block]:
 
 
 def fields_help() -> list[Block]:
-    """Return the fields of conditions."""
+    """Return tables with the fields that conditions may use."""
     fields: list[tuple[Cell, ...]] = [(name, text) for name, text in FIELDS.items()]
     objects: list[tuple[Cell, ...]] = [
         (f"{name} …", ", ".join(OBJECTS[kind])) for name, kind in OBJECT_NAMES.items()
