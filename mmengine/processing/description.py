@@ -1,5 +1,5 @@
-"""A plugin's description of its prompts, which the shared processor reads: plain data, and a function that
-returns a media item's tokens.
+"""Describes a model's prompts to the shared processor: plain data, and a function that returns the tokens of
+an image or a video. Each model plugin provides such a description.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +19,10 @@ from mmengine.processing.media.settings import MediaSettings
 class MediaDescription:
     """Describes a model's media.
 
-    `placeholders`: maps the id that stands for an item in a template (a special token's, or an id from the
-    tokenizer's `marked`) to the modality ("image" or "video"). `tokens`: returns an item's tokens, given that
-    id and the loaded media; its placeholder runs receive the item's embeddings in order. `encoder`: the
-    encoder's fingerprint, which enters every pixel hash.
+    `placeholders`: token id that stands for an item in a template -> modality ("image" or "video"). The id
+    belongs to a special token, or is in the tokenizer's `marked`. `tokens`: returns the tokens of an item,
+    given this id and the loaded media. The runs of placeholders among these tokens receive the item's
+    embeddings in order. `encoder`: the encoder's fingerprint, which enters every pixel hash.
     """
 
     settings: MediaSettings
@@ -39,10 +39,11 @@ class MediaDescription:
 class Description:
     """Describes a model's prompts.
 
-    `version`: the prompt code's version; changes when the same input would give other pixels or tokens.
-    `max_positions`: number of positions in the model. `generation`: generation_config.json's content.
-    `eos_token_ids`: used if that file names none. `media`: None for a text-only model. `templates`: maps a
-    modality to the template that replaces `template` for messages with such media.
+    `version`: the version of the prompt code, which changes when the same input would give other pixels or
+    tokens. `max_positions`: number of positions in the model. `generation`: contents of
+    generation_config.json. `eos_token_ids`: used if that file names no end tokens. `media`: None for a
+    text-only model. `templates`: modality
+    -> template that replaces `template` for messages with media of this modality.
     """
 
     version: str
@@ -56,13 +57,15 @@ class Description:
 
 
 def read_generation(folder: Path) -> dict:
-    """Return generation_config.json, or {} without the file. Raises ModelError."""
+    """Return the contents of generation_config.json, or {} without this file. Raises ModelError."""
     name = "generation_config.json"
     return read_model_json(folder, name) if has_model_file(folder, name) else {}
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:
-    """Return the special token id that `who` needs. Raises ModelError."""
+    """Return the id of the special token `name`. `who`: what needs the token, for the ModelError without
+    it.
+    """
     if name not in tokenizer.special:
         raise ModelError(f"tokenizer.json has no special token {name}, which {who} needs")
     return tokenizer.special[name]

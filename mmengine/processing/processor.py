@@ -1,5 +1,5 @@
-"""Converts messages and media to prompt tokens and patches, as a plugin's description says. Uses numpy,
-Pillow, PyAV and tokenizers.
+"""Converts messages and media to prompt tokens and patches, as the description of a model plugin says. Uses
+numpy, Pillow, PyAV and tokenizers, and no torch.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ GENERATION_NAMES = (
 
 
 class ChatProcessor:
-    """Implements mmengine.models.plugin.Processor. Mutable state is only in caches. Raises ModelError for a
+    """Implements mmengine.models.plugin.Processor. Only caches are mutable. Raises ModelError for a
     description that contradicts its tokenizer.
     """
 
@@ -85,10 +85,10 @@ class ChatProcessor:
     ) -> Prepared:
         """Prepare chat messages; see Processor.
 
-        `continue_final_message` leaves the last message open and overrides `add_generation_prompt`.
-        `media_options` apply to every image and video; options in a message part override them. They may also
-        hold `local_files` (default True; False refuses paths, for untrusted messages) and `video_metadata` (a
-        list with an entry for each video).
+        `continue_final_message` leaves the last message open, and overrides `add_generation_prompt`.
+        `media_options` apply to every image and video; options in a message part override them.
+        `media_options` may also contain `local_files` (default True; False refuses paths, for untrusted
+        messages) and `video_metadata` (a list with one entry per video).
         """
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
@@ -150,7 +150,7 @@ class ChatProcessor:
         return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
 
     def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
-        """Return the token ids for pieces without media, int32 [n]."""
+        """Return the token ids of pieces without media, int32 [n]."""
         tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         for piece in pieces:
             tokens.add(piece)
@@ -178,7 +178,7 @@ class ChatProcessor:
     def _template_of(
         self, options: Mapping[str, Any] | None, modalities: Collection[str] = ()
     ) -> tuple[ChatTemplate, dict[str, Any]]:
-        """Return the template for messages with these modalities, and its variables."""
+        """Return the template for messages with media of these modalities, and the template's variables."""
         variables = dict(options or {})
         source = variables.pop("chat_template", None)
         if source is None:
@@ -188,7 +188,7 @@ class ChatProcessor:
             text = f"{FIELD} must be a Jinja template, not a {type(source).__name__}"
             raise InvalidRequest(text, path=FieldPath("chat_template"))
         last = self._last_given
-        if last is None or last.source != source:  # A server passes the same template each time.
+        if last is None or last.source != source:  # A server passes the same template in each call.
             last = self._last_given = self._template.with_source(source)
         return last, read_variables(variables)
 
@@ -203,8 +203,8 @@ class ChatProcessor:
     ) -> Prepared:
         """Prepare a prompt string; see Processor.
 
-        Special tokens in `text` are read as special tokens, because a developer wrote the text, not a user.
-        The tokenizer's prefix, such as BOS, is put before the text.
+        Special tokens in `text` are read as special tokens, because a developer wrote the text, and not a
+        user. The tokenizer's prefix, such as BOS, is put before the text.
         """
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}", path=PROMPT)
@@ -227,8 +227,8 @@ class ChatProcessor:
         access: Access,
         cache_salt: str,
     ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
-        """Load the media, and replace the placeholders in `pieces` by the media's tokens. Returns the ids,
-        int32 [n], and the media.
+        """Load the media, and replace the placeholders in `pieces` by the tokens of the media. Return the
+        token ids, int32 [n], and the media.
         """
         self._check_length(sum(isinstance(piece, int) for piece in pieces))
         self._check_counts(pieces, parts)
@@ -267,7 +267,7 @@ class ChatProcessor:
 
     @property
     def _of_media(self) -> tuple[MediaDescription, MediaLoader]:
-        """Return the media description and loader. Raises InvalidMedia for a text-only model."""
+        """Return the media description and the media loader. Raises InvalidMedia for a text-only model."""
         if self.media is None or self._loader is None:
             raise InvalidMedia("this model accepts only text, no images or videos")
         return self.media, self._loader
@@ -318,7 +318,7 @@ class ChatProcessor:
 
 
 def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:
-    """Return the media passed beside a prompt."""
+    """Return the media that were passed beside the messages."""
     given = {"image": as_images(images), "video": as_videos(videos, metadata)}
     return [
         MediaPart(m, item, {}, f"{m} {i}", FieldPath(f"{m}s", i))
@@ -328,7 +328,7 @@ def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:
-    """Return a key for all that determines the encoder's output beside the patches."""
+    """Return a key for everything besides the patches that determines the encoder's output."""
     patches = json.dumps(astuple(media.settings.patches))
     return f"{described.version} {media.encoder} {patches}".encode()
 

@@ -1,5 +1,5 @@
-"""Checks the filters and methods that a chat template calls, before they run: their results must not be too
-large, and one call must not take too long.
+"""Checks calls of filters and methods in a chat template before they run, so that their results are not too
+large and no call takes too long.
 """
 
 import re
@@ -8,28 +8,28 @@ from functools import wraps
 
 from mmengine.processing.chat.template_work import MAX_WIDTH, Work, check_size, refuse
 
-MAX_SLOW_CHARS = 2**16  # Text of a filter that searches it again for each match.
-MAX_SEPARATOR_CHARS = 256  # Texts that such a filter and strftime_now take.
-MAX_COMPARED = 2**28  # Comparisons of characters in a search from the right, and in stripping.
+MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that searches the text again for each match.
+MAX_SEPARATOR_CHARS = 256  # Maximum length of the texts that such a filter and strftime_now take.
+MAX_COMPARED = 2**28  # Maximum number of character comparisons in a search from the right, and in stripping.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
-_AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))  # They read no whole value.
-# Filters that make no text of a list.
+_AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))  # Do not read the whole value.
+# Filters that do not convert a list to a text.
 _CHOOSING = ("max", "min", "random", "reject", "rejectattr", "select", "selectattr", "unique")
 _OF_ENTRIES = frozenset((*_CHOOSING, "attr", "batch", "dictsort", "groupby", "items", "list", "map"))
 _OF_ENTRIES |= {"reverse", "slice", "sort", "sum"}
 _FROM_RIGHT = frozenset(("rfind", "rindex", "rpartition", "rsplit", "strip", "lstrip", "rstrip"))
-_ENCODINGS = frozenset(("utf-8", "utf8", "ascii", "latin-1"))  # Others may take quadratic time.
+_ENCODINGS = frozenset(("utf-8", "utf8", "ascii", "latin-1"))  # Other encodings may take quadratic time.
 _WIDTH = re.compile(r"\d{5}")  # A width of 10,000 or more, in a format.
 
 
 def bounded_filter(
     name: str, call: Callable[..., object], work_of: Callable[[], Work]
 ) -> Callable[..., object]:
-    """Return the filter with checks of its arguments and its result. Jinja passes its environment to some
-    filters first.
+    """Return a filter that checks its arguments and its result. Jinja passes its environment as the first
+    argument to some filters.
     """
 
-    @wraps(call)  # Keeps the attribute that says whether the filter takes the environment.
+    @wraps(call)  # Keeps the attribute that tells whether the filter takes the environment.
     def checked(*arguments: object, **options: object) -> object:
         given = arguments[1:] if hasattr(call, "jinja_pass_arg") else arguments
         value, rest = given[0], (*given[1:], *options.values())
@@ -60,7 +60,9 @@ def _starts(given: tuple[object, ...], options: Mapping[str, object]) -> Sequenc
 
 
 def _check_text(name: str, work: Work, text: str, sizes: list[int], rest: Sequence[object]) -> None:
-    """Check a filter that reads a text. `sizes`: the sizes of the text and of the arguments `rest`."""
+    """Check a call of a filter that reads a text. `sizes`: the sizes of the text and of the arguments
+    `rest`.
+    """
     if name in _SLOW and (sizes[0] > MAX_SLOW_CHARS or sum(sizes[1:]) > MAX_SEPARATOR_CHARS):
         refuse()
     match name:
@@ -78,8 +80,8 @@ def _check_text(name: str, work: Work, text: str, sizes: list[int], rest: Sequen
 
 
 def check_call(work: Work, method: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse a call to a method of a built-in value whose result could be too large or that could take too
-    long.
+    """Refuse a call of a method of a built-in value if the result could be too large or the call could take
+    too long.
     """
     owner = getattr(method, "__self__", None)
     if not isinstance(owner, str | bytes | int | float | list | tuple | dict):
@@ -114,7 +116,7 @@ def check_numbers(values: Iterable[object]) -> None:
 
 
 def check_format(work: Work, text: str | bytes, values: Iterable[object]) -> None:
-    """Refuse a format whose result could be too large. Each field may show the longest value."""
+    """Refuse a format whose result could be too large. Each field counts as long as the longest value."""
     shown = _shown(text)
     values = list(values)
     if _WIDTH.search(shown):
@@ -141,7 +143,7 @@ def check_search(length: int, wanted: int) -> None:
 
 
 def joinable(work: Work, separator: object, values: object) -> object:
-    """Return the values, read once if they are an iterator. Refuses values whose text is too long."""
+    """Return the values, as a list if they are an iterator. Refuses values whose text is too long."""
     found = values if isinstance(values, Collection) or not isinstance(values, Iterable) else list(values)
     count = len(found) if isinstance(found, Collection) else 0
     check_size(work.measure(found) + count * work.measure(separator))

@@ -1,10 +1,10 @@
-"""A Jinja sandbox for chat templates of strangers: bounded in memory and in time.
+"""A Jinja sandbox for untrusted chat templates, with bounds on memory and time.
 
-Jinja's sandbox protects the objects of Python, and bounds only `range`. Here an operation whose result could
-be too large raises TemplateError before it is computed. A rendering with too many steps or texts, or that is
-too slow, raises TemplateError too (template_work.py). Templates render in this process: so the bounds also
-hold while a checkpoint is loaded and in programs without worker processes, and no rendering waits for a
-process.
+Jinja's own sandbox protects Python objects, and bounds only `range`. In this sandbox, an operation whose
+result could be too large raises TemplateError before the result is computed. A rendering with too many steps
+or texts, or one that takes too long, raises TemplateError too (template_work.py). Templates render in this
+process. The bounds therefore also hold while a checkpoint is loaded, and in programs without worker
+processes, and no rendering waits for another process.
 """
 
 import threading
@@ -23,12 +23,12 @@ from mmengine.processing.chat.template_work import MAX_BITS, MAX_CHARS, Work, ch
 __all__ = ["MAX_CHARS", "BoundedEnvironment"]
 _CONCAT, _ROUND, _ITEMS = "mmengine_concat", "mmengine_round", "mmengine_items"
 _VALUE, _PART = "mmengine_value", "mmengine_part"
-_ENTRIES_IN_STEP = 64  # Entries of a list that are copied in the time of a step.
+_ENTRIES_IN_STEP = 64  # Number of list entries that can be copied in the time of a step.
 _BODIES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)  # Nodes whose bodies can run repeatedly.
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox. Its templates fail with TemplateError at the first operation beyond a limit. Threads can
+    """The sandbox. A template fails with TemplateError at the first operation beyond a limit. Threads may
     render at the same time.
     """
 
@@ -48,7 +48,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def add_filter(self, name: str, call: Callable[..., object]) -> None:
-        """Add a filter, or replace Jinja's."""
+        """Add a filter, or replace a filter of Jinja."""
         self.filters[name] = self._bounded(name, call)
 
     def _bounded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
@@ -56,7 +56,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def work(self) -> Work:
-        """The work of the rendering on this thread."""
+        """The work of the rendering that runs on this thread."""
         work: Work | None = getattr(self._local, "work", None)
         if work is None:
             work = self._local.work = Work()
@@ -120,14 +120,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805
         work = __self.work
         work.step()
-        if isinstance(__obj, LoopContext):  # A recursive loop reads its argument again.
+        if isinstance(__obj, LoopContext):  # A recursive loop reads its argument once more.
             work.step(sum(len(each) for each in args if isinstance(each, Sequence | Mapping)))
         check_call(work, __obj, args, kwargs)
         made = super().call(__context, __obj, *args, **kwargs)
         work.take(made)
         return made
 
-    # The filters that replace nodes
+    # Filters that replace nodes of a template
 
     def _concat(self, values: list[object]) -> str:
         check_size(sum(self.work.measure(value) for value in values))
@@ -136,14 +136,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return made
 
     def _items(self, values: Iterable[object]) -> Iterator[object]:
-        """Yield the values, and count each as a step."""
+        """Yield the values, and count one step per value."""
         work = self.work
         for value in values:
             work.step()
             yield value
 
     def _part(self, value: object) -> object:
-        """Count a slice. It is not larger than the value that it comes from."""
+        """Count a slice, which is never larger than the value from which it was taken."""
         if isinstance(value, str | bytes):
             self.work.make(len(value))
         self.work.step(1 + (len(value) // _ENTRIES_IN_STEP if isinstance(value, list | tuple) else 0))
@@ -156,7 +156,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 @pass_context  # Otherwise Jinja calls this function for constants when it compiles.
 def _finalize(context: Context, value: object) -> object:
-    """Count the characters that an output writes."""
+    """Count the characters of an output expression."""
     work = _work_of(context)
     work.make(len(value) if type(value) is str else work.measure(value))
     return value
@@ -164,7 +164,9 @@ def _finalize(context: Context, value: object) -> object:
 
 @pass_context
 def _count_round(context: Context, num_chars: int) -> bool:
-    """Count a round of a loop or a call of a macro, whose body has this many characters of plain text."""
+    """Count an iteration of a loop, or a call of a macro, whose body has `num_chars` characters of plain
+    text.
+    """
     work = _work_of(context)
     work.step()
     work.make(num_chars)
@@ -179,14 +181,14 @@ def _work_of(context: Context) -> Work:
 
 def _check_integers(operator: str, left: int, right: int) -> None:
     bits = left.bit_length(), right.bit_length()
-    if max(bits) > 4 * MAX_BITS:  # As many as a number in a template's source can have.
+    if max(bits) > 4 * MAX_BITS:  # The number of bits that a number in a template's source can have.
         refuse()
     if (operator == "*" and sum(bits) > MAX_BITS) or (operator == "**" and bits[0] * right > MAX_BITS):
         refuse()
 
 
 class _Counted(NodeTransformer):
-    """Adds filters that count the work, where Jinja lets no environment intercept an operation."""
+    """Adds filters that count work, at operations that Jinja does not let an environment intercept."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -211,7 +213,7 @@ class _Counted(NodeTransformer):
         return node if is_constant else _filtered(node, _VALUE)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        if node.test is not None:  # The body is not reached for each item.
+        if node.test is not None:  # The body does not run for each item, so count the items.
             node.iter = _filtered(node.iter, _ITEMS)
         return self._repeated(node)
 
@@ -236,7 +238,7 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 
 def _num_chars(body: Iterable[nodes.Node]) -> int:
-    """Return how many characters of plain text a body writes at most, without the bodies in it."""
+    """Return how many characters of plain text a body writes at most, without the bodies nested in it."""
     count = 0
     for node in body:
         if isinstance(node, nodes.TemplateData):

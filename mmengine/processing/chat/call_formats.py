@@ -1,6 +1,4 @@
-"""Detects the format in which a chat template writes tool calls, by rendering a probe tool and a call of
-it.
-"""
+"""Detects how a chat template writes tool calls, by rendering a test tool and a call of the tool."""
 
 from collections.abc import Callable
 
@@ -41,10 +39,10 @@ _RESULT: Json = {"role": "tool", "tool_call_id": "call_0", "content": "b"}
 def call_format_of(
     render: Callable[[list[Json], list[Json] | None], str],
 ) -> CallFormat | None:
-    """Return the template's format for tool calls ("json" or "xml"), or None.
+    """Return the format in which the template writes tool calls, "json" or "xml", or None.
 
     `render`: returns the prompt for messages and tools. The result is None if the prompt does not contain the
-    tools, or if it contains the call in neither format.
+    tools, or contains the call in neither format.
     """
     try:
         if _NAME not in render([_USER], [_TOOL]):

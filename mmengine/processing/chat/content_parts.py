@@ -1,5 +1,6 @@
-"""Converts a message's content to a string or to a part list, whichever the chat template reads. Also cuts a
-rendered prompt where the text of the final message ends (continue_final_message).
+"""Converts the content of a message to a string or to a list of parts, whichever the chat template reads.
+
+Also cuts a rendered prompt where the text of the final message ends (continue_final_message).
 """
 
 from collections.abc import Mapping
@@ -7,24 +8,24 @@ from typing import Any
 
 from mmengine.errors import InvalidRequest
 
-# Marks the end of the text to continue. As a high surrogate, it differs from ChatTemplate's marks for special
-# tokens, which are low surrogates.
+# Marks the end of the text to continue. The mark is a high surrogate, while ChatTemplate's marks of special
+# tokens are low surrogates.
 CUT = "\ud800"
 
 
 def is_text_in_parts(message: Mapping[str, object]) -> bool:
-    """Return whether the content is only text parts."""
+    """Return whether the content is a list of text parts only."""
     content = message.get("content")
     return isinstance(content, list) and all("text" in part for part in content)
 
 
 def joined(message: dict) -> dict:
-    """Return the message with its text parts joined."""
+    """Return the message with its text parts joined to a string."""
     return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def in_parts(message: dict) -> dict:
-    """Return the message with its text as a part list; other messages are unchanged."""
+    """Return the message with its text as a list of parts. Messages without text are returned unchanged."""
     content = message.get("content")
     if not isinstance(content, str):
         return message
@@ -34,7 +35,7 @@ def in_parts(message: dict) -> dict:
 def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the cut mark and a space after the last text.
 
-    The space shows whether the template trims texts: if so, it is missing after rendering. Raises
+    The space shows whether the template strips texts: if so, the space is missing after rendering. Raises
     InvalidRequest if the last message has no text.
     """
     content = messages[-1].get("content")

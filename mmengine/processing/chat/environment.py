@@ -1,4 +1,4 @@
-"""The Jinja settings and functions that chat templates are written for."""
+"""The Jinja environment that chat templates expect: transformers' settings, filters and functions."""
 
 import json
 from datetime import datetime
@@ -13,7 +13,7 @@ from mmengine.processing.chat.template_work import check_size, refuse
 
 
 def chat_environment() -> BoundedEnvironment:
-    """Return a sandboxed environment with the settings, filters and functions that transformers gives
+    """Return a sandboxed environment with the settings, filters and functions that transformers provides to
     templates.
     """
     environment = BoundedEnvironment(
@@ -26,7 +26,9 @@ def chat_environment() -> BoundedEnvironment:
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} marks training targets; here it renders its content."""
+    """The tag {% generation %}, which marks training targets. In this environment it only renders its
+    body.
+    """
 
     tags = {"generation"}
 
@@ -49,7 +51,7 @@ def _tojson(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     parts, size = [], 0
-    for part in encoder.iterencode(value):  # The indentation may be longer than the value.
+    for part in encoder.iterencode(value):  # Check the size: the indentation may be longer than the value.
         parts.append(part)
         check_size(size := size + len(part))
     return "".join(parts)

@@ -1,7 +1,7 @@
-"""Converts chat messages in three dialects to plain data for the template, and collects their media.
+"""Converts chat messages in three dialects to plain data for the chat template, and collects their media.
 
-Accepted are OpenAI's parts (`image_url`, `text`), parts with options (`image` or `video` beside `max_pixels`,
-`fps` and so on), and transformers' parts (`image` or `video` with `url`, `path` or `base64`).
+The dialects are OpenAI's parts (`image_url`, `text`), parts with options (`image` or `video` beside
+`max_pixels`, `fps` and so on), and transformers' parts (`image` or `video` with `url`, `path` or `base64`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from mmengine.request import check_unicode
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-MAX_ALL_PARTS = 2**16  # In all messages together.
+MAX_ALL_PARTS = 2**16  # Maximum number of parts in all messages together.
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
-_VALUE_CHARS = 8  # A number, or an entry in a list or an object, counts as this many characters.
+_VALUE_CHARS = 8  # Number of characters that a number, or an entry of a list or object, counts as.
 _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
 }
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # One field under three names.
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # Three names of the same field.
 _TYPES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video", "text": "text"}
 
 
@@ -47,7 +47,7 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
 
 
 def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
-    """Assign the images and videos passed beside the messages to the parts without data, in order."""
+    """Assign the images and videos passed beside the messages, in order, to the parts without data."""
     given: dict[str, Iterator[Any]] = {}
     for modality in ("image", "video"):
         items = [part.source for part in beside if part.modality == modality]
@@ -65,7 +65,7 @@ def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
 
 
 def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the chat template's variables: JSON data, rebuilt. Raises InvalidRequest."""
+    """Check the variables for the chat template, which must be JSON data, and return a copy of them."""
     reader = _Reader()
     for name in ("messages", "add_generation_prompt"):
         if name in given:
@@ -81,9 +81,9 @@ def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads the messages in a single pass, and checks the limits on media, parts and characters.
+    """Reads the messages in a single pass, and enforces the limits on media, parts and characters.
 
-    `path`: the message or part being read. `where`: the name of the value below that path, for error texts.
+    `path`: the message or part that is being read. `where`: the name, for errors, of the value below `path`.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class _Reader:
             raise InvalidRequest(f"{where} has no role; it must be a string such as user")
         fields = {}
         for name, value in message.items():
-            if value is None:  # Templates test for presence.
+            if value is None:  # Templates test whether a field is present.
                 continue
             if name == "content":
                 fields["content"] = self._content(value, where)
@@ -171,7 +171,7 @@ class _Reader:
             raise InvalidRequest(text, path=FieldPath("messages"))
 
     def plain(self, value: Any, where: str, depth: int) -> Any:
-        """Rebuild other fields (name, tool_calls, …), which must be JSON data."""
+        """Copy the value of any other field (name, tool_calls, …), which must be JSON data."""
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep")
         if isinstance(value, str):
@@ -211,7 +211,7 @@ def _source(part: Mapping[str, Any], modality: str, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Show a value in an error: short, and never a whole object."""
+    """Describe a value in an error: in few words, and never a whole object."""
     if value is None or isinstance(value, (str, int, float, bool)):
         text = repr(value)
         return text if len(text) <= 60 else text[:60] + "…"

@@ -1,8 +1,8 @@
-"""Renders a piece of a user's turn, for conversations that are written piece by piece.
+"""Renders one piece of a user's turn, for sessions, whose prompts are written piece by piece.
 
-A session's first piece opens a turn, and so does the first piece after an answer. Other pieces continue the
-turn, and a question closes it. The template's text around a piece is found by rendering the piece between two
-marks.
+The first piece of a session opens a turn, and so does the first piece after an answer. Other pieces continue
+the turn, and a question closes it. The template's text around a piece is found by rendering the piece between
+two marks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,14 +12,14 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
 from mmengine.processing.chat.template import ChatTemplate
 
-# Marks for a piece's beginning and end and for the preceding answer: high surrogates, which no user text
-# contains (like CUT in content_parts.py).
+# Marks of the beginning and the end of a piece, and of the preceding answer. They are high surrogates, which
+# no user text contains (as is CUT in content_parts.py).
 _BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
-    """`text`: the piece with the template's text around it. `opening`: the first part of `text`, which ends
-    the preceding turn.
+    """A rendered piece. `text`: the piece with the template's text around it. `opening`: the beginning of
+    `text` that ends the preceding turn.
     """
 
     text: str
@@ -37,9 +37,9 @@ def render_turn(
 ) -> RenderedTurn:
     """Render a piece of a user's turn.
 
-    `parts`: a user message's plain content. `opens`: the piece begins the session's first turn ("first") or a
-    later turn ("next"); "" if it continues a turn. `closes`: the answer comes next. Raises InvalidRequest if
-    the template drops the marks.
+    `parts`: the plain content of a user message. `opens`: "first" if the piece begins the session's first
+    turn, "next" if it begins a later turn, "" if it continues a turn. `closes`: whether the answer comes
+    next. Raises InvalidRequest if the template drops the marks.
     """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":
@@ -68,7 +68,7 @@ def render_turn(
 def around_video(
     template: ChatTemplate, pads: Collection[int], variables: Mapping[str, object]
 ) -> tuple[list[str | int], list[str | int]]:
-    """Return the template's tokens before and after a video's placeholder (`pads`: placeholder ids)."""
+    """Return the template's tokens before and after the placeholder of a video. `pads`: placeholder ids."""
     video: list[dict[str, object]] = [{"type": "video"}]
     turn = render_turn(template, video, system="", opens="", closes=False, variables=variables)
     pieces = template.split(turn.text)
@@ -86,9 +86,9 @@ def in_one_film(
 ) -> list[str | int]:
     """Return `pieces` with all their videos joined into a single video, which stays open at the end.
 
-    `before`, `after`: the template's tokens around a video. `in_film`: an open video precedes the pieces, and
-    their video continues it. `is_film`: the pieces hold a video; if False, the open video is closed before
-    the pieces.
+    `before`, `after`: the template's tokens around a video. `in_film`: whether the pieces follow an open
+    video, which their own video continues. `is_film`: whether the pieces contain a video; if not, the open
+    video is closed before the pieces.
     """
     if not is_film:
         return [*after, *pieces]

@@ -1,9 +1,9 @@
-"""Renders the checkpoint's own chat template, such that no user text can become a special token.
+"""Renders the checkpoint's own chat template so that no user text can become a special token.
 
-Before compilation, every special token in the template's source is replaced by a low-surrogate code point.
-Valid Unicode text never contains a lone surrogate, and text that does is refused. So the template wrote every
-such code point in the output. Text that only looks like a special token, however assembled, came from a
-message and stays text.
+Before compilation, every special token in the template's source is replaced by a mark, a low-surrogate code
+point. Valid Unicode text never contains a lone surrogate, and text with one is refused. Every mark in the
+output therefore comes from the template. Text that only looks like a special token, however it was assembled,
+comes from a message and stays text.
 """
 
 import re
@@ -30,7 +30,7 @@ MAX_TEMPLATE_BYTES = 2**20
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _FIRST_MARK = 0xDC00
 _MAX_MARKS = 0x400
-NO_TEMPLATE = (  # For a model that was not trained to chat.
+NO_TEMPLATE = (  # The template of a model that was not trained to chat.
     "{{ raise_exception('it has none; give one as chat_template, or send a plain text prompt') }}"
 )
 _PROBE = "probe text"
@@ -39,7 +39,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class ChatTemplate:
-    """A chat template, compiled once; `render` is thread-safe."""
+    """A chat template, which is compiled once. `render` is thread-safe."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class ChatTemplate:
     ) -> None:
         """Compile the template.
 
-        `names`: the special tokens that the template reads as variables, such as eos_token. `origin`: where
-        the source comes from, for errors. `modalities`: the media that the model takes. Raises ModelError for
-        a template that does not compile; `check` finds errors in rendering.
+        `names`: variable -> special token, such as eos_token, for the template. `origin`: where the source
+        comes from, for errors. `modalities`: the media that the model accepts. Raises ModelError for a
+        template that does not compile; `check` finds errors in rendering.
         """
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
         self._modalities = modalities
         written = [token for token in tokenizer.marked if token in self.source or token in names.values()]
         if len(written) > _MAX_MARKS:
             raise ModelError(f"the chat template {origin} names {len(written)} special tokens, too many")
-        written.sort(key=len, reverse=True)  # Replace a token that contains another token first.
+        written.sort(key=len, reverse=True)  # Replace tokens that contain other tokens first.
         self._marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(written)}
         self._tokens = {mark: token for token, mark in self._marks.items()}
         self._ids = {mark: tokenizer.marked[token] for mark, token in self._tokens.items()}
@@ -87,8 +87,9 @@ class ChatTemplate:
         *,
         optional: bool = False,
     ) -> "ChatTemplate":
-        """Return the template in a model's folder or GGUF file. `optional`: allow a model without a
-        template."""
+        """Return the template of a model's folder or GGUF file. `optional`: allow a model without a
+        template.
+        """
         source = _find_source(folder)
         if source is None and not optional:
             places = "chat_template.jinja, chat_template.json or tokenizer_config.json"
@@ -106,10 +107,10 @@ class ChatTemplate:
         origin: str,
         modalities: Sequence[str] = (),
     ) -> "ChatTemplate":
-        """Return a checked template. If `source` is None: a template that refuses every chat.
+        """Return a checked template. If `source` is None, the template refuses every chat.
 
-        `config`: tokenizer_config.json's content, which names tokens such as eos_token. The constructor
-        describes the other parameters. Raises ModelError.
+        `config`: the contents of tokenizer_config.json, which names tokens such as eos_token. Other
+        parameters: see the constructor. Raises ModelError.
         """
         template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
         if source:
@@ -117,7 +118,7 @@ class ChatTemplate:
         return template
 
     def with_source(self, source: str) -> "ChatTemplate":
-        """Return another template for the same tokens. Raises InvalidRequest."""
+        """Return another template with the same special tokens. Raises InvalidRequest."""
         if len(source) > MAX_TEMPLATE_BYTES:
             text = f"{FIELD} is longer than {MAX_TEMPLATE_BYTES} characters"
             raise InvalidRequest(text, path=("chat_template",))
@@ -125,7 +126,7 @@ class ChatTemplate:
         try:
             origin = "that was given"
             template = ChatTemplate(source, self._names, self._tokenizer, origin, self._modalities)
-            with suppress(InvalidRequest):  # The template may need other messages than the probe.
+            with suppress(InvalidRequest):  # The template may need other messages than the test.
                 template.check()
         except ModelError as error:
             raise InvalidRequest(error.text) from None
@@ -133,8 +134,8 @@ class ChatTemplate:
 
     @cached_property
     def call_format(self) -> CallFormat | None:
-        """Return the format in which the template writes tool calls, or None if it shows no tools or writes
-        calls in another format.
+        """Return the format in which the template writes tool calls. Return None if the template shows no
+        tools, or writes calls in another format.
         """
         return call_format_of(
             lambda messages, tools: self.readable(
@@ -155,7 +156,7 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Render the prompt, with marks for special tokens. Messages and variables are plain, checked
+        """Render the prompt, with marks for special tokens. Messages and variables must be plain, checked
         data.
         """
         if any(is_text_in_parts(message) for message in messages) and not self.reads_parts:
@@ -169,24 +170,25 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Return whether the template reads a part list as a message's content.
+        """Return whether the template reads a list of parts as the content of a message.
 
-        A text-only template prints the list, leaves it out, or fails. `render` then joins text parts to a
-        string.
+        A text-only template prints the list, leaves it out, or fails. For such a template, `render` joins the
+        text parts to a string.
         """
         rendered = self._probed([{"type": "text", "text": _PROBE}])
         return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
 
     @cached_property
     def reads_texts(self) -> bool:
-        """Return whether the template reads a string as a message's content.
+        """Return whether the template reads a string as the content of a message.
 
-        A template for part lists leaves a string out. `render` then turns the string into a text part.
+        A template for lists of parts leaves a string out. For such a template, `render` converts the string
+        to a text part.
         """
         return _PROBE in self._probed(_PROBE) or not self.reads_parts
 
     def _probed(self, content: str | list[dict[str, str]]) -> str:
-        """Render a message with that content; "" if the template refuses it."""
+        """Render a message with this content, or return "" if the template refuses the message."""
         try:
             return self._rendered([{"role": "user", "content": content}], False, _NO_VARIABLES)
         except InvalidRequest:
@@ -225,21 +227,21 @@ class ChatTemplate:
         return self._template.generate(given)
 
     def readable(self, rendered: str) -> str:
-        """Replace marks with the special tokens that they stand for."""
+        """Replace the marks by the special tokens that they stand for."""
         return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
     def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
-        """Split a rendered prompt into texts and the special token ids between them. The text after the first
-        `max_special` special tokens (0: no limit) is not split.
+        """Split a rendered prompt at its special tokens: return the texts, and the ids of the tokens between
+        them. The text after the first `max_special` special tokens (0: no limit) is not split.
         """
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
     def check(self) -> None:
-        """Check that the template renders special tokens as such.
+        """Check that the template writes its special tokens as special tokens.
 
-        Raises ModelError if the template assembles special tokens from pieces, because these would silently
-        become ordinary text. Raises InvalidRequest if the template refuses the probe messages.
+        Raises ModelError if the template assembles special tokens from pieces, because these tokens would
+        silently become ordinary text. Raises InvalidRequest if the template refuses the test messages.
         """
         media = [{"type": modality} for modality in self._modalities]
         probe = [
@@ -275,7 +277,7 @@ def _find_source(folder: Path) -> str | None:
 
 
 def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables eos_token, pad_token and so on that a template may use."""
+    """Return the variables that name special tokens for the template, such as eos_token and pad_token."""
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)

@@ -1,9 +1,9 @@
-"""Counts the work of a chat template while it renders, and measures its values.
+"""Counts the work that a chat template does while it renders, and measures the sizes of its values.
 
-A value is measured as if every list and object in it were copied, because that is what its text and its
-comparisons cost: a list that holds one list twice, thirty levels deep, is small in memory and has a text of a
-gigabyte. No value of a template may be larger than MAX_CHARS, so a single operation takes bounded time. The
-limits on steps, time and characters bound the number of operations.
+A value is measured as if every list and object in it were copied, because its text and its comparisons cost
+as much as the copies. A list that contains another list twice, and so on thirty levels deep, is small in
+memory but has a text of a gigabyte. No value of a template may be larger than MAX_CHARS, so a single
+operation takes bounded time. The limits on steps, time and characters bound the number of operations.
 """
 
 import time
@@ -13,27 +13,27 @@ from typing import NoReturn
 import jinja2
 from jinja2.utils import Namespace
 
-MAX_CHARS = 2**24  # Size of a value: characters, with 16 for each entry of a list or an object.
-MAX_MADE = 2**28  # Characters of all texts that a rendering makes.
-MAX_STEPS = 5_000_000  # Rounds of loops, calls, filters and operators.
-MAX_SECONDS = 10.0  # Processor time of a rendering.
-MAX_WIDTH = 10_000  # Width of a field, and any other number that a method or filter takes.
-MAX_BITS = 4096  # Bits of an integer.
-_LOOK_STEPS = 64  # Steps between two looks at the clock.
+MAX_CHARS = 2**24  # Maximum size of a value in characters; each entry of a list or an object counts 16.
+MAX_MADE = 2**28  # Maximum number of characters in all texts that a rendering makes.
+MAX_STEPS = 5_000_000  # Maximum number of loop iterations, calls, filters and operators.
+MAX_SECONDS = 10.0  # Maximum processor time of a rendering in seconds.
+MAX_WIDTH = 10_000  # Maximum width of a field, and maximum of any other number for a method or filter.
+MAX_BITS = 4096  # Maximum number of bits in an integer.
+_LOOK_STEPS = 64  # Number of steps between two readings of the clock.
 _ENTRY_CHARS = 16
-_ENTRIES_IN_STEP = 4  # Entries that are measured in the time of a step.
+_ENTRIES_IN_STEP = 4  # Number of entries that can be measured in the time of a step.
 _DIGIT_BITS = 3
 
 
 class Work:
-    """The work of one rendering, on one thread. The methods raise TemplateError beyond the limits."""
+    """The work of one rendering, on one thread. The methods raise TemplateError beyond a limit."""
 
     def __init__(self) -> None:
         self._num_steps, self._look_at, self._num_made = 0, _LOOK_STEPS, 0
         self._until = time.thread_time() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
-        """Count steps."""
+        """Count `count` steps."""
         self._num_steps += count
         if self._num_steps >= self._look_at:
             self._look_at = self._num_steps + _LOOK_STEPS
@@ -43,7 +43,7 @@ class Work:
                 )
 
     def make(self, num_chars: int) -> None:
-        """Count characters of a text that was made."""
+        """Count the characters of a text that was made."""
         self._num_made += num_chars
         if self._num_made > MAX_MADE:
             raise jinja2.TemplateError(f"it makes texts of over {MAX_MADE:,} characters in all")
@@ -67,7 +67,7 @@ class Work:
         size = num_entries = 0
         while waiting:
             one = waiting.pop()
-            if type(one) is str:  # Exact types first: a value may have a million entries.
+            if type(one) is str:  # Exact types are tested first, because a value may have a million entries.
                 size += len(one)
                 continue
             if type(one) is int:
@@ -85,7 +85,7 @@ class Work:
 
 
 def _parts(value: object) -> Collection[object]:
-    """Return the values that the text of `value` contains."""
+    """Return the values inside `value` that its text contains."""
     if isinstance(value, Namespace):
         value = object.__getattribute__(value, "_Namespace__attrs")
     if isinstance(value, Mapping):

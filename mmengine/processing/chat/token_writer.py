@@ -1,4 +1,4 @@
-"""Builds a prompt's token ids from text pieces, special tokens and placeholders."""
+"""Builds the token ids of a prompt from text pieces, special tokens and placeholders."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -10,21 +10,23 @@ from mmengine.processing.chat.tokens import ChatTokenizer
 
 
 class Run(NamedTuple):
-    """A placeholder token, repeated `length` times. Each repetition is later replaced by an embedding."""
+    """A placeholder token, repeated `length` times. The encoder's embeddings later replace the
+    repetitions.
+    """
 
     token: int
     length: int
 
 
-Piece = str | int | Run  # Text, a special token's id, or placeholders.
+Piece = str | int | Run  # Text, the id of a special token, or placeholders.
 
 
 class TokenWriter:
-    """Collects a prompt's token ids. Text between two special tokens is tokenized as a whole, as if the
+    """Collects the token ids of a prompt. Text between two special tokens is tokenized as a whole, as if the
     prompt were a single string.
 
-    `limit`: the maximum number of ids. As soon as the prompt is known to be longer, `check_length` is called
-    with a lower bound on its length, and must raise the error.
+    `limit`: maximum number of ids. As soon as the prompt is known to be longer, `check_length` is called with
+    a lower bound of its length, and must raise the error.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
@@ -48,7 +50,7 @@ class TokenWriter:
         return start, times
 
     def write(self, pieces: Iterable[Piece]) -> tuple[tuple[int, int], ...]:
-        """Append the pieces, and return the placeholders' positions: a (start, length) for each Run."""
+        """Append the pieces. Return the position of each Run: (start, length)."""
         runs = []
         for piece in pieces:
             if isinstance(piece, Run):

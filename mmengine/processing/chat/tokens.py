@@ -1,5 +1,6 @@
-"""A chat model's tokenizer. Two copies are loaded: the first knows the special tokens, the second reads them
-as ordinary text.
+"""A chat model's tokenizer, which never lets ordinary text become a special token.
+
+Two copies are loaded: the first knows the special tokens, and the second reads them as ordinary text.
 """
 
 import hashlib
@@ -15,22 +16,22 @@ from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.errors import ModelError
 from mmengine.request import check_unicode
 
-SHORT_CHARS = 16  # Longest text whose tokens are cached: templates write the same texts into every prompt.
-NUM_SHORT = 1024  # Number of cached texts.
+SHORT_CHARS = 16  # Maximum length of texts whose tokens are cached: templates repeat short texts.
+NUM_SHORT = 1024  # Maximum number of cached texts.
 
 
 class ChatTokenizer:
     """Implements mmengine.models.plugin.Tokenizer. Thread-safe.
 
-    `special` maps each special token's text to its id. Added tokens that the file does not mark as special
-    (such as <think> or <tool_call>) are ordinary text with their own id. `marked` adds to `special` the
-    templates' media placeholders that are not tokens. Their ids are below 0, and no finished prompt contains
-    them.
+    `special`: text -> id for each special token. Added tokens that the file does not mark as special (such as
+    <think> or <tool_call>) are ordinary text with their own id. `marked`: `special`, and the media
+    placeholders of templates that are not tokens. The ids of these placeholders are below 0, and no finished
+    prompt contains them.
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
-        """Build the tokenizer. `data`: tokenizer.json's content. `origin`: the data's origin, for errors.
-        `placeholders`: media placeholders for `marked`. Raises ModelError.
+        """Build the tokenizer. `data`: the contents of tokenizer.json. `origin`: where the data come from,
+        for errors. `placeholders`: media placeholders for `marked`. Raises ModelError.
         """
         try:
             added = data.get("added_tokens") or []
@@ -38,7 +39,8 @@ class ChatTokenizer:
             text = json.dumps(data, sort_keys=True)
             self._full = _build(text)
             self._plain = _twin(self._full) or _build(text)
-            self._plain.encode_special_tokens = True  # The option's meaning: encode special tokens as text.
+            # This option makes the tokenizer encode special tokens as ordinary text.
+            self._plain.encode_special_tokens = True
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
@@ -57,7 +59,7 @@ class ChatTokenizer:
 
     @classmethod
     def of_folder(cls, folder: Path, placeholders: Sequence[str] = ()) -> "ChatTokenizer":
-        """Load the tokenizer in a model's folder or GGUF file."""
+        """Load the tokenizer of a model's folder or GGUF file."""
         name = "tokenizer.json"
         return cls(read_model_json(folder, name), model_file(folder, name), placeholders)
 
@@ -76,19 +78,19 @@ class ChatTokenizer:
 
     @cached_property
     def text_prefix(self) -> tuple[int, ...]:
-        """Return the tokens that the tokenizer's post-processor puts before a text, such as BOS."""
+        """Return the tokens that the post-processor puts before a text, such as BOS."""
         bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
         places = range(len(framed) - len(bare) + 1)
         return tuple(framed[: next((i for i in places if framed[i : i + len(bare)] == bare), 0)])
 
     @cached_property
     def text_suffix(self) -> tuple[int, ...]:
-        """Return the tokens that the tokenizer's post-processor puts after a text, such as an end marker."""
+        """Return the tokens that the post-processor puts after a text, such as an end marker."""
         bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
         return tuple(framed[len(self.text_prefix) + len(bare) :])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Return token ids. Without `allow_special` no text ever becomes a special token."""
+        """Return the token ids of a text. Without `allow_special`, no text ever becomes a special token."""
         if allow_special:
             return self._encode(self._full, text)
         return list(self._short(text)) if len(text) <= SHORT_CHARS else self._encode(self._plain, text)
@@ -100,13 +102,13 @@ class ChatTokenizer:
 
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a long text has more than `limit` tokens, with special tokens read as text. The time
-        depends on `limit` and not on the text's length.
+        depends on `limit`, not on the length of the text.
         """
         return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
-        """Split a text into texts and the ids of the `marked` tokens between them. The text after the first
-        `max_special` marked tokens (0: no limit) is not split.
+        """Split a text at the `marked` tokens: return the texts, and the ids of the tokens between them. The
+        text after the first `max_special` marked tokens (0: no limit) is not split.
         """
         check_unicode(("prompt",), text)
         pieces = self._special_pattern.split(text, max_special)
@@ -117,7 +119,9 @@ class ChatTokenizer:
 
     @cached_property
     def text_bytes(self) -> list[bytes] | None:
-        """Return each id's contribution to a decoded text, or None if decoding does more than join bytes."""
+        """Return the bytes that each id adds to a decoded text, or None if decoding does more than join
+        bytes.
+        """
         try:
             found = self.token_bytes() if self._joins_bytes else None
         except ModelError:
@@ -130,13 +134,15 @@ class ChatTokenizer:
 
     @property
     def _shown(self) -> dict[int, str]:
-        """Return the added tokens that are not special. A byte-level decoder may misread their text as
-        spelled bytes.
+        """Return the added tokens that are not special, by id. A byte-level decoder may misread the text of
+        these tokens as spelled bytes.
         """
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes, decoded from the vocabulary, which spells each byte as a character."""
+        """Return the bytes of each token, decoded from the vocabulary, which spells each byte as a
+        character.
+        """
         found = [b""] * self.vocab_size
         try:
             for spelling, token in self._plain.get_vocab(with_added_tokens=False).items():
@@ -148,8 +154,8 @@ class ChatTokenizer:
         return found
 
 
-# Maps code points to bytes, as byte-level BPE spells them (Radford et al., GPT-2, 2019). A byte that is
-# printable in Latin-1 is spelled as itself; the other bytes are spelled as code points from 256 on. A
+# Maps code points to bytes, as byte-level BPE spells bytes (Radford et al., GPT-2, 2019). A byte that is
+# printable in Latin-1 is spelled as itself; any other byte is spelled as a code point from 256 on. A
 # character that spells no byte maps to a code point outside Latin-1.
 _PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
@@ -161,8 +167,9 @@ _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
     """Return whether text can become any of these vocabulary entries.
 
-    BPE makes a token with several characters only by a merge. Without such a merge the entry is unreachable,
-    unless it is the unknown token. `knows_all`: each byte has an entry, so no text is unknown.
+    BPE makes a token of several characters only by a merge. Without such a merge, the entry cannot be
+    reached, unless it is the unknown token. `knows_all`: whether each byte has an entry, so that no text is
+    unknown.
     """
     if not names:
         return False
@@ -175,8 +182,8 @@ def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
 
 
 def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return a vocabulary without its added tokens, if possible from the JSON data: `get_vocab` takes longer
-    than all the checks together.
+    """Return a vocabulary without its added tokens. Reads the JSON data if possible, because `get_vocab`
+    takes longer than all the checks together.
     """
     named = model.get("type") == "BPE" and isinstance(model["vocab"], dict)
     return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
@@ -194,7 +201,7 @@ def _build(text: str) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # A panic in Rust is not an Exception.
+        if type(error).__name__ != "PanicException":  # A panic in Rust is only a BaseException.
             raise
         raise ValueError(f"tokenizers failed: {error}") from None
     tokenizer.no_truncation()
@@ -203,8 +210,8 @@ def _build(text: str) -> tokenizers.Tokenizer:
 
 
 def _twin(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
-    """Return a second tokenizer that shares the first one's vocabulary and merges in memory, or None if its
-    added tokens would differ.
+    """Return a second tokenizer that shares the vocabulary and the merges of the first in memory. Return None
+    if the added tokens would differ.
     """
     twin = tokenizers.Tokenizer(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -225,21 +232,21 @@ def _fields(token: tokenizers.AddedToken) -> tuple[object, ...]:
 
 SLICE_CHARS = 2**15
 SURE_CHARS = 4  # A text with at most this many characters per allowed token is not counted beforehand.
-_MARGIN = 2**10  # Characters at a slice's end whose tokens depend on the following text.
-_AGREE = 4  # Tokens after a cut that must be the same in both slices.
+_MARGIN = 2**10  # Number of characters at a slice's end whose tokens may depend on the following text.
+_AGREE = 4  # Number of tokens after a cut that must be equal in both slices.
 _CUTS = 32  # Maximum number of token ends that are tried as cuts.
 
 
 def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
-    """Return whether `text` has more than `limit` tokens; tokenize slices until the limit is passed.
+    """Return whether `text` has more than `limit` tokens. Tokenizes slices until the limit is passed.
 
     For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
-    A slice ends at a token end, well before the last character that was read, and the next slice begins
-    there. The cut is exact if the next slice begins with the same tokens. Byte-level BPE decides whether to
-    join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024), so
-    tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact, which happens
-    only in crafted text, half the slice's tokens are counted.
+    A slice ends at the end of a token, well before the last character that was read, and the next slice
+    begins there. The cut is exact if the next slice begins with the same tokens. Byte-level BPE joins two
+    tokens depending on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time",
+    2024), so tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact,
+    which happens only in crafted text, half of the slice's tokens are counted.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False
@@ -264,8 +271,8 @@ def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int,
 
 
 def _ends(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield (index, first character) of tokens that begin where the previous token ends, backwards from the
-    margin.
+    """Yield (index, first character) of tokens that begin where the previous token ends, going backwards from
+    the margin.
     """
     place, found = len(offsets), 0
     while place > 1 and found < _CUTS:

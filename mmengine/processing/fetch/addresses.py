@@ -1,4 +1,4 @@
-"""Decides which internet addresses untrusted URLs may reach."""
+"""Decides which IP addresses untrusted URLs may reach: public addresses only."""
 
 import ipaddress
 import socket
@@ -8,8 +8,9 @@ from contextlib import closing, suppress
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 AddressPolicy = Callable[[IPAddress], bool]
 
-# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` alone does not suffice: it
-# differs between Python versions, and some addresses that it accepts lead to special services.
+# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` alone does not suffice,
+# because it differs between Python versions, and because some addresses that it accepts lead to special
+# services.
 _SPECIAL_4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -39,10 +40,10 @@ _ANY_PORT = 9
 
 
 def is_public(address: IPAddress) -> bool:
-    """Return whether the address is public, i.e. neither in a private network nor on this machine.
+    """Return whether the address is public: neither in a private network nor on this machine.
 
-    IPv4 addresses in IPv6 are unwrapped for the two forms in use (mapped, NAT64). Other forms are refused:
-    compatible addresses, 6to4, Teredo, and a network's own NAT64.
+    IPv4 addresses inside IPv6 addresses are unwrapped in the two notations in use (mapped, NAT64). Other
+    notations are refused: compatible addresses, 6to4, Teredo, and a network's own NAT64.
     """
     address = unwrapped(address)
     if isinstance(address, ipaddress.IPv4Address):
@@ -55,7 +56,7 @@ def is_public(address: IPAddress) -> bool:
 
 
 def unwrapped(address: IPAddress) -> IPAddress:
-    """Return the IPv4 address inside a mapped or NAT64 address; other addresses are returned unchanged."""
+    """Return the IPv4 address inside a mapped or NAT64 address, and any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address) and (address in _MAPPED or address in _NAT64):
         return ipaddress.IPv4Address(int(address) & _LOW_32)
     return address
@@ -64,10 +65,10 @@ def unwrapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Return whether the address belongs to this machine.
 
-    If so, the system chooses the same address as the source of packets to it. No packet is sent.
+    If it does, the system would send packets to the address from the same address. No packet is sent.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
         probe.connect((str(address), _ANY_PORT))
         return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
-    return False  # There is no route.
+    return False  # There is no route to the address.

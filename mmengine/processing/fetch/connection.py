@@ -1,4 +1,4 @@
-"""A connection to a checked address, with or without TLS. Every wait ends at a deadline."""
+"""A connection to an address that was checked, with or without TLS. Every wait ends at a deadline."""
 
 import select
 import socket
@@ -14,7 +14,7 @@ from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
 
 CHUNK = 2**16
-MAX_TRIED = 3  # Maximum number of addresses tried per host.
+MAX_TRIED = 3  # Maximum number of addresses that are tried per host.
 _T = TypeVar("_T")
 
 
@@ -37,7 +37,7 @@ class Connection:
     def _secured(self, plain: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
         try:
             found = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-        except (OSError, ValueError):  # A name that no certificate can have, or the connection is gone.
+        except (OSError, ValueError):  # The name can have no certificate, or the connection is gone.
             raise refused("tls") from None
         try:
             self._retried(found, found.do_handshake, select.POLLIN)
@@ -49,8 +49,10 @@ class Connection:
         return found
 
     def _retried(self, one: socket.socket, call: Callable[[], _T], what: int) -> _T:
-        """Repeat `call` until the socket is ready for it, and return its result. `what`: the event that a
-        plain socket waits for; a TLS socket reports the event by an exception.
+        """Call `call` again whenever the socket is ready, until the call succeeds, and return its result.
+
+        `what`: the event that a plain socket waits for. A TLS socket raises an exception that names the
+        event.
         """
         while True:
             self._deadline.check()
@@ -73,7 +75,7 @@ class Connection:
             raise refused("protocol") from None
 
     def receive(self) -> bytes:
-        """Return received bytes; b"" at the end."""
+        """Return received bytes, or b"" at the end of the data."""
         try:
             return self._retried(self._socket, partial(self._socket.recv, CHUNK), select.POLLIN)
         except OSError:
@@ -85,9 +87,7 @@ class Connection:
 
 
 def _connect(port: int, addresses: Sequence[IPAddress], deadline: Deadline) -> socket.socket:
-    """Connect to the first address that answers. Each attempt gets an equal share of the time that is
-    left.
-    """
+    """Connect to the first address that answers. Each attempt gets an equal share of the remaining time."""
     tried = addresses[:MAX_TRIED]
     for number, address in enumerate(tried):
         part = deadline.part(len(tried) - number)
@@ -99,7 +99,7 @@ def _connect(port: int, addresses: Sequence[IPAddress], deadline: Deadline) -> s
             part.wait_for(one, select.POLLOUT)
             if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 return one
-        except FetchRefused:  # Its share is over.
+        except FetchRefused:  # The attempt used up its share of the time.
             deadline.check()
         except OSError:
             pass

@@ -1,4 +1,4 @@
-"""A fetch's deadline and cancellation. Every wait in a fetch goes through this class."""
+"""The deadline and the cancellation of a fetch. Every wait in a fetch goes through this class."""
 
 import select
 import socket
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
-_POLL_S = 0.1  # Interval at which a waiting fetch checks whether it was given up.
+_POLL_S = 0.1  # Seconds between two checks whether a waiting fetch was given up.
 
 
 class Deadline:
@@ -19,7 +19,9 @@ class Deadline:
         self._ends_at, self._is_over = time.monotonic() + limit_s, is_over
 
     def check(self) -> float:
-        """Return the seconds left. Raises FetchRefused, AttemptOver."""
+        """Return the remaining seconds. Raises FetchRefused after the deadline, and AttemptOver if given
+        up.
+        """
         if self._is_over():
             raise AttemptOver(GIVEN_UP)
         left = self._ends_at - time.monotonic()
@@ -28,11 +30,11 @@ class Deadline:
         return left
 
     def part(self, number: int) -> "Deadline":
-        """Divide the time left into `number` equal parts, and return the first part's deadline."""
+        """Divide the remaining time into `number` equal parts, and return the deadline of the first part."""
         return Deadline(self.check() / number, self._is_over)
 
     def wait_for(self, one: socket.socket, what: int) -> None:
-        """Wait for a socket. `what`: select.POLLIN or POLLOUT."""
+        """Wait until a socket is ready. `what`: select.POLLIN or POLLOUT."""
         poll = select.poll()
         poll.register(one, what)
         while not poll.poll(1000 * min(self.check(), _POLL_S)):

@@ -1,5 +1,6 @@
-"""Fetches URLs and files that untrusted messages name, and returns their bytes. Fetches wait in a queue for a
-slot and run on this module's threads. The server only sets the limits.
+"""Fetches URLs and files that untrusted messages name, and returns their bytes.
+
+Fetches wait in a queue for a free slot and run on threads of this module. A server only sets the limits.
 """
 
 import ipaddress
@@ -23,21 +24,21 @@ from mmengine.processing.fetch.urls import Url, parse_url
 from mmengine.processing.workers.attempt import AttemptOver
 
 Resolver = Callable[[str], Sequence[IPAddress]]  # Raises OSError or UnicodeError for an unknown name.
-MAX_LOOKUPS = 32  # Concurrent lookups; a hanging lookup keeps its slot.
-MAX_ANSWERS = 64  # Addresses per name; a name with more is refused.
+MAX_LOOKUPS = 32  # Maximum number of concurrent lookups; a hanging lookup keeps its slot.
+MAX_ANSWERS = 64  # Maximum number of addresses per name; a name with more is refused.
 
 
 def system_resolver(name: str) -> list[IPAddress]:
-    """Return the addresses in all A and AAAA records. The final dot in the query excludes this machine's
-    search domains.
+    """Return the addresses in all A and AAAA records. The query ends with a dot, so that this machine's
+    search domains are not tried.
     """
     found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
 
 
 class Lookups:
-    """Resolves host names with `resolve`, once per URL. `is_allowed`: decides whether an address may be
-    connected to.
+    """Resolves host names with `resolve`, once per URL. `is_allowed`: returns whether connecting to an
+    address is allowed.
     """
 
     def __init__(self, resolve: Resolver, is_allowed: AddressPolicy) -> None:
@@ -45,7 +46,7 @@ class Lookups:
         self._room = threading.BoundedSemaphore(MAX_LOOKUPS)
 
     def addresses(self, url: Url, deadline: Deadline) -> list[IPAddress]:
-        """Return all the host's addresses; each must be allowed. Raises FetchRefused, AttemptOver."""
+        """Return all addresses of the host. Each must be allowed. Raises FetchRefused, AttemptOver."""
         found = [url.literal] if url.literal is not None else self._lookup(url.host, deadline)
         if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
             raise refused("address")
@@ -59,7 +60,7 @@ class Lookups:
             try:
                 found.extend(self._resolve(name))
             except (OSError, UnicodeError, ValueError):
-                pass  # Unknown: there is no address.
+                pass  # The name is unknown, so it has no address.
             finally:
                 self._room.release()
                 ready.set()
@@ -71,13 +72,13 @@ class Lookups:
         return found
 
 
-_IDLE_S = 10.0  # An idle thread ends after this time.
-_LOCAL = ""  # The host of files.
+_IDLE_S = 10.0  # Seconds after which an idle thread ends.
+_LOCAL = ""  # The host name that stands for files.
 
 
 class Fetched(NamedTuple):
-    """A fetch's outcome. `reason`: a name in REASONS, "" for success. `host`: the requested host, "" for a
-    file or an unreadable URL.
+    """The outcome of a fetch. `reason`: a name in REASONS, or "" for success. `host`: the requested host, or
+    "" for a file or an unreadable URL.
     """
 
     seconds: float
@@ -89,8 +90,8 @@ class Fetched(NamedTuple):
 class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
-    `on_fetched`: called with each fetch's outcome. `resolve`, `is_allowed` and `tls` default to the system's
-    resolver, is_public, and the system's certificate authorities; tests pass others.
+    `on_fetched`: called with the outcome of each fetch. `resolve`, `is_allowed` and `tls` default to the
+    system's resolver, is_public, and the certificate authorities of the system. Tests pass others.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class MediaFetcher:
         self._files = LocalFiles(limits.root) if limits.root is not None else None
         self._changed = threading.Condition()
         self._queue: deque[Wanted] = deque()
-        self._holders: dict[PromptFetch, None] = {}  # In the order of arrival.
+        self._holders: dict[PromptFetch, None] = {}  # Unreleased fetches, in the order of arrival.
         self._hosts: Counter[str] = Counter()  # Number of running fetches per host.
         self._num_threads = self._num_idle = 0
 
@@ -122,8 +123,9 @@ class MediaFetcher:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes that are fetched and not yet released, and the bytes reserved for running
-        fetches."""
+        """Return the number of bytes that are fetched and not released, plus those reserved for running
+        fetches.
+        """
         return sum(each.num_bytes for each in list(self._holders))
 
     def begin(
@@ -132,10 +134,10 @@ class MediaFetcher:
         done: Callable[[PromptFetch], None] = lambda fetching: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> PromptFetch:
-        """Start fetching the URLs and files in `names`, each once.
+        """Start fetching the URLs and files in `names`, each of them once.
 
-        `done`: called on a fetcher thread when all items have arrived or the first is refused. `is_over`:
-        returns whether the request was given up. The caller must release the returned object.
+        `done`: called on a thread of the fetcher when all items have arrived or the first is refused.
+        `is_over`: returns whether the request was given up. The caller must release the returned object.
         """
         fetching = PromptFetch(self.limits, done, is_over, self._release)
         wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
@@ -182,14 +184,14 @@ class MediaFetcher:
             self._queue.remove(found)
             self._hosts[found.host] += 1
             found.fetching.num_running += 1
-            found.fetching.num_bytes += self.limits.max_bytes  # Until the size is known.
+            found.fetching.num_bytes += self.limits.max_bytes  # Reserve the maximum until the size is known.
             return found
 
     def _first(self) -> Wanted | None:
         """Return the first fetch that may start.
 
-        The oldest prompt's fetches may start even if others hold all the bytes; otherwise several prompts
-        could wait for each other forever.
+        The fetches of the oldest prompt may start even if other prompts hold all the bytes; otherwise several
+        prompts could wait for each other forever.
         """
         limits, oldest = self.limits, next(iter(self._holders), None)
         has_bytes = self.num_bytes + limits.max_bytes <= limits.max_bytes_in_flight
@@ -215,7 +217,7 @@ class MediaFetcher:
         except AttemptOver as error:
             reason = "given_up"
             wanted.fetching.fail(wanted.name, error)
-        except Exception as error:  # A bug fails only its own request.
+        except Exception as error:  # A bug must fail only this request.
             reason = "failed"
             wanted.fetching.fail(wanted.name, error)
         self.on_fetched(Fetched(time.monotonic() - begun, len(data), reason, wanted.host))
@@ -233,7 +235,7 @@ class MediaFetcher:
         return data
 
     def _get(self, name: str, deadline: Deadline, count_bytes: Callable[[int], None]) -> bytes:
-        """Fetch a URL. Each redirect's target is checked like the original URL."""
+        """Fetch a URL. The target of each redirect is checked like the original URL."""
         for _ in range(self.limits.max_redirects + 1):
             url = self._checked(parse_url(name))
             connection = Connection(url, self._lookups.addresses(url, deadline), self._tls, deadline)

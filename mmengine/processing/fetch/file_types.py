@@ -1,6 +1,6 @@
-"""Recognises media by their first bytes: a server's content type is not trusted."""
+"""Recognises media by their first bytes, because the content type that a server sends is not trusted."""
 
-HEAD_BYTES = 189  # Enough for all formats.
+HEAD_BYTES = 189  # Number of bytes that suffice for all formats.
 _FIRST = (
     *(b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"BM"),
     *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF.
@@ -13,8 +13,8 @@ _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")  # MP4 and Quick
 
 
 def is_media(head: bytes) -> bool:
-    """Return whether `head`, a file's first HEAD_BYTES bytes, begins a supported format. Decoders check the
-    whole file.
+    """Return whether `head`, the first HEAD_BYTES bytes of a file, begins like a supported format. Decoders
+    later check the whole file.
     """
     if head.startswith(_FIRST) or head[4:8] in _BOXES:
         return True

@@ -1,4 +1,4 @@
-"""Limits on fetched media: which URLs and files, and how many bytes."""
+"""The limits on fetched media: which URLs and files may be fetched, and how many bytes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import host_name
 
 DEFAULT_PORTS = (80, 443)
-PUBLIC = "public"  # Stands for all hosts.
+PUBLIC = "public"  # The name that stands for all hosts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,20 +16,20 @@ class FetchLimits:
     """Limits on fetched media. Times are in seconds, sizes in bytes.
 
     `hosts`: host names; a leading `*.` stands for all names below a domain. None: every host. (): no URLs are
-    fetched. `root`: the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: for a URL,
-    including redirects. `max_bytes`: for a single item. `max_bytes_in_flight`: for all fetched items that are
-    not yet prepared; a prompt may use half. Raises ConfigError.
+    fetched. `root`: the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: limit per
+    URL, including redirects. `max_bytes`: limit per item. `max_bytes_in_flight`: limit for all fetched items
+    that are not yet prepared, of which one prompt may use half. Raises ConfigError.
     """
 
     hosts: tuple[str, ...] | None = None
-    http: bool = False  # Also fetch http: URLs, without TLS.
+    http: bool = False  # Whether to fetch http: URLs too, without TLS.
     ports: tuple[int, ...] = DEFAULT_PORTS
     root: Path | None = None
     timeout_s: float = 10.0
     max_bytes: int = 64 * 2**20
     max_redirects: int = 3
-    max_urls: int = 64  # Per prompt.
-    max_fetches: int = 16  # At once.
+    max_urls: int = 64  # Maximum number of URLs per prompt.
+    max_fetches: int = 16  # Maximum number of concurrent fetches.
     max_fetches_a_host: int = 6
     max_bytes_in_flight: int = 2**30
 
@@ -43,8 +43,8 @@ class FetchLimits:
 
     @property
     def max_fetches_a_prompt(self) -> int:
-        """Return how many fetches a prompt may run at once: half the slots, so that a prompt with many slow
-        fetches leaves slots for others.
+        """Return how many fetches of one prompt may run at once: half of the slots, so that a prompt with
+        many slow fetches leaves slots for other prompts.
         """
         return max(1, self.max_fetches // 2)
 
@@ -59,7 +59,7 @@ class FetchLimits:
 
 
 def hosts_of(given: object) -> tuple[str, ...] | None:
-    """Convert the user's setting to `FetchLimits.hosts`: True or "public" means every host, False or None
+    """Convert the user's setting to `FetchLimits.hosts`. True or "public" means every host; False or None
     means none. Raises ConfigError.
     """
     if given is True or given == PUBLIC or given in ([PUBLIC], (PUBLIC,)):

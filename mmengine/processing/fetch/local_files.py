@@ -1,5 +1,5 @@
-"""Reads files below a folder. Each folder on the path is opened relative to its parent's descriptor, so that
-no name leads out of the folder.
+"""Reads files below a folder. Each folder on a path is opened relative to the descriptor of its parent, so
+that no name leads out of the folder.
 """
 
 import os
@@ -13,10 +13,10 @@ from mmengine.errors import ConfigError
 from mmengine.processing.fetch.file_types import HEAD_BYTES, is_media
 from mmengine.processing.fetch.refusals import refused
 
-MAX_PATH_CHARS = 4096  # For a path or a file: URL in an untrusted message.
-MAX_DEPTH = 64  # Folders between the media folder and a file.
+MAX_PATH_CHARS = 4096  # Maximum length of a path or a file: URL in an untrusted message.
+MAX_DEPTH = 64  # Maximum number of folders between the media folder and a file.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a pipe must not wait for its other end; pipes are refused after opening.
+# O_NONBLOCK, because opening a pipe must not wait for the pipe's other end. Pipes are refused after opening.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -35,7 +35,7 @@ class LocalFiles:
     def read(self, name: str, max_bytes: int) -> bytes:
         """Read a regular file below the root. `name`: a path or a `file:` URL.
 
-        Links are not followed. Raises FetchRefused, with the same text for a missing file as for a file
+        Links are not followed. Raises FetchRefused. The text for a missing file equals the text for a file
         outside the root.
         """
         parts = self._parts(name)

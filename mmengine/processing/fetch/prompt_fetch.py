@@ -1,4 +1,4 @@
-"""A prompt's fetches and their results."""
+"""The fetches of one prompt, and their results."""
 
 import threading
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from mmengine.processing.fetch.refusals import refused
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 
 URL_HEADS = ("http://", "https://")
-_POLL_S = 0.1  # Interval at which a waiting prompt checks whether it was given up.
+_POLL_S = 0.1  # Seconds between two checks whether a waiting prompt was given up.
 
 
 class Wanted(NamedTuple):
-    """A URL or file to fetch. `host`: the host whose slot it takes, "" for a file."""
+    """A URL or file to fetch. `host`: the host whose limit the fetch counts against; "" for a file."""
 
     name: str
     fetching: "PromptFetch"
@@ -25,8 +25,8 @@ class Wanted(NamedTuple):
 
 
 class PromptFetch:
-    """A prompt's fetches, made by MediaFetcher.begin. They end when all are complete, when the first is
-    refused, or when the prompt is given up.
+    """The fetches of one prompt, created by MediaFetcher.begin. They end when all are complete, when the
+    first is refused, or when the prompt is given up.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class PromptFetch:
         self._ended = threading.Event()
         self._missing = self._taken = 0
         self._given_up = False
-        self.found: dict[str, bytes] = {}  # Maps a name to its bytes.
+        self.found: dict[str, bytes] = {}  # URL or path -> bytes.
         self.error: tuple[str, Exception] | None = None  # The first error: (the item's name, exception).
-        self.num_bytes = 0  # Bytes held in the fetcher; the fetcher writes this field and the next.
+        self.num_bytes = 0  # Bytes that the fetcher counts; it writes this field and the next.
         self.num_running = 0
 
     def expect(self, number: int) -> None:
@@ -54,7 +54,7 @@ class PromptFetch:
         return self._given_up or self.error is not None or self._is_over()
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count received bytes. Raises FetchRefused if the prompt's media are too large together."""
+        """Count received bytes. Raises FetchRefused if the media of the prompt are too large together."""
         with self._lock:
             self._taken += num_bytes
             if self._taken > self._limits.max_bytes_a_prompt:
@@ -90,6 +90,6 @@ class PromptFetch:
                 raise AttemptOver(GIVEN_UP)
 
     def release(self) -> None:
-        """Release the results and stop waiting. May be called twice."""
+        """Release the results and stop waiting. A second call does nothing."""
         self._given_up = True
         self._release(self)

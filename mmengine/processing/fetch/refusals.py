@@ -1,13 +1,13 @@
-"""The reasons for which fetches are refused, with texts for the caller that reveal nothing about the network
-around this machine.
+"""The reasons for refusing fetches, each with a text for the caller. The texts reveal nothing about the
+network around this machine.
 """
 
 from collections.abc import Iterable
 
 from mmengine.errors import ErrorCode, InvalidMedia
 
-# Maps a reason to the text for the caller. An unknown name and a forbidden address have the same text:
-# otherwise a sender of URLs could find out which names and addresses exist.
+# Reason -> text for the caller. An unknown name and a forbidden address have the same text. Otherwise a
+# sender of URLs could find out which names and addresses exist.
 _TEXTS = {
     "off": "URLs are not fetched here; send the data as a data: URL",
     "url": "it is not a valid URL; give one like https://host/picture.png",
@@ -33,8 +33,9 @@ REASONS = (*_TEXTS, "given_up", "failed")
 
 
 class FetchRefused(InvalidMedia):
-    """A fetch that was refused. `reason`: a name in REASONS. `reason_text`: the message without the item's
-    name."""
+    """A fetch that was refused. `reason`: a name in REASONS. `reason_text`: the message without the
+    item's name.
+    """
 
     code = ErrorCode.MEDIA_NOT_FETCHED
 
@@ -43,13 +44,15 @@ class FetchRefused(InvalidMedia):
         self.reason, self.reason_text = reason, reason_text or text
 
     def at(self, where: str, path: Iterable[str | int] = ()) -> "FetchRefused":
-        """Return the same error with the item's name `where` in its text, located at `path` in the
-        request.
+        """Return the same error with the item's name `where` in its text, and with `path`, its position in
+        the request.
         """
         found = FetchRefused(f"{where} is not fetched: {self.reason_text}", self.reason, self.reason_text)
         return found.located(path)
 
 
 def refused(reason: str, detail: str = "") -> FetchRefused:
-    """Return the error for a reason. `detail`: added to the text; may tell limits and HTTP statuses only."""
+    """Return the error for a reason. `detail`: added to the text. It may tell only limits and HTTP
+    statuses.
+    """
     return FetchRefused(_TEXTS[reason] + (f" ({detail})" if detail else ""), reason)

@@ -1,5 +1,5 @@
-"""Sends a GET over a connection, counts the bytes as they arrive, and checks the media type by the first
-bytes.
+"""Downloads a URL over an open connection: sends a GET, counts the bytes as they arrive, and checks the
+format by the first bytes.
 """
 
 from collections.abc import Callable
@@ -14,9 +14,10 @@ from mmengine.processing.fetch.urls import Url
 from mmengine.version import __version__
 
 MAX_HEADER_BYTES = 2**15  # Limit for a response before its body.
-# Each piece of a body costs time, so a body may have MAX_CRUMBS pieces, and one more per LEAST_PIECE bytes.
+# Each received piece costs time, so a body may have MAX_CRUMBS pieces, and one more per LEAST_PIECE bytes.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
-# Names the supported formats, because a host that converts images might otherwise choose another format.
+# Names the supported formats, because a host that converts images could otherwise choose an unsupported
+# format.
 _ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -28,9 +29,10 @@ class Redirect(NamedTuple):
 def get(
     url: Url, connection: Connection, max_bytes: int, count_bytes: Callable[[int], None]
 ) -> bytes | Redirect:
-    """Send a GET and return the response's body, or a redirect. `connection` is connected to the URL's host.
-    `count_bytes`: called with the byte count as bytes arrive, and may raise. Raises FetchRefused,
-    AttemptOver.
+    """Send a GET and return the body of the response, or a redirect.
+
+    `connection`: a connection to the host of the URL. `count_bytes`: called with the number of bytes as they
+    arrive; may raise. Raises FetchRefused, AttemptOver.
     """
     try:
         return _Exchange(connection, max_bytes, count_bytes).run(url)
@@ -64,7 +66,7 @@ class _Exchange:
         return self._checked(head) or self._body()
 
     def _event(self) -> object:
-        """Return h11's next event. h11 limits the headers' and trailers' size."""
+        """Return the next event of h11, which limits the size of headers and trailers."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = self._connection.receive()
             self._received += len(data)
@@ -115,9 +117,7 @@ def _check_kind(body: bytearray) -> bool:
 
 
 def _text(location: str) -> str:
-    """Decode a Location header as UTF-8 if it is valid UTF-8: some servers send it, and browsers accept
-    it.
-    """
+    """Decode a Location header as UTF-8 if it is valid UTF-8, which some servers send and browsers accept."""
     try:
         return location.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

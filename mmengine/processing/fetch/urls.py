@@ -1,4 +1,4 @@
-"""Parses URLs strictly: a URL that two parsers could read differently is refused."""
+"""Parses URLs strictly, because two parsers could read an ambiguous URL differently. Refuses such URLs."""
 
 import ipaddress
 import re
@@ -10,14 +10,14 @@ import idna
 from mmengine.processing.fetch.addresses import IPAddress
 from mmengine.processing.fetch.refusals import refused
 
-MAX_URL_CHARS = 8192  # Limit for a fetched URL and for a redirect's target.
+MAX_URL_CHARS = 8192  # Maximum length of a URL, and of a redirect's target.
 MAX_HOST_CHARS = 253  # The limit in DNS.
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # Some parsers drop these characters, and others split the URL there.
 _NEVER = re.compile(r"[\x00-\x20\x7f-\xa0\\]|[\ud800-\udfff]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_KEPT = "!#$%&'()*+,/:;=?@[]~"  # Unescaped characters in a path and a query.
+_KEPT = "!#$%&'()*+,/:;=?@[]~"  # Characters that stay unescaped in a path and a query.
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Url:
 
     @property
     def authority(self) -> str:
-        """Return the Host header's value."""
+        """Return the value of the Host header."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == DEFAULT_PORTS[self.scheme] else f"{name}:{self.port}"
 
     def joined(self, location: str) -> str:
-        """Return a redirect's target as a full URL."""
+        """Return the target of a redirect as a full URL. `location`: the Location header."""
         if len(location) > MAX_URL_CHARS:
             raise refused("url")
         try:
@@ -88,7 +88,7 @@ def _host(netloc: str) -> tuple[str, IPAddress | None]:
 
 
 def host_name(text: str) -> str:
-    """Return a host name in DNS form: lower-case ASCII. Raises FetchRefused."""
+    """Return a host name as in DNS: lower-case ASCII. Raises FetchRefused."""
     name = text.removesuffix(".").lower()
     if len(name) > MAX_HOST_CHARS:
         raise refused("url")

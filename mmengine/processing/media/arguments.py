@@ -1,4 +1,4 @@
-"""Reads the images, videos and options that callers pass beside the messages."""
+"""Reads the images, videos and options that callers pass beside the messages, not inside them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from mmengine.processing.media.sources import MAX_MEDIA, Access
 def read_arguments(
     options: Mapping[str, Any] | None, base_folder: Path | None
 ) -> tuple[dict[str, dict[str, Any]], Access, Sequence[Any] | None]:
-    """Return the options per modality, the access rights to files, and the videos' metadata."""
+    """Return the options per modality, the access to files, and the videos' metadata."""
     rest = _given(options or {}, "media_options")
     local_files = rest.pop("local_files", True)
     if not isinstance(local_files, bool):
@@ -48,8 +48,8 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
-    """Translate transformers' `size` to our option names: an image's pixels, or the pixels in all frames
-    together.
+    """Translate transformers' `size` to mmengine's option names, which limit the pixels of an image or of all
+    frames together.
     """
     size = options.pop("size", None)
     if size is None:
@@ -64,8 +64,8 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """Return the options for the item with this number. `fps` may be a list with a value per video, as frame
-    samplers return.
+    """Return the options of the item `number`. `fps` may be a list with one value per video, as frame
+    samplers return it.
     """
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):
@@ -84,8 +84,8 @@ def as_images(images: Any) -> list[Any]:
 
 
 def as_videos(videos: Any, metadata: Any) -> list[Any]:
-    """Return the videos as a list. A single video may be passed alone; a list of images is a video, as in
-    transformers.
+    """Return the videos as a list. As in transformers, a single video may be passed alone, and a list of
+    images is one video.
     """
     if videos is None:
         videos = []

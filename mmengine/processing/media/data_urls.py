@@ -1,8 +1,8 @@
-"""Decodes data: URLs and base64 as the WHATWG standards URL, Fetch and Infra say.
+"""Decodes data: URLs and base64 by the rules of the WHATWG standards URL, Fetch and Infra.
 
-Padding may be missing, line breaks and surrounding spaces are ignored, the data may be percent-encoded, and
-they end before a fragment (`#…`). Text is decoded in pieces, because decoding holds the interpreter lock and
-a whole image would block all other threads for tens of milliseconds.
+Padding may be missing, line breaks and surrounding spaces are ignored, the data may be percent-encoded, and a
+fragment (`#…`) ends the data. Text is decoded in pieces, because decoding holds the interpreter lock.
+Decoding a whole image at once would block all other threads for tens of milliseconds.
 """
 
 import base64
@@ -10,19 +10,19 @@ import binascii
 from collections.abc import Iterable, Iterator
 from urllib.parse import unquote_to_bytes
 
-PIECE = 2**15  # Characters decoded at once.
-MAX_HEAD = 256  # Characters from a URL's start to its comma.
-_AROUND = "".join(map(chr, range(0x21)))  # Control characters and spaces, which do not belong to a URL.
+PIECE = 2**15  # Number of characters that are decoded at once.
+MAX_HEAD = 256  # Maximum number of characters before the comma of a data: URL.
+_AROUND = "".join(map(chr, range(0x21)))  # Control characters and spaces, which are not part of a URL.
 _WITHIN = dict.fromkeys(map(ord, "\t\n\r"))
 
 
 def is_data_url(text: str) -> bool:
-    """Return whether browsers take `text` for a data: URL."""
+    """Return whether browsers would read `text` as a data: URL."""
     return text[:MAX_HEAD].lstrip(_AROUND).translate(_WITHIN)[:5].lower() == "data:"
 
 
 def decode_data_url(url: str) -> bytes:
-    """Return a data: URL's bytes. Raises ValueError; the text says what is wrong."""
+    """Return the bytes in a data: URL. Raises ValueError, whose text says what is wrong."""
     url = url.strip(_AROUND)
     if (fragment := url.find("#")) >= 0:
         url = url[:fragment]
@@ -38,7 +38,7 @@ def decode_data_url(url: str) -> bytes:
 
 
 def decode_base64(pieces: str | Iterable[str]) -> bytes:
-    """Return the bytes of base64, as Infra's "forgiving-base64 decode". Raises ValueError."""
+    """Return the bytes of base64 text, by Infra's "forgiving-base64 decode". Raises ValueError."""
     try:
         return b"".join(_decoded(_pieces(pieces, 0) if isinstance(pieces, str) else pieces))
     except ValueError:  # Also raised for text that is not ASCII.
@@ -65,7 +65,7 @@ def _decoded(pieces: Iterable[str]) -> Iterator[bytes]:
     rest = ""
     for each in pieces:
         piece = rest + "".join(each.split())
-        # Keeps at least 4 characters for the end, which may have padding.
+        # Keep at least 4 characters for the end of the text, which may have padding.
         end = max(0, len(piece) // 4 - 1) * 4
         if "=" in piece[:end]:
             raise ValueError("characters follow the padding")

@@ -1,4 +1,4 @@
-"""The decoder that a worker process runs: it turns encoded images and videos into patches. Imports neither
+"""The decoder that a worker process runs: converts encoded images and videos to patches. Imports neither
 torch nor a tokenizer.
 """
 
@@ -15,7 +15,7 @@ from mmengine.processing.media.sources import Access, MediaPart
 
 
 class _Recipe(msgspec.Struct, frozen=True):
-    """A decoder's parameters. `module`, `name`: the module and name of the settings' class."""
+    """The parameters of a decoder. `module`, `name`: module and name of the class of the settings."""
 
     module: str
     name: str
@@ -25,8 +25,9 @@ class _Recipe(msgspec.Struct, frozen=True):
 
 
 def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
-    """Return the recipe from which `decoder` below builds the decoder. `limit`: maximum prompt length in
-    tokens. `who`: names the limit's owner in errors.
+    """Return the recipe from which `decoder` (below) builds the decoder.
+
+    `limit`: maximum prompt length in tokens. `who`: what sets this limit, for errors.
     """
     kind, data = type(settings), msgspec.Raw(msgspec.json.encode(settings))
     made = _Recipe(kind.__module__, kind.__name__, data, limit, who)
@@ -34,7 +35,7 @@ def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return the decoder that `recipe` describes."""
+    """Return the decoder that a recipe describes."""
     read = msgspec.json.decode(settings, type=_Recipe)
     kind: type[MediaSettings] = getattr(importlib.import_module(read.module), read.name)
     check = partial(check_length, most=read.limit, who=read.who)
@@ -49,9 +50,10 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
 
 
 def check_length(length: int, most: int, who: str = "the model", *, media: bool = True) -> None:
-    """Raise InvalidRequest for a prompt with more tokens than `most`. `who`: whose limit this is, for the
-    error. `media`: whether the prompt may hold media. Agents recognise "prompt is too long", and then shorten
-    their conversation.
+    """Raise InvalidRequest for a prompt with more tokens than `most`.
+
+    `who`: what sets the limit, for the error. `media`: whether the prompt may contain media. The error begins
+    with "prompt is too long", by which agents recognise that they must shorten their conversation.
     """
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"

@@ -1,26 +1,26 @@
 """Recognises image and video files by their first bytes, and checks the image sizes in those bytes.
 
 A damaged or hostile file is left to the decoder, which runs in a process with limits on memory and time
-(`processing/workers`). This module only checks sizes for which a library would allocate memory before it
-reports the image's size.
+(`processing/workers`). This module checks only the formats for which a library would allocate memory before
+it reports the size of the image.
 """
 
 import struct
 from typing import BinaryIO
 
 MAX_DECODED_PIXELS = 64 * 2**20
-MAX_RUN_PIXELS = 2**22  # For a BMP with run-length compression, which Pillow decodes in Python (slowly).
+MAX_RUN_PIXELS = 2**22  # Limit for run-length coded BMPs, which Pillow decodes slowly, in Python.
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot", b"uuid", b"junk")
 
 
 class FormatError(ValueError):
-    """The reason why a file is refused, as the end of a sentence that begins with the file's name."""
+    """Why a file is refused. The text is the end of a sentence that begins with the file's name."""
 
 
 def image_format(data: bytes) -> str | None:
-    """Return Pillow's name for an image's format, or None for a format that is not supported.
+    """Return Pillow's name for the format of an image, or None for an unsupported format.
 
     Raises FormatError for an image whose header claims too many pixels.
     """
@@ -40,7 +40,7 @@ def image_format(data: bytes) -> str | None:
 
 
 def _check_webp(data: bytes) -> None:
-    """Check an extended WebP file's canvas, which libwebp allocates before Pillow tells its size."""
+    """Check the canvas size of an extended WebP, which libwebp allocates before Pillow reports the size."""
     if data[12:16] != b"VP8X" or len(data) < 30:
         return
     width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
@@ -62,9 +62,9 @@ def _check_bmp(data: bytes) -> None:
 
 
 def container_format(file: BinaryIO) -> str | None:
-    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes do not determine it.
+    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes do not tell it.
 
-    Leaves the file's position after the bytes that were read.
+    Leaves the position of the file after the bytes that were read.
     """
     file.seek(0)
     head = file.read(12)

@@ -1,6 +1,8 @@
-"""Media settings for model families with dynamic resolution (smart resize). Each side is rounded to a
-multiple of an embedding's side, the aspect ratio is kept, and the pixel count is brought into a range. Video
-frames are sampled at a rate, as transformers' video processors for such families do.
+"""Media settings of models with dynamic resolution ("smart resize").
+
+Each side of an image is rounded to a multiple of an embedding's side length, the aspect ratio is kept, and
+the pixel count is brought into a range. Video frames are sampled at a rate. Both follow transformers'
+processors for such models.
 """
 
 import json
@@ -29,32 +31,32 @@ from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import MAX_RESIZED_PIXELS as MAX_VIDEO_PIXELS
 from mmengine.processing.media.video import load_video, span_of
 
-MAX_RESIZED_PIXELS = 2**24  # One image, 16384 embeddings.
-# Pixels are resized here, bicubically; encoders scale and normalise them on their device.
+MAX_RESIZED_PIXELS = 2**24  # Maximum size of one image: 16,384 embeddings.
+# This module resizes pixels bicubically. Encoders scale and normalise them on their device.
 _DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    min_pixels: int  # Of the resized image.
+    min_pixels: int  # Pixels of the resized image.
     max_pixels: int
 
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
-    min_pixels: int  # Of all resized frames together.
+    min_pixels: int  # Pixels of all resized frames together.
     max_pixels: int
     min_frames: int
     max_frames: int
-    fps: float  # Sampled frames per second.
+    fps: float  # Number of frames to sample per second.
     do_sample_frames: bool
     cap_pixels_per_frame: bool
-    max_video_tokens: int  # Per frame, with cap_pixels_per_frame.
+    max_video_tokens: int  # Limit per frame with cap_pixels_per_frame.
 
 
 @dataclass(frozen=True, slots=True)
 class GridSettings:
-    """Implements MediaSettings and VideoRules for these families."""
+    """Implements MediaSettings and VideoRules for models with dynamic resolution."""
 
     patches: PatchSettings
     image: ImageSettings
@@ -142,11 +144,11 @@ class GridSettings:
 
 
 def read_grids(folder: Path, defaults: GridSettings, normalisation: Mapping[str, object]) -> GridSettings:
-    """Return the settings in the folder's files, with `defaults` for missing fields.
+    """Return the settings in a folder's files. Missing fields get their values from `defaults`.
 
-    The files must have the same patch sizes as `defaults`. `normalisation`: fields such as image_mean, each
-    with the only value that the model's encoder supports. Raises ModelError, which names the file and the
-    field.
+    The patch sizes in the files must equal those in `defaults`. `normalisation`: fields such as image_mean,
+    each with the only value that the model's encoder supports. Raises ModelError, which names the file and
+    the field.
     """
     constants = {**normalisation, **_DONE, **asdict(defaults.patches)}
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")
@@ -182,7 +184,7 @@ def _pixel_range(
     size = values.get("size")
     size = dict(size) if isinstance(size, dict) else {}
     for name, old_name in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-        if values.get(old_name) is not None:  # An older spelling, which wins if both are given.
+        if values.get(old_name) is not None:  # An older spelling, which has precedence.
             size[name] = values[old_name]
     low = read_integer(size, path, "shortest_edge", defaults.min_pixels, MAX_PIXELS)
     high = read_integer(size, path, "longest_edge", defaults.max_pixels, MAX_PIXELS)

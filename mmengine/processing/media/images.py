@@ -1,9 +1,8 @@
-"""Checks an image from any source and converts it to RGB, with the same pixels as transformers' Pillow
-backend.
+"""Checks an image from any source and converts it to RGB, with the same pixels as Pillow in transformers.
 
 Transparent images are composited on white (as in transformers), EXIF rotation is applied, 16-bit grey is
-scaled to 8 bits and not clipped, and Pillow converts CMYK. An animation is refused, because silently using a
-single frame would answer about something else.
+scaled to 8 bits and not clipped, and Pillow converts CMYK. An animation is refused, because an answer about a
+single frame would silently ignore the other frames.
 """
 
 import io
@@ -41,9 +40,9 @@ PLUGINS = (
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
 _UNKNOWN = "is not a supported image; use PNG, JPEG, WebP, GIF, BMP or TIFF"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
-# A PIL image reads its file and EXIF lazily, and several requests may share the image.
+# A lock, because a PIL image reads its file and EXIF lazily, and several requests may share the image.
 _SHARED = threading.Lock()
-_ANIMATED = ("GIF", "WEBP", "PNG")  # An MPO holds further views of the same photo, not an animation.
+_ANIMATED = ("GIF", "WEBP", "PNG")  # Not MPO, which contains further views of the same photo.
 _BAND_PIXELS = 2**20
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 
@@ -80,8 +79,8 @@ def _decode(data: bytes, where: str) -> Image.Image:
 
 
 def _check_single(image: Image.Image, where: str) -> None:
-    """Refuse an image with several frames. Only tests whether a second frame exists: to count the frames,
-    Pillow would read all of them.
+    """Refuse an image with several frames. Tests only whether there is a second frame, because Pillow would
+    read all frames to count them.
     """
     try:
         several = bool(getattr(image, "is_animated", False))
@@ -105,7 +104,7 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image rotated by its EXIF orientation. If the EXIF data is damaged, the image is returned
+    """Return the image rotated by its EXIF orientation. An image with damaged EXIF data is returned
     unchanged, because its pixels are still good.
     """
     with suppress(Exception):
@@ -133,8 +132,10 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
-    """Convert grey values [h, w] from 0 to 65535 to 8 bits. `is_wide`: the values have 32 bits; if none is
-    above 255, they are taken as 8-bit values.
+    """Convert grey values [h, w] from 0 to 65535 to 8 bits.
+
+    `is_wide`: whether the values have 32 bits. If no such value is above 255, the values count as 8-bit
+    values.
     """
     top = 255 if is_wide and values.max() <= 255 else 65535
     table = np.rint(np.arange(top + 1) * (255 / top)).astype(np.uint8)
@@ -154,15 +155,15 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) for each band of rows that is processed at once. Full-size copies of a large
-    image would take too much memory.
+    """Yield (first, last + 1) for each band of rows that is processed at once, because full-size copies of a
+    large image would take too much memory.
     """
     step = max(1, _BAND_PIXELS // width)
     return ((first, min(first + step, height)) for first in range(0, height, step))
 
 
 def to_array(source: Any, where: str) -> np.ndarray:
-    """Return an array, or convert an object with `.numpy()`, such as a torch tensor."""
+    """Return an array unchanged, or convert an object with `.numpy()`, such as a torch tensor."""
     if not isinstance(source, np.ndarray):
         if not hasattr(source, "numpy"):
             raise InvalidMedia(
@@ -184,8 +185,8 @@ def to_array(source: Any, where: str) -> np.ndarray:
 def array_to_rgb(array: np.ndarray, where: str) -> np.ndarray:
     """Convert [h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels to uint8 [h, w, 3].
 
-    The channel dimension may be first or last; if both fit, it is the first. Integers are 0 to 255 (uint16: 0
-    to 65535). Floats are whole numbers 0 to 255 or fractions 0 to 1, as in transformers.
+    The channel dimension may be first or last; if both fit, the first counts. Integers are 0 to 255 (uint16:
+    0 to 65535). Floats are whole numbers from 0 to 255 or fractions from 0 to 1, as in transformers.
     """
     if array.ndim == 2:
         array = array[..., None]

@@ -1,8 +1,8 @@
-"""Loads a prompt's image or video: returns the patches that the encoder reads, and their hash.
+"""Loads a prompt's images and videos: returns the patches that the encoder reads, and a hash of the patches.
 
-Encoded bytes (bytes, a data: URL, a file) are looked up by content first, so that a repeated image is not
-decoded, resized and cut again. Pixels decoded elsewhere (PIL images, arrays, lists of frames) are not cached:
-hashing them costs nearly as much as preparing them.
+Encoded sources (bytes, a data: URL, a file) are looked up by content first, so that a repeated image is not
+decoded, resized and cut again. Pixels that the caller decoded (PIL images, arrays, lists of frames) are not
+cached, because hashing them costs nearly as much as preparing them.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ from mmengine.processing.media.sources import (
 )
 from mmengine.processing.media.video import MAX_LISTED_FRAMES
 
-_ENTRY_BYTES = 1024  # Overhead of a cache entry beside its patches.
+_ENTRY_BYTES = 1024  # Size of a cache entry without its patches.
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """A DecodedMedia with its patches' hash. The patches (uint8) are shared by all requests with the same
-    content and must not be written.
+    """A DecodedMedia with the hash of its patches. All requests with the same content share the patches
+    (uint8), which must not be written to.
     """
 
     patches: np.ndarray
@@ -56,20 +56,20 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """Loads media through the cache. `hash_key`: identifies all that determines the encoder's output beside
-    the patches, such as the weights.
+    """Loads media through the cache. `hash_key`: identifies everything besides the patches that determines
+    the encoder's output, such as the weights.
     """
 
     def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
         self.cache: MediaCache[LoadedMedia] = MediaCache()
-        self.decoder: MediaDecoder | None = None  # Decodes encoded media; None: this thread does.
+        self.decoder: MediaDecoder | None = None  # Decodes encoded media; None: the calling thread decodes.
         self._settings, self._hash_key, self._check_length = settings, hash_key, check_length
 
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """Return a part's media, and a source from which `restore` can make the same media again (None for
-        pixels decoded elsewhere). Raises InvalidMedia, InvalidRequest.
+        """Return the media of a part. Also return a source from which `restore` can make the same media
+        again, or None for pixels that the caller decoded. Raises InvalidMedia, InvalidRequest.
         """
         check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)
@@ -80,7 +80,7 @@ class MediaLoader:
             return self._load(part, given, access), source
         key, stamp = _content_key(part, given, cache_salt), _stamp(source.data)
         media = self.cache.get(key, lambda: self._load(part, given, access), lambda one: one.num_bytes)
-        # The file changed meanwhile, so it is unknown which content was decoded.
+        # If the file changed meanwhile, it is unknown which contents were decoded.
         if _stamp(source.data) != stamp:
             self.cache.forget(key)
         return media, source
@@ -99,7 +99,7 @@ class MediaLoader:
         return LoadedMedia(found.patches, found.grid, mm_hash, found.timestamps, found.duration, found.tiles)
 
     def decode(self, part: MediaPart, given: Mapping[str, object], access: Access) -> DecodedMedia:
-        """Decode on this thread. Raises InvalidMedia, InvalidRequest."""
+        """Decode media on the calling thread. Raises InvalidMedia, InvalidRequest."""
         settings, check_length = self._settings, self._check_length
         if part.modality == "image":
             wanted = image_options(given, part.where)
@@ -116,8 +116,8 @@ class MediaLoader:
 
 
 def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    """Return the encoded bytes (for a video on disk: the file) and the options. None for pixels decoded
-    elsewhere.
+    """Return the encoded bytes (for a video on disk, the file) and the options, or None for pixels that the
+    caller decoded.
     """
     source = part.source
     data: bytes | Path | None
@@ -135,8 +135,8 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
     """Return the input with which another process can decode a part.
 
-    None if the pixels were decoded elsewhere (in a video: any frame's pixels). Raises InvalidMedia,
-    InvalidRequest.
+    Returns None for pixels that the caller decoded, even if only one frame of a video has such pixels. Raises
+    InvalidMedia, InvalidRequest.
     """
     source, times = part.source, None
     if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
@@ -152,7 +152,8 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
         data = read_source(source, access, MAX_IMAGE_BYTES, part.where) if is_source(source) else None
     if data is None:
         return None
-    (image_options if part.modality == "image" else video_options)(given, part.where)  # Raises.
+    # Raises for invalid options.
+    (image_options if part.modality == "image" else video_options)(given, part.where)
     options = {
         name: value for name in OPTION_NAMES if isinstance(value := given.get(name), (bool, int, float))
     }
@@ -162,11 +163,11 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
 def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
-    # With one frame too many, the decoder reports the error.
+    # One frame above the limit is passed on, so that the decoder reports the error.
     for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):
         name = f"{where}, frame {index}"
         data = keepable(frame, access, MAX_IMAGE_BYTES, name)
-        assert data is not None  # All of them are sources.
+        assert data is not None  # The caller has checked that all frames are sources.
         num_bytes += len(data) if isinstance(data, bytes) else 0
         if num_bytes > MAX_VIDEO_BYTES:
             raise InvalidMedia(f"{where} is larger than {MAX_VIDEO_BYTES // 2**20} MiB; send fewer frames")
@@ -175,7 +176,7 @@ def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tup
 
 
 def _frame_times(metadata: object, where: str) -> FrameTimes | None:
-    """Return a frame list's metadata. The decoder reports invalid values."""
+    """Return the metadata of a list of frames. The decoder reports invalid values."""
     if not isinstance(metadata, Mapping):
         return None
     fps, indices = metadata.get("fps"), metadata.get("frames_indices")
@@ -188,13 +189,13 @@ def _frame_times(metadata: object, where: str) -> FrameTimes | None:
 
 
 def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:
-    """Return the cache key. Raises InvalidRequest for options outside their range, InvalidMedia for a missing
-    file.
+    """Return the key in the cache. Raises InvalidRequest for options outside their range, and InvalidMedia
+    for a missing file.
     """
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
-    )  # JSON has no line break, so this ends the head.
+    )  # This JSON contains no line break, so the line break ends the head.
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
         try:

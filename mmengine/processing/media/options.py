@@ -1,6 +1,4 @@
-"""Checks an image's or video's options. Their names are the same as in transformers and in scripts that use
-transformers.
-"""
+"""Checks the options of images and videos. The names of the options are those of transformers."""
 
 import math
 from collections.abc import Mapping
@@ -9,12 +7,12 @@ from typing import Any
 
 from mmengine.errors import InvalidMedia, InvalidRequest
 
-MAX_SIDE = 2**15  # Pixels, for resized_height and resized_width.
-MAX_PIXELS = 2**28  # For min_pixels, max_pixels and total_pixels.
-MAX_FRAMES = 2048  # For nframes, min_frames and max_frames.
-SPLITS, LONGEST = "do_image_splitting", "longest_edge"  # For families with tiles.
+MAX_SIDE = 2**15  # Maximum of resized_height and resized_width.
+MAX_PIXELS = 2**28  # Maximum of min_pixels, max_pixels and total_pixels.
+MAX_FRAMES = 2048  # Maximum of nframes, min_frames and max_frames.
+SPLITS, LONGEST = "do_image_splitting", "longest_edge"  # For models that split images into tiles.
 
-_NUMBERS = {  # Name: (lowest value, highest value, whether only whole numbers are allowed).
+_NUMBERS = {  # name -> (lowest value, highest value, whether only whole numbers are allowed)
     "min_pixels": (1, MAX_PIXELS, True),
     "max_pixels": (1, MAX_PIXELS, True),
     "total_pixels": (1, 2**40, False),
@@ -46,7 +44,9 @@ class ImageOptions:
     splits: bool | None = None  # Split into tiles; None: the checkpoint's setting.
 
     def unresized(self, size: tuple[int, int], factor: int, where: str) -> tuple[int, int]:
-        """Return `size` (height, width) unchanged, for do_resize False."""
+        """Return `size` (height, width) unchanged, because do_resize is False. Raises for a size that is
+        no multiple.
+        """
         height, width = size
         if height % factor or width % factor:
             raise InvalidMedia(
@@ -57,9 +57,9 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions(ImageOptions):
-    """A video's options. `min_pixels` and `max_pixels` count a frame's pixels."""
+    """A video's options. `min_pixels` and `max_pixels` count the pixels of one frame."""
 
-    total_pixels: int | None = None  # Limit for all frames together.
+    total_pixels: int | None = None  # Maximum number of pixels in all frames together.
     total_min_pixels: int | None = None
     cap_pixels_per_frame: bool | None = None  # None: the checkpoint's setting.
     fps: float | None = None  # Frames to sample per second.
@@ -68,8 +68,8 @@ class VideoOptions(ImageOptions):
     max_frames: int | None = None
     start: float | None = None  # Seconds.
     end: float | None = None
-    source_fps: float | None = None  # Frames per second of the passed frames.
-    sampled: bool | None = None  # True: the passed frames were sampled before and are all used.
+    source_fps: float | None = None  # Frames per second of the frames that were passed.
+    sampled: bool | None = None  # True: the frames that were passed are sampled already, and all are used.
 
 
 def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:
@@ -87,7 +87,7 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     keep = options.get("do_sample_frames")
     source_fps = options.get("raw_fps", options.get("sample_fps"))
     fps = options.get("fps")
-    if keep is False and fps is not None:  # `fps` is then the rate at which the passed frames were sampled.
+    if keep is False and fps is not None:  # Then `fps` is the rate at which the frames were sampled.
         source_fps, fps = source_fps or fps, None
     return VideoOptions(
         **_common(options, where),

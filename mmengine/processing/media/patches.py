@@ -1,8 +1,8 @@
-"""Computes the sizes to which frames are resized, and cuts frames into the rows that the vision encoder
-reads.
+"""Computes the sizes to which frames are resized, and cuts frames into patches, the rows that the vision
+encoder reads.
 
-The size rule is transformers' smart resize: each side is rounded to a multiple of an embedding's side, the
-aspect ratio is kept, and the pixel count is brought into a range.
+The size rule is transformers' "smart resize": each side is rounded to a multiple of an embedding's side
+length, the aspect ratio is kept, and the pixel count is brought into a range.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from mmengine.errors import InvalidMedia
 
-MAX_RATIO = 200  # Long side over short side.
+MAX_RATIO = 200  # Maximum ratio of the long side to the short side.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,19 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Return an embedding's side in pixels. A resized frame's sides are multiples of this number."""
+        """Return the side length of an embedding in pixels. The sides of resized frames are multiples of
+        it.
+        """
         return self.patch_size * self.merge_size
 
     def embeds(self, grid: tuple[int, int, int]) -> int:
-        """Return the number of embeddings per temporal patch in `grid` (t, h, w)."""
+        """Return the number of embeddings per temporal patch for a `grid` (t, h, w) in patches."""
         return grid[1] * grid[2] // self.merge_size**2
 
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
-    """Return the size (height, width) near the given one whose sides are multiples of `factor` and which has
-    `low` to `high` pixels.
+    """Return the size (height, width) nearest to the given size whose sides are multiples of `factor` and
+    which has `low` to `high` pixels.
     """
     _check_ratio(height, width, f"{width} x {height}", where)
     return _fit(1, 1, height, width, factor, low, high)
@@ -42,8 +44,8 @@ def image_size(height: int, width: int, factor: int, low: int, high: int, where:
 def video_size(
     num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
 ) -> tuple[int, int]:
-    """Return a size (height, width) for a video's frames. `low` and `high` limit the pixels in all frames
-    together.
+    """Return the size (height, width) for a video's frames. `low` and `high` limit the number of pixels in
+    all frames together.
     """
     factor, shown = patches.factor, f"{width} x {height}"
     if height < factor or width < factor:
@@ -81,8 +83,8 @@ def _check_ratio(height: int, width: int, shown: str, where: str) -> None:
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Cut frames, uint8 [t, 3, h, w], into patches. Return (rows, grid (t, h, w) in patches).
 
-    The frame count must be a multiple of the temporal patch size. Rows are uint8 [patches, 3 * temporal
-    * patch * patch]. The merge x merge patches that become an embedding are adjacent.
+    The number of frames must be a multiple of the temporal patch size. Rows are uint8 [patches, 3 * temporal
+    * patch * patch]. The merge x merge patches that become one embedding are adjacent rows.
     """
     count, channels, height, width = frames.shape
     patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size

@@ -1,10 +1,10 @@
-"""Resizes uint8 frames in numpy, bit for bit like torch's uint8 kernels.
+"""Resizes uint8 frames with numpy, with the same bits as torch's uint8 kernels.
 
-transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, mode
-"bicubic" or "lanczos". It runs two separable passes, columns first, each rounded to uint8. Its weights are
-16-bit integers with as many fraction bits as the largest weight allows. Sums of such products are exact in
-float64, so matrix products give the same integers. Pillow's results differ: by one grey value, because its
-weights are finer, and by more where it resizes rows first.
+transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, in the mode
+"bicubic" or "lanczos". torch runs two separable passes, columns first, and rounds each pass to uint8. The
+weights are 16-bit integers with as many fraction bits as the largest weight allows. Sums of such products are
+exact in float64, so matrix products give the same integers. Pillow's results differ: by one grey value,
+because its weights are finer, and by more where Pillow resizes rows first.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import numpy as np
 Filter = Literal["bicubic", "lanczos"]
 
 CUBIC_A = -0.5  # Keys' kernel, as in Pillow and torch's antialiased path.
-BLOCK = 64  # Output samples per matrix product: few enough that most weights in a matrix are not zero.
+BLOCK = 64  # Output samples per matrix product; few, so that most weights in a matrix are not 0.
 
 
 def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") -> np.ndarray:
@@ -31,7 +31,7 @@ def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") 
 
 
 def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
-    """Resize uint8 [n, m] to uint8 [size, m], along the first axis."""
+    """Resize uint8 [n, m] along the first axis to uint8 [size, m]."""
     blocks, precision = _weights(lines.shape[0], size, by)
     lines = lines.astype(np.float64)
     out = np.empty((size, lines.shape[1]), np.uint8)
@@ -46,8 +46,9 @@ def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int, by: Filter) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
-    """Return the blocks (first output, first input, weights [outputs, inputs]) and the weights' fraction
-    bits.
+    """Return blocks of weights, and the number of fraction bits in the weights.
+
+    A block is (first output, first input, weights [outputs, inputs]).
     """
     kernel = _KERNELS[by]
     scale = old / new
@@ -81,12 +82,12 @@ def _cubic(x: np.ndarray) -> np.ndarray:
 
 
 def _lanczos(x: np.ndarray) -> np.ndarray:
-    """Return a sinc, windowed by a sinc that is three times as wide."""
+    """Return the Lanczos kernel: a sinc, windowed by a sinc that is three times as wide."""
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
 
 
 class _Kernel(NamedTuple):
-    reach: int  # Input samples on either side if the image is not shrunk.
+    reach: int  # Number of input samples on either side if the image is not shrunk.
     weight: Callable[[np.ndarray], np.ndarray]
 
 

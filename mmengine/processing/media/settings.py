@@ -1,7 +1,7 @@
-"""A model family's rules for images and videos: the protocol that the loader uses, and functions that read a
-folder's files.
+"""A model's rules for images and videos: the protocol that the loader uses, and functions that read the rules
+from a model folder.
 
-The files are preprocessor_config.json and video_preprocessor_config.json; newer folders keep both in
+The files are preprocessor_config.json and video_preprocessor_config.json. Newer folders have both in
 processor_config.json, as `image_processor` and `video_processor`.
 """
 
@@ -19,16 +19,16 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.sources import Access
 
 MAX_PIXELS = 2**28
-# Called with an item's number of embeddings before the item is resized; raises if they are too many.
+# Called with the number of embeddings of an item before the item is resized. Raises if there are too many.
 CheckLength = Callable[[int], None]
 
 
 class MediaSettings(Protocol):
-    """A family's media rules: a frozen dataclass with plain data, so that another process can receive it as
-    JSON.
+    """A model's rules for images and videos: a frozen dataclass of plain data, so that another process can
+    receive it as JSON.
 
-    That process imports the dataclass's module, which must load neither torch nor a tokenizer. `options`: the
-    supported request options, from `mmengine.processing.media.options.NAMES`.
+    The other process imports the module of the dataclass, which must load neither torch nor a tokenizer.
+    `options`: the request options that the model supports, from `mmengine.processing.media.options.NAMES`.
     """
 
     @property
@@ -39,10 +39,10 @@ class MediaSettings(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """Return a resized image's maximum height * width, if the request sets no options."""
+        """Return the maximum height * width of a resized image, if the request sets no options."""
 
     def describe(self) -> str:
-        """Return canonical JSON, for fingerprints."""
+        """Return the rules as canonical JSON, for fingerprints."""
 
     def prepare_image(
         self, image: Image.Image, options: ImageOptions, check_length: CheckLength, where: str
@@ -58,8 +58,10 @@ class MediaSettings(Protocol):
 
 
 def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -> tuple[dict[str, Any], Path]:
-    """Return the object `key` in processor_config.json or, without it, the file `name`'s content. Also return
-    the path that was read. `optional`: return {} if neither exists. Raises ModelError.
+    """Return the object `key` of processor_config.json or, without this object, the contents of the file
+    `name`.
+
+    Also returns the path that was read. `optional`: return {} if neither exists. Raises ModelError.
     """
     common = folder / "processor_config.json"
     if common.is_file():
@@ -80,7 +82,7 @@ def check_constants(values: Mapping[str, object], path: Path, constants: Mapping
 
 
 def read_integer(values: Mapping[str, object], path: Path, name: str, default: int, high: int = 2**20) -> int:
-    """Return an integer from 1 to `high`. Raises ModelError."""
+    """Return the integer in the field `name`, from 1 to `high`. Raises ModelError."""
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
         raise ModelError(f"{path}: {name} is {repr(value)[:60]}; it must be an integer from 1 to {high}")
@@ -88,7 +90,7 @@ def read_integer(values: Mapping[str, object], path: Path, name: str, default: i
 
 
 def read_rate(values: Mapping[str, Any], path: Path, name: str, default: float) -> float:
-    """Return frames per second. Raises ModelError."""
+    """Return the rate in the field `name`, in frames per second. Raises ModelError."""
     value = values.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
         raise ModelError(f"{path}: {name} is {repr(value)[:60]}; it must be a number up to 1000")

@@ -1,4 +1,4 @@
-"""Reads an image's or video's encoded bytes from a path, a data: URL, base64 or bytes, up to a limit."""
+"""Reads the encoded bytes of images and videos from paths, data: URLs, base64 or bytes, up to a limit."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from mmengine.errors import HERE, FieldPath, InvalidMedia
 from mmengine.processing.media import data_urls
 
-MAX_MEDIA = 1024  # Images and videos per request.
+MAX_MEDIA = 1024  # Maximum number of images and videos per request.
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
@@ -24,7 +24,7 @@ _BASE64_HEADS = (
     "Qk",
     "SUkq",
     "TU0A",
-)  # Base64 of the formats' first bytes.
+)  # First bytes of the image formats, in base64.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A request's access rights: whether it may read files, and the folder for relative paths."""
+    """A request's access to files: whether it may read files, and the folder for relative paths."""
 
     base_folder: Path | None = None
     local_files: bool = True
@@ -53,7 +53,7 @@ def is_source(value: Any) -> bool:
 
 
 def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes:
-    """Return the encoded bytes. `where`: the item's name in errors, such as "image 0"."""
+    """Return the encoded bytes of a source. `where`: the item's name in errors, such as "image 0"."""
     if isinstance(value, str) and _is_base64(value, access):
         return decode_base64(value, max_bytes, where)
     with open_source(value, access, max_bytes, where) as file:
@@ -67,7 +67,7 @@ def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes
 
 
 def open_source(value: Any, access: Access, max_bytes: int, where: str) -> BinaryIO:
-    """Open the source as a byte stream; a file is not read into memory. The parameters: see read_source."""
+    """Open the source as a byte stream, without reading a file into memory. Parameters: see read_source."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         if memoryview(value).nbytes > max_bytes:
             raise _too_large(max_bytes, where)
@@ -89,7 +89,7 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
 
 
 def _is_base64(value: str, access: Access) -> bool:
-    """Return whether a string is a base64 image, by its first characters, and not an existing file's name."""
+    """Return whether a string begins like a base64 image, and is not the name of an existing file."""
     if len(value) < MIN_BASE64_CHARS or not value.startswith(_BASE64_HEADS):
         return False
     is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value
@@ -97,7 +97,7 @@ def _is_base64(value: str, access: Access) -> bool:
 
 
 def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
-    # Base64 is a third longer than the bytes; line breaks add a little.
+    # Base64 is a third longer than the bytes, and line breaks add a little.
     return _decode(data_urls.decode_base64, text, max_bytes * 3 // 2, max_bytes, where)
 
 
@@ -119,7 +119,7 @@ def _decode(decode: Callable[[str], bytes], text: str, longest: int, max_bytes: 
 
 
 def keepable(value: Any, access: Access, max_bytes: int, where: str) -> bytes | Path | None:
-    """Return the encoded bytes, or the file that holds them; None for pixels decoded elsewhere."""
+    """Return the encoded bytes or the file that contains them, or None for pixels that the caller decoded."""
     if not is_source(value):
         return None
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not data_urls.is_data_url(value)):
@@ -139,7 +139,7 @@ def _open_file(value: str | os.PathLike, access: Access, max_bytes: int, where: 
         if text[:7].lower() == "file://":
             text = text[7:] if os.path.exists(text[7:]) else unquote(text[7:])
         path = (access.base_folder or Path()) / text
-        if not path.is_file():  # Excludes pipes and devices, which might never end.
+        if not path.is_file():  # Refuse pipes and devices, which might never end.
             raise InvalidMedia(f"{where}: there is no file {shown}")
         if path.stat().st_size > max_bytes:
             raise _too_large(max_bytes, where)

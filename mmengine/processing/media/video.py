@@ -1,7 +1,7 @@
-"""Converts a video, from a file or from frames, to patches and timestamps.
+"""Converts a video file, or a sequence of frames, to patches and timestamps.
 
-Timestamps are the same as in transformers' video processors. The model family chooses which frames are
-sampled, and their size. Only sampled frames are decoded to pixels, and each is resized immediately.
+The timestamps equal those of transformers' video processors. The model's rules choose which frames are
+sampled, and their size. Only sampled frames are decoded to pixels, and each frame is resized immediately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,42 +20,42 @@ from mmengine.processing.media.patches import PatchSettings, patchify
 from mmengine.processing.media.sources import Access, is_source
 from mmengine.processing.media.video_file import VideoFile
 
-DEFAULT_SOURCE_FPS = 24.0  # transformers' assumption for an unknown rate.
+DEFAULT_SOURCE_FPS = 24.0  # The rate that transformers assumes if the rate is unknown.
 MAX_LISTED_FRAMES = 2**16
 MAX_TAKEN_FRAMES = 2048
-MAX_RESIZED_PIXELS = 2**26  # All sampled frames together.
+MAX_RESIZED_PIXELS = 2**26  # Maximum number of pixels in all sampled frames together.
 
 
 class Clip(Protocol):
-    """A source of frames: their number, rate and size, and a method that yields chosen frames."""
+    """A source of frames: number, rate and size of the frames, and a method that yields chosen frames."""
 
     num_frames: int
     fps: float | None
     size: tuple[int, int]  # (height, width).
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield a frame, uint8 [h, w, 3], for each index. The indices must ascend."""
+        """Yield one frame, uint8 [h, w, 3], per index. The indices must ascend."""
 
 
 class VideoRules(Protocol):
-    """A family's rules for videos."""
+    """A model's rules for sampling and resizing videos."""
 
     @property
     def patches(self) -> PatchSettings: ...
 
     @property
     def do_sample_frames(self) -> bool:
-        """Return whether frames passed by the caller are sampled by default."""
+        """Return whether frames that a caller passes are sampled by default."""
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
-        """Return the indices at which to sample a video with `num_frames` at `fps`: int64, ascending. Raises
-        InvalidMedia.
+        """Return the indices of the frames to sample from a video with `num_frames` frames at `fps`: int64,
+        ascending. Raises InvalidMedia.
         """
 
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
-        """Return the (height, width) to which `num_frames` frames of `size` are resized. Raises
+        """Return the (height, width) to which `num_frames` frames of size `size` are resized. Raises
         InvalidMedia.
         """
 
@@ -65,7 +65,7 @@ class VideoRules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The frame range in a video that may be sampled."""
+    """A range of frames in a video, from which frames may be sampled."""
 
     first: int
     last: int
@@ -76,7 +76,9 @@ class Span:
 
 
 def span_of(num_frames: int, fps: float, options: VideoOptions, where: str) -> Span:
-    """Return the frames between video_start and video_end. Raises InvalidMedia if there are none."""
+    """Return the range of frames between video_start and video_end. Raises InvalidMedia for an empty
+    range.
+    """
     first, last = 0, num_frames - 1
     if options.start is not None:
         first = int(np.ceil(min(options.start, num_frames / fps) * fps))
@@ -100,9 +102,9 @@ def load_video(
 ) -> DecodedMedia:
     """Load a video as patches.
 
-    `source`: a file, a frame array or a frame list; or a tuple (one of these, its metadata).
-    `check_length`: called with the embedding count before frames are decoded. Raises InvalidMedia, and the
-    exceptions that `check_length` raises.
+    `source`: a file, an array of frames or a list of frames; or a tuple of one of these and its metadata.
+    `check_length`: called with the number of embeddings before frames are decoded. Raises InvalidMedia, and
+    the exceptions that `check_length` raises.
     """
     clip, indices = _open(source, access, where)
     try:
@@ -120,7 +122,7 @@ def _take(
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """Sample a clip. `indices`: if the clip was sampled before, its frames' indices in the original video."""
+    """Sample a clip. `indices`: if the frames are sampled already, their indices in the original video."""
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
     is_file = isinstance(clip, VideoFile)
@@ -128,7 +130,7 @@ def _take(
     if indices is not None or (sampled and not (is_file and options.sampled is None)):
         wanted = np.arange(clip.num_frames)
         times = (wanted if indices is None else indices) / fps
-        duration = float(times[-1])  # The original may continue, for an unknown time.
+        duration = float(times[-1])  # The original video may be longer.
     else:
         wanted = rules.sample(clip.num_frames, fps, options, where)
         times = wanted / fps
@@ -156,7 +158,7 @@ def _take(
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
-    """Return the clip, and its frames' indices in the original video (None without such metadata)."""
+    """Return the clip, and the indices of its frames in the original video (None without such metadata)."""
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source
@@ -190,7 +192,7 @@ def _positive(value: Any, what: str) -> float:
 
 @dataclass(slots=True)
 class FrameList:
-    """Frames as images, paths, data: URLs or arrays; only sampled frames are read."""
+    """A Clip of frames given as images, paths, data: URLs or arrays. Only sampled frames are read."""
 
     images: Sequence[Any]
     access: Access
@@ -220,7 +222,7 @@ class FrameList:
 
 
 class FrameArray:
-    """Frames [t, c, h, w] or [t, h, w, c], as an array or tensor."""
+    """A Clip of frames given as one array or tensor, [t, c, h, w] or [t, h, w, c]."""
 
     def __init__(self, array: np.ndarray, where: str) -> None:
         if array.ndim != 4:
@@ -238,6 +240,6 @@ class FrameArray:
         self.fps: float | None = None
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        # All frames together, so that all are scaled alike.
+        # Convert all frames together, so that all are scaled alike.
         for frame in to_uint8(self.array[list(indices)], self.where):
             yield array_to_rgb(frame, self.where)

@@ -1,4 +1,6 @@
-"""Reads a video file's frames with PyAV: packets are counted first, then only the needed frames are decoded.
+"""Reads the frames of a video file with PyAV.
+
+Packets are counted first; then only the needed frames are decoded.
 
 PyAV gets a byte stream, and only common containers are allowed, so that a crafted playlist cannot make FFmpeg
 open other files or addresses.
@@ -21,28 +23,28 @@ if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.packet import Packet
 
 _OTHERS = "mpeg,mpegts"  # Containers without a magic number at their beginning.
-# These options keep a crafted file from costing much time: an AVI's second index may name the same part
-# repeatedly, chapters are read one by one, and each out-of-order index entry moves the whole index.
+# These options keep a crafted file from costing much time: the second index of an AVI may name the same part
+# repeatedly, chapters are read one by one, and each index entry out of order moves the whole index.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
-MAX_SAMPLES = 2**22  # Packets in all streams; ten hours of video with sound have nearly three million.
-MAX_PACKETS = 2**20  # Nearly ten hours at 30 frames per second.
-MAX_FRAME_PIXELS = 2**25  # 7680 x 4320.
-MAX_DECODED_FRAMES = 2**15  # Frames decoded for one request, including frames that are skipped.
-MAX_DECODED_PIXELS = 2**36  # Pixels in these frames: enough for all of them at 1920 x 1080.
-MAX_GIF_PIXELS = 2**32  # For all frames of a GIF decoded for one request.
-# Keyframes with an earlier time than the previous keyframe: FFmpeg sorts each into an index.
+MAX_SAMPLES = 2**22  # Maximum number of packets in all streams; ten hours with sound have three million.
+MAX_PACKETS = 2**20  # Maximum number of frames: nearly ten hours at 30 per second.
+MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
+MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
+MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: all these frames at 1920 x 1080.
+MAX_GIF_PIXELS = 2**32  # Maximum number of pixels decoded from a GIF per request.
+# Maximum number of keyframes with an earlier time than the previous one. FFmpeg sorts each into an index.
 MAX_BACKWARD = 1024
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
-    """Return PyAV's option to replace invalid bytes in metadata, such as titles, instead of failing. PyAV 19
-    and later do so by default.
+    """Return the PyAV option that replaces invalid bytes in metadata, such as titles, instead of failing.
+    Since version 19, PyAV does this by default.
     """
     return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
 
 class VideoFile:
-    """A Clip from a file. Not shared between threads; close it after use."""
+    """A Clip that reads a file. Not shared between threads. Close it after use."""
 
     def __init__(self, source: Any, access: Access, where: str) -> None:
         self.where = where
@@ -68,7 +70,7 @@ class VideoFile:
         self._file.close()
 
     def _open(self) -> None:
-        """Open the container, or open it again, at the first packet."""
+        """Open the container, or reopen it, at the first packet."""
         import av  # Heavy, and only needed for video files.
 
         if self._container is not None:
@@ -102,7 +104,7 @@ class VideoFile:
 
     @property
     def _opened(self) -> "InputContainer":
-        assert self._container is not None  # `_open` was called before.
+        assert self._container is not None  # The caller has called `_open`.
         return self._container
 
     def _scan(self) -> None:
@@ -133,13 +135,13 @@ class VideoFile:
             raise self._damaged() from None
         if not num_frames:
             raise InvalidMedia(f"{self.where} has no frames")
-        # The header tells the true number; edit lists in the file may hide a few frames.
+        # The header contains the true number. Edit lists in the file may hide a few frames.
         if packets < 0.9 * self._stream.frames:
             raise InvalidMedia(
                 f"{self.where} is cut short: {packets} of its {self._stream.frames} frames are there"
             )
         self.num_frames = num_frames
-        # Some containers store no times. Frames are then found by counting.
+        # Some containers store no times. Their frames are found by counting.
         self._times = sorted(times) if len(times) == num_frames else None
         self._keys = sorted(keys)
         rate = self._stream.average_rate or self._stream.guessed_rate
@@ -153,7 +155,7 @@ class VideoFile:
         )
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield a frame, uint8 [h, w, 3], for each index. The indices must ascend."""
+        """Yield one frame, uint8 [h, w, 3], per index. The indices must ascend."""
         self._open()
         reader = self._by_count(indices) if self._times is None else self._by_time(indices, self._times)
         for frame in reader:
@@ -166,7 +168,7 @@ class VideoFile:
                 frame, position = following, position + 1
             if frame is None:
                 raise self._damaged()
-            yield frame  # If the decoder has ended, the last frame stands for the missing frames.
+            yield frame  # If the decoder has ended, the last frame replaces the missing frames.
 
     def _by_time(self, indices: Sequence[int], times: list[int]) -> Iterator[Any]:
         decoder, frame, seeks = self._decode(), None, True
@@ -178,7 +180,7 @@ class VideoFile:
                 decoder = self._seek(self._keys[place])
                 frame = next(decoder, None)
                 if frame is None or frame.pts is None or frame.pts > target:
-                    # The container's index is wrong: decode from the beginning and seek no more.
+                    # The index of the container is wrong: decode from the beginning without seeking.
                     self._open()
                     decoder, frame, seeks = self._decode(), None, False
             while frame is None or frame.pts is None or frame.pts < target:
@@ -191,7 +193,7 @@ class VideoFile:
             yield frame
 
     def _seek(self, time: int) -> Iterator[Any]:
-        """Return frames from the keyframe at `time` on, or none if seeking fails."""
+        """Return frames, starting with the keyframe at `time`, or no frames if seeking fails."""
         import av
 
         try:
@@ -214,7 +216,7 @@ class VideoFile:
 
     def _check_decoded(self) -> None:
         """Raise InvalidMedia if more was decoded than the limits allow. A GIF has a lower pixel limit,
-        because a few bytes may draw a whole canvas.
+        because a few of its bytes may draw a whole canvas.
         """
         most = MAX_GIF_PIXELS if self._format == "gif" else MAX_DECODED_PIXELS
         if self._decoded > MAX_DECODED_FRAMES or self._decoded_pixels > most:
@@ -233,7 +235,7 @@ class VideoFile:
 
         try:
             pixels = frame.to_ndarray(format="rgb24")
-        except (av.FFmpegError, ValueError):  # A pixel format that cannot be converted.
+        except (av.FFmpegError, ValueError):  # The pixel format cannot be converted.
             raise self._damaged() from None
         return shown(pixels, frame)
 
@@ -243,7 +245,7 @@ class VideoFile:
 
 class _Order:
     """Counts the packets in all streams, and the keyframes with an earlier time than the previous keyframe.
-    FFmpeg sorts each such keyframe into an index, which costs time.
+    FFmpeg sorts each such keyframe into an index, which takes time.
     """
 
     def __init__(self, where: str) -> None:
@@ -251,7 +253,7 @@ class _Order:
         self._last: dict[int, int] = {}
 
     def check(self, packet: "Packet") -> None:
-        """Count a packet. Raises InvalidMedia."""
+        """Count a packet. Raises InvalidMedia beyond a limit."""
         self._packets += 1
         if packet.is_keyframe and packet.pts is not None:
             self._backward += packet.pts < self._last.get(packet.stream_index, packet.pts)

@@ -1,4 +1,4 @@
-"""Interprets what a video file says about its frames: their rate and their display matrix."""
+"""Interprets a video file's metadata about its frames: the frame rate and the display matrix."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,17 +7,17 @@ import numpy as np
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-MAX_FPS = 1000.0  # A higher rate in a file is ignored.
-_MAX_RATIO = 1.5  # Between the stated rate and the times' mean rate, unless they differ by two frames.
+MAX_FPS = 1000.0  # Maximum frame rate; a higher rate in a file is ignored.
+_MAX_RATIO = 1.5  # Largest accepted ratio between the stated rate and the mean rate of the times.
 _MATRIX_BYTES = 36
 
 
 def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
     """Return a video's frames per second, or None if the file has neither times nor a usable rate.
 
-    `seconds`: from the first frame's time to the last's, 0 if unknown. `stated`: the rate in the file or
-    FFmpeg's estimate, 0 if unknown. Recordings of browsers state no rate, and FFmpeg then reports the clock's
-    1,000 ticks. The mean rate of the times is therefore used if the stated rate contradicts it.
+    `seconds`: the time from the first frame to the last; 0 if unknown. `stated`: the rate in the file or
+    FFmpeg's estimate; 0 if unknown. Browsers record videos without a rate, for which FFmpeg reports the 1,000
+    ticks of the clock. Therefore the mean rate of the frame times is used if the stated rate contradicts it.
     """
     fps = stated if 0 < stated <= MAX_FPS else 0.0
     mean = (num_frames - 1) / seconds if seconds > 0 else 0.0
@@ -27,16 +27,16 @@ def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
 
 
 def _contradicts(fps: float, mean: float, num_frames: int) -> bool:
-    """Whether so many frames at `fps` take much longer or much less long than at `mean`."""
+    """Return whether `num_frames` frames take much longer, or much less long, at `fps` than at `mean`."""
     is_far = max(fps, mean) > _MAX_RATIO * min(fps, mean)
     return is_far and abs(num_frames / fps - num_frames / mean) * mean > 2
 
 
 def shown(pixels: np.ndarray, frame: "VideoFrame") -> np.ndarray:
-    """Turn and mirror a frame, uint8 [h, w, 3], as its display matrix says.
+    """Rotate and mirror a frame, uint8 [h, w, 3], as its display matrix says.
 
-    The matrix maps (x, y) to (a x + c y, b x + d y). Only quarter turns and mirroring are applied: of another
-    angle, the nearest quarter turn.
+    The matrix maps (x, y) to (a x + c y, b x + d y). Only quarter turns and mirroring are applied; any other
+    angle is replaced by the nearest quarter turn.
     """
     data: Any = frame.side_data.get("DISPLAYMATRIX")
     raw = b"" if data is None else bytes(data)

@@ -1,4 +1,4 @@
-"""A request preparation's deadline and cancellation."""
+"""The deadline and the cancellation of one attempt to prepare a request."""
 
 import threading
 import time
@@ -13,20 +13,21 @@ _current: ContextVar["Attempt | None"] = ContextVar("attempt", default=None)
 
 
 class AttemptOver(RequestFailed):
-    """The request was given up while it was prepared."""
+    """The request was given up while it was being prepared."""
 
 
 class Attempt:
-    """A cancellable preparation. `ends_at`: deadline by time.monotonic(), None for no deadline. `waits`:
-    whether the preparation waits if all decoders are busy; if False, it uses an additional decoder.
-    Thread-safe.
+    """A preparation that can be cancelled. Thread-safe.
+
+    `ends_at`: deadline by time.monotonic(); None for no deadline. `waits`: whether the preparation waits if
+    all decoders are busy; otherwise it uses an additional decoder.
     """
 
     def __init__(self, ends_at: float | None, *, waits: bool = True) -> None:
         self.ends_at, self.waits = ends_at, waits
         self._given_up = False
         self._lock = threading.Lock()
-        self._kill: Callable[[], None] | None = None  # Ends the work that runs now.
+        self._kill: Callable[[], None] | None = None  # Ends the current work.
 
     @property
     def is_over(self) -> bool:
@@ -46,7 +47,7 @@ class Attempt:
     @contextmanager
     def running(self, kill: Callable[[], None]) -> Iterator[None]:
         """While the context lasts, `give_up` calls `kill`. Raises AttemptOver at once if the attempt was
-        given up before.
+        given up earlier.
         """
         with self._lock:
             self.check()
@@ -68,5 +69,5 @@ class Attempt:
 
 
 def current_attempt() -> Attempt:
-    """Return this thread's attempt, or a new attempt without a deadline."""
+    """Return the attempt of this thread, or a new attempt without a deadline."""
     return _current.get() or Attempt(None)

@@ -10,18 +10,18 @@ from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, EncodedM
 from mmengine.processing.workers.attempt import Attempt, current_attempt
 from mmengine.processing.workers.process import DecoderLost, DecoderProcess
 
-_POLL_S = 0.05  # Interval at which a waiting request checks whether it was given up.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # Pauses after a failed start.
-NO_LIMIT_S = 10**6  # Stands for no limit in a wait.
+_POLL_S = 0.05  # Seconds between two checks whether a waiting request was given up.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # Shortest and longest pause after a failed start, in seconds.
+NO_LIMIT_S = 10**6  # A wait of this length stands for no limit.
 
 
 class Decoders:
-    """A MediaDecoder for several threads. At most `num_processes` decode at once and further calls wait; only
-    calls whose attempt has `waits` False start processes beyond that number.
+    """A MediaDecoder for several threads. At most `num_processes` processes decode at once, and further calls
+    wait. Only a call whose attempt has `waits` False may start an additional process.
 
-    Processes start on demand. An item that crashes its process, or exceeds `limit_s` (0: no limit) or its
-    request's deadline, harms no other item. If processes fail to start, the pauses between attempts grow, and
-    items are refused with QueueFull meanwhile.
+    Processes start on demand. An item that crashes its process, exceeds `limit_s` (0: no limit), or exceeds
+    the deadline of its request, harms no other item. If processes fail to start, the pauses between attempts
+    grow, and meanwhile items are refused with QueueFull.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
@@ -94,7 +94,7 @@ class Decoders:
         try:
             return process.decode(media, now + limit_s, math.ceil(limit_s))
         except TimeoutError:
-            attempt.check()  # If the request's own deadline is over, the error says so.
+            attempt.check()  # Raises another error if the request's own deadline has passed.
             raise self._too_slow(media) from None
         except DecoderLost as error:
             attempt.check()
@@ -111,7 +111,7 @@ class Decoders:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return the reasons why no media can be decoded now; empty if they can."""
+        """Return the reasons why media cannot be decoded now, or () if they can."""
         with self._changed:
             is_none_there = not self._idle and not self._num_busy
             if is_none_there and self._start_error and time.monotonic() < self._no_start_before:
@@ -119,7 +119,7 @@ class Decoders:
         return ()
 
     def close(self) -> None:
-        """End the idle processes; busy processes end after their items."""
+        """End the idle processes now, and the busy processes after their current items."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,7 +1,8 @@
-"""Messages between an engine and its decoder processes, over a socket.
+"""The messages between an engine and its decoder processes, which are sent over a socket.
 
-A message is a length (4 bytes), a msgpack struct, and raw bytes whose number the struct tells. Pixels with
-more than MAX_INLINE bytes are sent as an anonymous file's descriptor, which the engine maps without copying.
+A message is a length (4 bytes), a msgpack struct, and raw bytes whose number is in the struct. Pixels with
+more than MAX_INLINE bytes are sent as the descriptor of an anonymous file, which the engine maps without
+copying.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ import msgspec
 from mmengine.errors import ErrorCode
 
 MAX_HEADER = 2**20
-MAX_INLINE = 2**18  # Bytes of pixels sent inline: below this size a mapping costs more than the copy.
+MAX_INLINE = 2**18  # Maximum size of pixels sent inline; below it, a mapping costs more than a copy.
 MAX_PIXEL_BYTES = 2**30
 _LENGTH = struct.Struct("<I")
 _CHUNK = 2**20
@@ -32,7 +33,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """An image or video to decode. The files' contents follow the message; `sizes` are their lengths in
+    """An image or video to decode. The contents of its files follow the message; `sizes` are their lengths in
     bytes. For a file with `is_path`, the path follows instead.
     """
 
@@ -44,11 +45,11 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     where: str
     fps: float | None
     indices: tuple[int, ...] | None
-    cpu_s: int  # Processor time limit.
+    cpu_s: int  # Limit on processor time, in seconds.
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Decoded pixels, uint8 with the shape `shape`. They follow the message (`inline`), or are in the file
+    """Decoded pixels, uint8 with the shape `shape`. They follow the message (`inline`), or are in a file
     whose descriptor came with the message.
     """
 
@@ -61,7 +62,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Says that an item was not decoded. `text`, `code` and `path` are the error's."""
+    """Says that an item was not decoded. `text`, `code` and `path` are those of the error."""
 
     kind: Literal["media", "request", "memory", "bug"]
     text: str
@@ -82,10 +83,10 @@ read_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class Wire:
-    """One end of the socket.
+    """One end of the socket between engine and decoder process.
 
-    `ends_at`: deadline for sends and receives by time.monotonic(); None for no deadline. After the deadline
-    they raise TimeoutError. If the other end is gone they raise EOFError or OSError.
+    `ends_at`: deadline of sends and receives, by time.monotonic(); None for no deadline. After the deadline,
+    calls raise TimeoutError. If the other end is gone, calls raise EOFError or OSError.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -117,8 +118,8 @@ class Wire:
             self._socket.sendall(view[start : start + _CHUNK])
 
     def receive(self) -> tuple[bytes, int | None]:
-        """Return a message's encoded struct, and the descriptor that came with it (or None), which the caller
-        closes.
+        """Return the encoded struct of a message, and the descriptor that came with the message (or None).
+        The caller closes the descriptor.
         """
         self._arm()
         first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
@@ -151,7 +152,7 @@ class Wire:
 
 
 def write_file(data: memoryview) -> int:
-    """Write `data` to a new anonymous file, and return its descriptor, which the caller closes."""
+    """Write `data` to a new anonymous file and return its descriptor. The caller closes the descriptor."""
     descriptor = os.memfd_create("mmengine-pixels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         while data:
@@ -163,7 +164,7 @@ def write_file(data: memoryview) -> int:
 
 
 def map_file(descriptor: int, size: int) -> mmap.mmap:
-    """Map a file that another process wrote; changes to the mapping stay private.
+    """Map a file that another process wrote. Changes to the mapping stay private.
 
     The file is sealed first, so that no process can change or shorten it. Raises OSError if the file has
     another size or cannot be sealed.

@@ -1,4 +1,4 @@
-"""The engine's side of a decoder process: starts it, sends it items, and ends it."""
+"""Controls a decoder process from the engine: starts it, sends it items, and ends it."""
 
 import mmap
 import os
@@ -27,14 +27,14 @@ from mmengine.processing.workers.messages import (
     read_answer,
 )
 
-START_LIMIT_S = 60.0  # Time limit for a worker process to start.
+START_LIMIT_S = 60.0  # Maximum time in seconds for the start of a worker process.
 # Environment variables that a worker inherits. Python and its libraries need them to start.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 
 
 class DecoderLost(Exception):
-    """The process is gone, or sent an invalid answer. The text tells how the process ended; `signal_number`
-    is the signal that ended it, or 0.
+    """The process has ended, or sent an invalid answer. The text tells how the process ended.
+    `signal_number`: the signal that ended it, or 0.
     """
 
     def __init__(self, text: str, signal_number: int = 0):
@@ -43,8 +43,8 @@ class DecoderLost(Exception):
 
 
 class DecoderProcess:
-    """A decoder process. The constructor starts it, and raises DecoderLost if that fails. Only one thread at
-    a time may call `decode`; any thread may call `kill`.
+    """A decoder process. The constructor starts the process, and raises DecoderLost if the start fails. Only
+    one thread at a time may call `decode`. Any thread may call `kill`.
     """
 
     def __init__(self, recipe: DecoderRecipe, memory_bytes: int) -> None:
@@ -60,7 +60,7 @@ class DecoderProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # Decoders print warnings about a file.
+                stderr=subprocess.DEVNULL,  # Hides the warnings that decoders print about files.
             )
         try:
             self._wire.ends_at = time.monotonic() + START_LIMIT_S
@@ -77,8 +77,8 @@ class DecoderProcess:
         return self._process.pid
 
     def decode(self, media: EncodedMedia, ends_at: float, cpu_s: int) -> DecodedMedia:
-        """Decode an item. Raises InvalidMedia, InvalidRequest, RequestFailed; TimeoutError after `ends_at`;
-        DecoderLost.
+        """Decode an item. Raises InvalidMedia, InvalidRequest and RequestFailed, TimeoutError after
+        `ends_at`, and DecoderLost.
         """
         self._wire.ends_at, self.usable = ends_at, False
         try:
@@ -156,12 +156,12 @@ class DecoderProcess:
         return f"{name}, most likely out of memory" if -code == signal.SIGKILL else name
 
     def kill(self) -> None:
-        """Kill the process at once, from any thread; a waiting caller gets DecoderLost."""
+        """Kill the process at once, from any thread. A waiting caller gets DecoderLost."""
         self._process.kill()
 
     def _end(self, mercy_s: float = 0.0) -> None:
-        """End the process. `mercy_s`: seconds to wait before the kill, so that a process that ends by itself
-        leaves its own exit code or signal.
+        """End the process. `mercy_s`: seconds to wait before killing it, so that a process that ends by
+        itself leaves its own exit code or signal.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(mercy_s)

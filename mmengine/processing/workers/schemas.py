@@ -1,9 +1,9 @@
-"""Normalises large JSON schemas in worker processes. Their pool has the same class as the media decoders'
-pool.
+"""Normalises large JSON schemas in worker processes. The pool of these processes has the same class as the
+pool of media decoders.
 
-The normalisation is Python code: a schema of a megabyte takes a second, during which the engine's threads and
-the event loop wait for the GIL again and again. So a large schema is sent to a process as text, and comes
-back normalised.
+The normalisation is Python code. For a schema of a megabyte it takes a second, during which the engine's
+threads and the event loop would repeatedly wait for the GIL. A large schema is therefore sent to a worker
+process as text, and is sent back normalised.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ _STRICT = "strict_keywords"
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The normalised schema, or its refusal (keyword, JSON pointer, reason)."""
+    """The normalised schema, or why it is refused (keyword, JSON pointer, reason)."""
 
     gated: NormalizedSchema | None
     refused: tuple[str, str, str] = ("", "", "")
@@ -33,16 +33,17 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 
 
 class SchemaProcesses:
-    """Normalises schemas for several threads at once. `memory_bytes`, `limit_s`: limits per schema."""
+    """Normalises schemas for several threads at once. `memory_bytes` and `limit_s` are limits per schema."""
 
     def __init__(self, num_processes: int, memory_bytes: int, limit_s: float) -> None:
         recipe = DecoderRecipe(__name__, b"", "worked out")
         self._processes = Decoders(recipe, num_processes, memory_bytes, limit_s)
 
     def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> NormalizedSchema:
-        """Normalise a schema and the documents that it refers to (`schemas`); both are JSON text. Raises what
-        normalize_schema raises, InvalidRequest if the schema exceeds its process's limits, and QueueFull if
-        no process can be started.
+        """Normalise a schema and the documents that it refers to (`schemas`). Both are JSON text.
+
+        Raises the errors of normalize_schema, InvalidRequest if the schema exceeds the limits of its process,
+        and QueueFull if no process can be started.
         """
         given = msgspec.structs.asdict(bounds).items()
         options = {name: bound for name, bound in given if bound is not None}
@@ -61,7 +62,7 @@ class SchemaProcesses:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return the function that the worker calls for a schema. The function returns an encoded _Answer instead
+    """Return the function that a worker calls for a schema. The function returns an encoded _Answer instead
     of pixels.
     """
     return _worked_out

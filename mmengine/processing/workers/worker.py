@@ -1,8 +1,8 @@
 """A process that decodes untrusted images and videos: `python -m mmengine.processing.workers.worker FD`.
 
-`process.py` starts it, and passes it a socket to the engine. The process decodes one item after another,
-within limits on memory and processor time. An item can harm only this process. The process ends when the
-engine closes the socket.
+`process.py` starts this process and passes it a socket to the engine. The process decodes one item after
+another, within limits on memory and processor time, so that a hostile item can harm only this process. The
+process ends when the engine closes the socket.
 """
 
 import importlib
@@ -31,16 +31,16 @@ from mmengine.processing.workers.messages import (
     write_file,
 )
 
-MAX_FILES = 64  # Open descriptors.
-# While the model uses all cores, a decoder gets a quarter of a core. With niceness 19 it would get a
-# fiftieth, and an image would take seconds. The time between tokens would not improve, because the steps of
-# long prompts determine it.
+MAX_FILES = 64  # Maximum number of open descriptors.
+# While the model uses all cores, a decoder with this niceness gets a quarter of a core. With niceness 19 it
+# would get a fiftieth, and an image would take seconds. Yet the time between tokens would not improve,
+# because the steps of long prompts determine it.
 NICENESS = 5
-MAX_ERROR_CHARS = 2000  # Limit on a decoder's error text.
+MAX_ERROR_CHARS = 2000  # Maximum length of a decoder's error text.
 
 
 def main(descriptor: int) -> None:
-    # Ctrl-C is for the engine; when the engine ends, this process ends too.
+    # Ctrl-C is for the engine. When the engine ends, this process ends too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _step_back()
     wire = Wire(socket.socket(fileno=descriptor))
@@ -54,19 +54,19 @@ def main(descriptor: int) -> None:
             if not _answer(wire, job, decode):
                 return
     except (EOFError, OSError):
-        return  # The engine is gone, or closed the socket.
+        return  # The engine has ended or has closed the socket.
 
 
 def _step_back() -> None:
-    """Give processes that compute tokens priority on the CPUs and when memory runs out."""
+    """Give priority to processes that compute tokens, both on the CPUs and when memory runs out."""
     os.nice(NICENESS)
     with suppress(OSError):  # Some systems do not have this file.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit(hello: Hello) -> None:
-    """Limit the private memory beyond the imports' memory, the written files' size, and the descriptors.
-    Forbid core files.
+    """Limit the private memory beyond that of the imports, the size of written files, and the number of
+    descriptors. Forbid core files.
     """
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
@@ -85,8 +85,8 @@ def _set_limit(which: int, value: int) -> None:
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
     """Decode an item, and send the result or the refusal.
 
-    Returns whether this process can take another job. After an item that exhausted the memory the answer is
-    False, because the heap may be fragmented.
+    Returns whether this process can take another job. The result is False after an item that exhausted the
+    memory, because the heap may be fragmented.
     """
     _limit_time(job.cpu_s)
     try:
@@ -102,8 +102,8 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """Limit the processor time from now on, in case the engine is killed and can no longer end this
-    process.
+    """Limit the processor time from now on. The limit ends this process if the engine, which
+    normally ends slow processes, is killed.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -133,8 +133,8 @@ def _refusal(error: BaseException) -> Refused:
 
 
 def _for_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out. The error's context is searched too, because parsers replace library
-    errors by errors about a damaged file.
+    """Return whether memory ran out. The context of the error is searched too, because parsers replace the
+    errors of a library by errors about a damaged file.
     """
     while error is not None:
         if isinstance(error, MemoryError):
