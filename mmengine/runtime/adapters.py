@@ -1,8 +1,8 @@
-"""Holds the LoRA adapters on the device, and knows which adapter each row uses.
+"""Holds the LoRA adapters that are loaded on the device, and records which adapter each row uses.
 
-With each step the core says which adapters may stay on the device. An adapter is read from its files when a
-row first needs it. If the files have changed since the adapter was registered, reading fails, because a row
-must compute with the content that its request names.
+An adapter is read from its files when a row first needs it. With each step, the core's plan says which
+adapters may stay on the device. If the files have changed since the adapter was registered, reading fails,
+because a request names the exact content with which it must be computed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,18 +17,18 @@ from mmengine.models.lora.adapter import AdapterRows, LoadedAdapter
 from mmengine.models.plugin import VisionLanguageModel
 from mmengine.request import Request
 
-NONE = -1  # row value for no adapter
+NONE = -1  # in the array of adapter numbers by row: the row uses no adapter
 ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """One model's adapters. `register` sets the function that reads an adapter; `forget` removes it."""
+    """The adapters of one model. `register` sets the function that reads an adapter; `forget` removes it."""
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
         self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)
         self._sources: dict[bytes, ReadAdapter] = {}
-        self._numbers: dict[bytes, int] = {}  # number of each adapter that any row has used
-        self._digests: list[bytes] = []  # indexed by number
+        self._numbers: dict[bytes, int] = {}  # digest -> number, for each adapter that any row has used
+        self._digests: list[bytes] = []  # the digests by number
         self._loaded: dict[bytes, LoadedAdapter] = {}
         self._of_row = np.full(max_rows, NONE, np.int32)
 
@@ -46,15 +46,15 @@ class AdapterStore:
         self._of_row[admission.row] = self._numbers[digest] if digest else NONE
 
     def keep_only(self, digests: Sequence[bytes]) -> None:
-        """Remove all other adapters from the device."""
+        """Remove all adapters except `digests` from the device."""
         for digest in self._loaded.keys() - set(digests):
             del self._loaded[digest]
 
     def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
-        """Return, for each adapter in the step, the loaded adapter and the indices of its tokens in the
-        batch.
+        """Return each adapter in the step, with the indices of the adapter's tokens in the batch. Adapters
+        that are not loaded yet are loaded.
 
-        Raises ExecutorFailed for an adapter that can no longer be read.
+        Raises ExecutorFailed for an adapter that cannot be read any more.
         """
         numbers = self._of_row[plan.rows]
         found = np.unique(numbers[numbers != NONE]).tolist()
@@ -67,16 +67,16 @@ class AdapterStore:
         )
 
     def of_media(self, request: Request) -> LoadedAdapter | None:
-        """Return the adapter that the encoder uses for `request`, or None.
+        """Return the adapter with which the encoder encodes the media of `request`, or None.
 
-        Raises ExecutorFailed for an adapter that can no longer be read.
+        Raises ExecutorFailed for an adapter that cannot be read any more.
         """
         digest = request.visual_adapter
         return self._get(digest) if digest else None
 
     def groups(self, items: Sequence[EncodeItem]) -> Iterator[tuple[LoadedAdapter | None, list[EncodeItem]]]:
-        """Yield each adapter (None: no adapter) with the items that it encodes, in order of the first
-        item.
+        """Yield (adapter, items) for each adapter that encodes some of `items`; None stands for no adapter.
+        The pairs are in the order of their first items.
         """
         by_digest: dict[bytes, list[EncodeItem]] = {}
         for item in items:

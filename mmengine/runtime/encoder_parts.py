@@ -1,4 +1,4 @@
-"""Encodes a media item in parts over several steps, and keeps the encoder's state between the parts."""
+"""Encodes a large media item in parts over several steps, and keeps the encoder's state between the parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,9 +17,9 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """The encoder's intermediate state for one item, which may take a gigabyte.
+    """The intermediate state of the encoder for one item. It may take a gigabyte.
 
-    It is kept until the item's last part, or until `drop`.
+    The state is kept until the last part of the item was computed, or until `drop` is called.
     """
 
     def __init__(self, model: VisionLanguageModel, even_patches: int, device: torch.device) -> None:
@@ -38,20 +38,20 @@ class EncoderParts:
         payloads: Mapping[str, Sequence[MediaInput]],
         adapter: Callable[[], LoadedAdapter | None],
     ) -> torch.Tensor | None:
-        """Compute one part. Returns the item's features after its last part, else None.
+        """Compute one part. Returns the item's features after the last part, and None after other parts.
 
-        Features are [num_embeds, (1 + num_deepstack) * hidden_size]. `payloads`: each request's media.
-        `adapter`: returns the adapter that encodes the item. It is called only for the first part, because
-        each call reads the adapter's files if no row uses the adapter yet. Raises ExecutorFailed if the media
-        or the adapter are missing.
+        Features are [num_embeds, (1 + num_deepstack) * hidden_size]. `payloads`: media by request id.
+        `adapter`: returns the adapter that encodes the item. This function is called only for the first part,
+        because each call may have to read the adapter's files. Raises ExecutorFailed if the media or the
+        adapter are missing.
         """
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
-                return None  # the item was dropped meanwhile, so no request needs the features
+                return None  # the item was dropped before, so no request needs its features
             assert self._begin is not None, "only encoders that can pause encode items in parts"
             media, adapted = payload_of(part.item, payloads), adapter()
             pixels = upload_joined([media.patches], self._device)
-            self.clear()  # before the next item begins, because the states of two items may not fit in memory
+            self.clear()  # first, because the states of two items may not fit into memory
             self._key = part.item.key
             adapter_args = () if adapted is None else (adapted,)
             self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *adapter_args)

@@ -1,4 +1,7 @@
-"""The torch executor. It implements Executor in core/executor.py."""
+"""The torch executor: it computes the steps of an engine's plans on one device, and returns their results.
+
+It implements the protocol Executor in core/executor.py.
+"""
 
 import logging
 from collections import deque
@@ -28,16 +31,16 @@ from mmengine.runtime.sampling.stops import StopWatcher
 from mmengine.spec_decode.base import Drafter
 from mmengine.structured_output.rows.rows import RowMatchers
 
-_log = logging.getLogger("mmengine.runtime")  # on stderr unless the program handles its records
+_log = logging.getLogger("mmengine.runtime")  # printed to stderr unless the program handles its records
 
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step that was dispatched and not yet collected.
+    """A step that was dispatched and whose result was not collected yet.
 
-    `pixels`: the pixels that the step encodes, because a request may end and release its pixels before the
-    step is collected. `computed`: the launched step before its sampling is launched; then `launched` replaces
-    it. `error`: the exception that a launch raised.
+    `pixels`: the pixels that the step encodes. They are kept here, because a request may end and release its
+    pixels before the step is collected. `computed`: the launched step, until its sampling is launched. From
+    then on `launched` describes the step. `error`: the exception that was raised by a launch.
     """
 
     plan: StepPlan
@@ -47,7 +50,7 @@ class InFlightStep:
     error: Exception | None = None
     start: Event | None = None
     end: Event | None = None
-    # pairs of block ids and the KV that the block store returned for them
+    # (block ids, KV) for blocks that were fetched from the block store
     fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = ()
 
 
@@ -55,14 +58,15 @@ ON_CPU = Placement(CpuDevice(), torch.float32)
 
 
 class TorchExecutor:
-    """Runs steps on one device.
+    """Computes steps on one device.
 
-    On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step and
-    `collect` waits for its end (not yet run on a GPU). If rows have grammars and the previous step is not
-    collected yet, the sampling needs that step's tokens, so the previous step's `collect` launches it.
+    On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step, and
+    `collect` waits for its end (not yet run on a GPU). If rows have grammars, sampling a step needs the
+    tokens of the previous step. If the previous step is not collected yet, its `collect` launches this
+    sampling.
 
-    If a whole step fails, its `collect` raises the error: an MMEngineError unchanged, any other exception as
-    ExecutorFailed, or as ExecutorLost if the device no longer answers.
+    If a whole step fails, its `collect` raises an error. An MMEngineError is raised unchanged. Any other
+    exception becomes ExecutorFailed, or ExecutorLost if the device no longer answers.
     """
 
     needs_plan = True
@@ -81,11 +85,12 @@ class TorchExecutor:
     ) -> None:
         """Build an executor for `model`.
 
-        `config` has num_blocks and eos_token_ids filled in. The placement's dtype must be the model's dtype.
-        `positions_of` is the plugin's `positions`. Without `matchers` a request with a grammar fails.
-        `drafters`: preferred ones first; their indices are the log's drafter numbers. The draft `head`
-        comes after them and uses the same block tables. `recorder`: captures decode-only steps and the
-        encoder (default: CUDA graphs on a GPU, unless `config` disables them).
+        `positions_of`: the plugin's function `positions`. `config`: settings in which num_blocks and
+        eos_token_ids are known. `placement`: must have the dtype of the model. `matchers`: the grammars of
+        the rows; if None, requests with grammars fail. `drafters`: preferred drafters come first, and a
+        drafter's index is its number in the log. `head`: a draft head, which comes after `drafters` and uses
+        the same block tables. `recorder`: captures decode-only steps and the encoder. By default it records
+        CUDA graphs on a GPU, unless `config` disables them.
 
         Raises ConfigError if the KV pool cannot be allocated or the attention backend is unknown.
         """
@@ -108,43 +113,42 @@ class TorchExecutor:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, indexed by the log's drafter numbers."""
+        """The name and the failure count of each drafter, in the order of the drafter numbers in the log."""
         return self._runner.drafters
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """How many runs were replayed from CUDA graphs, and how many were not, keyed by reason (see
-        ModelRunner).
+        """For each captured part: the number of runs that were replayed from CUDA graphs, and of runs that
+        were not, by reason (see ModelRunner).
         """
         return self._runner.graph_counts
 
     def use_store(
         self, store: BlockStore, config: EngineConfig, fingerprints: Mapping[str, str]
     ) -> StoreClient:
-        """Connect a block store: computed KV and features are written to it, and stored ones are read from
-        it.
+        """Connect a block store, to which computed KV and features are written, and from which they are read.
 
-        Returns the client that the core uses.
+        Returns the store's client, which the core uses.
         """
         return self._runner.use_store(store, config, fingerprints)
 
     def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
-        """Register the function that reads the adapter with this digest when a row needs it."""
+        """Register the function that reads the adapter with this digest once a row needs the adapter."""
         self._runner.adapters.register(digest, read)
 
     def forget_adapter(self, digest: bytes) -> None:
-        """Forget the adapter, which no request uses any more. An unknown digest is ignored."""
+        """Forget an adapter that no request uses any more. An unknown digest is ignored."""
         self._runner.adapters.forget(digest)
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
-        """Keep a request's pixels, one entry per media item, until `release`.
+        """Keep a request's pixels, one entry for each media item, until `release` is called.
 
-        Must be called before a step encodes any of them.
+        Call this method before a step encodes any of these items.
         """
         self._runner.attach(request_id, media)
 
     def release(self, request_id: str) -> None:
-        """Release a request's pixels. An unknown request is ignored."""
+        """Release the pixels of a request. Unknown requests are ignored."""
         self._runner.release(request_id)
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -160,14 +164,14 @@ class TorchExecutor:
     def _launch(self, step: InFlightStep) -> None:
         step.start, step.end = (self._device.event(timed=True) for _ in range(2))
         try:
-            with self._device.current():  # the current device is per thread
+            with self._device.current():  # CUDA has a current device for each thread
                 step.start.record()
                 self._begin(step)
-        except Exception as error:  # `collect` raises the error, and names the step
+        except Exception as error:  # `collect` raises the error for this step
             step.error = error
 
     def _begin(self, step: InFlightStep) -> None:
-        """Launch the step, and its sampling unless that needs tokens from a step in flight (grammars)."""
+        """Launch the step. Its sampling is launched too, unless it needs the tokens of a step in flight."""
         step.computed = self._run(step)
         if not (self._in_flight and step.computed.depends_on_sampled):
             self._sample(step)
@@ -183,13 +187,15 @@ class TorchExecutor:
             step.end.record()
 
     def _sample_next(self) -> None:
-        """Launch the next step's sampling if it waited for tokens from the step that was just read."""
+        """Launch the sampling of the next step, if it waited for the tokens of the step that was just
+        read.
+        """
         step = self._in_flight[0] if self._in_flight else None
         if step is None or step.computed is None:
             return
         try:
             self._sample(step)
-        except Exception as error:  # the step's own `collect` raises the error
+        except Exception as error:  # the next `collect` raises the error
             step.error = error
 
     def collect(self) -> StepResult:
@@ -214,12 +220,12 @@ class TorchExecutor:
             assert step.launched is not None and step.start is not None and step.end is not None
             self._await(step.end)
             result = self._runner.finish(step.launched)
-            # Drafts are computed after the step's end event.
+            # Drafts are computed after `step.end` was recorded, so their time is added.
             result.device_ns = int(step.start.elapsed_time(step.end) * 1e6) + result.draft_ns
             result.host_ns = max(0, self._launches.finish() - result.device_ns)
             return result
         host_ns = self._clock.lap()
-        torch.get_num_threads()  # initialises OpenMP's thread count in a thread that has not computed yet
+        torch.get_num_threads()  # initialises the thread count of OpenMP, in case this thread is new
         result = self._runner.finish(self._runner.sample(self._run(step)))
         result.device_ns, result.host_ns = self._clock.lap(), host_ns
         return result
@@ -228,11 +234,11 @@ class TorchExecutor:
         end.synchronize()
 
     def discard(self) -> None:
-        """Forget the steps in flight. On a GPU they finish before any later work runs."""
+        """Forget all steps in flight. On a GPU they still finish, before any later work runs."""
         self._in_flight.clear()
 
     def close(self) -> None:
-        """Drop the steps in flight, pixels and features, and free the KV blocks on a GPU.
+        """Drop the steps in flight, the pixels and the features, and free the KV blocks on a GPU.
 
         The executor must not be used afterwards.
         """
@@ -241,8 +247,8 @@ class TorchExecutor:
 
 
 def _failure(step: StepPlan, error: Exception, device: Device) -> ExecutorFailed:
-    """Return the exception for a failed step, which is ExecutorLost if the device no longer answers."""
-    # Only the first line, because torch appends pages of text.
+    """Return the exception for a failed step: ExecutorLost if the device no longer answers."""
+    # Only the first line of the message, because torch appends pages of text.
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if isinstance(error, torch.OutOfMemoryError):
         reason = (

@@ -1,4 +1,6 @@
-"""Encodes pixels, stores the encoder outputs on the device, and writes them into a step's embeddings."""
+"""Encodes pixels, keeps the encoder outputs (features) on the device, and puts them into a step's
+embeddings.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -15,22 +17,23 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs
 
 
 class ExternalFeatures(Protocol):
-    """A store for encoder outputs outside this engine, such as a shared block store."""
+    """A store of encoder outputs outside of this engine, such as a shared block store."""
 
     def fetched_features(self, key: bytes) -> torch.Tensor | None:
-        """Return the features [embeddings, width] for an item that is about to be encoded, or None."""
+        """Return the stored features [embeddings, width] of an item that is about to be encoded, or None."""
 
     def store_features(self, key: bytes, features: torch.Tensor) -> None:
-        """Store an item's computed features."""
+        """Store the computed features of an item."""
 
 
 class FeatureStore:
-    """Media items' features, keyed by encoder key.
+    """The features of media items, by encoder key.
 
-    One tensor [places, (1 + num_deepstack) * hidden_size] holds an embedding per place. An embedding's first
-    hidden_size values replace a placeholder in the input. The other values are added after the first
-    num_deepstack layers. The scheduler decides which features are kept, at most `capacity` embeddings. The
-    tensor grows by doubling, unless `hold_all` has allocated all places. Dropped features' places are reused.
+    A tensor [places, (1 + num_deepstack) * hidden_size] holds one embedding at each place. The first
+    hidden_size values of an embedding replace the placeholder in the model's input. The other values are
+    added after the first num_deepstack layers. The scheduler decides which features are kept, at most
+    `capacity` embeddings. The tensor grows by doubling, unless `hold_all` has allocated all places. Places of
+    dropped features are reused.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
@@ -38,17 +41,17 @@ class FeatureStore:
         self._num_deepstack = num_deepstack
         self._capacity = capacity
         self._cache = torch.empty(0, 0)
-        self._places: dict[bytes, np.ndarray] = {}  # int64, the place of each embedding of a key
-        self._free = np.empty(0, np.int64)  # the first _num_free entries are unused places
+        self._places: dict[bytes, np.ndarray] = {}  # key -> places of the item's embeddings, int64
+        self._free = np.empty(0, np.int64)  # the first `_num_free` entries are unused places
         self._num_free = 0
 
     def __len__(self) -> int:
         return len(self._places)
 
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate all places now. Raises ConfigError if there is not enough memory.
+        """Allocate all places now. Raises ConfigError if the memory is too small.
 
-        On a GPU exactly this memory is reserved, and growing later would need half as much in addition.
+        A GPU's memory plan contains exactly this memory. Growing later would need half as much in addition.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
@@ -61,8 +64,8 @@ class FeatureStore:
             ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
-        """Store the features [sum of sizes, (1 + num_deepstack) * hidden_size] for several items, in their
-        order.
+        """Store the features of several items, [sum of sizes, (1 + num_deepstack) * hidden_size], in the
+        order of `keys`.
 
         Raises ExecutorFailed if the features exceed the capacity.
         """
@@ -78,7 +81,7 @@ class FeatureStore:
             self._places[key] = places[start:end]
 
     def drop(self, key: bytes) -> None:
-        """Drop the features at `key`. A missing key is ignored, because the item's encoding may have
+        """Drop the features of `key`. An unknown key is ignored, because the encoding of the item may have
         failed.
         """
         places = self._places.pop(key, None)
@@ -87,7 +90,7 @@ class FeatureStore:
             self._num_free += len(places)
 
     def copy_of(self, key: bytes) -> torch.Tensor:
-        """Copy and return the features [embeddings, width] at `key`."""
+        """Return a copy of the features of `key`, [embeddings, width]."""
         return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
     def clear(self) -> None:
@@ -95,7 +98,9 @@ class FeatureStore:
         self._cache, self._free, self._num_free = torch.empty(0, 0), self._free[:0], 0
 
     def _reserve(self, features: torch.Tensor) -> None:
-        """Make sure that there are free places for `features`, whose dtype and device the tensor gets."""
+        """Make sure that there are free places for `features`. The tensor gets the dtype and device of
+        these.
+        """
         num_places = len(self._cache)
         missing = len(features) - self._num_free
         if missing <= 0:
@@ -109,7 +114,7 @@ class FeatureStore:
         self._move_to(features.new_empty(size, features.shape[1]))
 
     def _move_to(self, cache: torch.Tensor) -> None:
-        """Move all stored features to the larger tensor `cache`."""
+        """Copy all stored features to the larger tensor `cache`, which then replaces the old tensor."""
         num_places, size = len(self._cache), len(cache)
         if num_places:
             cache[:num_places] = self._cache
@@ -120,15 +125,16 @@ class FeatureStore:
         self._free, self._num_free = free, size - num_places + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
-        """Write all spans' embeddings into `embeds` [t, hidden_size] in place.
+        """Write the embeddings of all spans into `embeds` [t, hidden_size], in place.
 
-        Returns the deepstack features [num_deepstack, t, hidden_size], zero at text tokens, or None if there
-        are no spans or the model has no deepstack. Raises ExecutorFailed if features are not on the device.
+        Returns the deepstack features [num_deepstack, t, hidden_size], with zeros at text tokens. Returns
+        None if there are no spans or the model has no deepstack. Raises ExecutorFailed if features are
+        missing.
         """
         if not spans:
             return None
         hidden, count = self._hidden_size, sum(span.length for span in spans)
-        index = np.empty((2, count), np.int64)  # places in the cache, positions in the batch
+        index = np.empty((2, count), np.int64)  # places of the embeddings, positions in the batch
         at = 0
         for span in spans:
             index[0, at : at + span.length] = self._places_of(span)
@@ -144,7 +150,7 @@ class FeatureStore:
         return deepstack.index_copy_(1, tokens, layers)
 
     def _places_of(self, span: MediaSpan) -> np.ndarray:
-        """Return the places that hold `span`'s embeddings."""
+        """Return the places that hold the embeddings of `span`."""
         places = self._places.get(span.key)
         if places is None or span.item_start + span.length > len(places):
             raise ExecutorFailed(
@@ -168,16 +174,17 @@ def encode(
     external: ExternalFeatures | None = None,
     adapter: LoadedAdapter | None = None,
 ) -> None:
-    """Encode `items` in a single packed call and put their features into `store`.
+    """Encode `items` in a single packed call, and put their features into `store`.
 
-    `payloads`: media keyed by request id. `graphs`: captured encoder graphs, used if the call fits a size.
-    `share`: a function that is applied to the features before they are stored. `alone`: encode one item per
-    call, so that neither an item's features nor whether a graph is replayed depends on the other items.
-    `last`: the last item's features, if it was encoded in parts. `external`: a store that may have some
-    items' features already; the others are added to it. `adapter`: the LoRA adapter for all items.
+    `payloads`: media by request id. `graphs`: captured encoder graphs, which are used if the call fits a
+    captured size. `share`: a function that is applied to the features before they are stored. `alone`:
+    whether each item is encoded in a call of its own, so that its features do not depend on other items.
+    `last`: the features of the last item, if it was encoded in parts. `external`: a store that may already
+    have the features of some items, and to which the features of the other items are written. `adapter`: the
+    LoRA adapter for all items.
 
-    Raises ExecutorFailed if a payload is missing, or if the model returns a different embedding count than
-    the items have placeholders.
+    Raises ExecutorFailed if the media of an item are missing, or if the number of embeddings that the model
+    returns differs from the number of placeholders.
     """
     if external is not None:
         items = _not_external(items, store, external, last)
@@ -216,9 +223,9 @@ def encode(
 def _not_external(
     items: Sequence[EncodeItem], store: FeatureStore, external: ExternalFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
-    """Put features that `external` has into `store`.
+    """Put the features that `external` has into `store`, and return the items that must still be encoded.
 
-    Returns the other items, and always the last item if `last` is given.
+    If `last` is given, the last item is returned in any case, because its features are `last`.
     """
     left = []
     for item in items:
@@ -232,7 +239,7 @@ def _not_external(
 
 
 def payload_of(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -> MediaInput:
-    """Return an item's pixels. Raises ExecutorFailed if they are missing."""
+    """Return the pixels of an item. Raises ExecutorFailed if they are missing."""
     media = payloads.get(item.request.request_id, ())
     if item.index >= len(media):
         raise ExecutorFailed(

@@ -1,4 +1,4 @@
-"""Builds a step's integer inputs in one buffer, and copies the buffer to the device in one transfer."""
+"""Builds the integer inputs of a step in one buffer, which is copied to the device in a single transfer."""
 
 import msgspec
 import numpy as np
@@ -15,10 +15,10 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """The inputs for a step with t tokens, s sampling positions and p pending tokens.
+    """The inputs of a step with t tokens, s sampling positions and p pending tokens.
 
-    Tensors are int64 on the device. If the step is replayed in a frame, t is the bucket's token count.
-    `attention` always describes the step without padding.
+    The tensors are int64 on the device. If the step is replayed from a CUDA graph, t is the number of
+    tokens of the captured size (the bucket). `attention` always describes the step without this padding.
     """
 
     input_ids: torch.Tensor  # [t]
@@ -26,7 +26,7 @@ class StepInputs(msgspec.Struct, frozen=True, eq=False):
     attention: AttentionMeta
     sample_tokens: torch.Tensor | None  # [s], indices of the tokens that sample; None: all tokens sample
     places: np.ndarray | None  # intp [n], indices of the plan's tokens in the bucket; None: the first n
-    pending: torch.Tensor  # [2, p], indices of tokens that an earlier step samples, and their rows
+    pending: torch.Tensor  # [2, p], indices of tokens that the previous step samples, and their rows
 
 
 def prepare(
@@ -39,10 +39,11 @@ def prepare(
     frame: Frame | None = None,
     into: torch.Tensor | None = None,
 ) -> StepInputs:
-    """Return the step's inputs on `device`.
+    """Return the inputs of the step on `device`.
 
-    `runs`: the plan's runs. `may_wait`: whether tokens may be PENDING. `frame`: the frame in which the step
-    is replayed from a graph, or None. `into`: the captured graph's input buffer.
+    `runs`: the sampling positions of rows with drafts. `may_wait`: whether tokens may be PENDING. `frame`:
+    the frame in which the step is replayed from a graph, or None. `into`: the input buffer of the captured
+    graph.
     """
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
@@ -78,7 +79,7 @@ def prepare(
 
 
 def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarray) -> None:
-    """Write the token ids and the three position rows to `out`, int64 [4, t]."""
+    """Write the token ids, then the three rows of positions, to `out`, int64 [4, t]."""
     if frame is None:
         out[0] = plan.input_ids
         rows.positions(plan, out[1:])
@@ -91,26 +92,26 @@ def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarra
 
 
 def written_slots(plan: StepPlan) -> np.ndarray:
-    """Return the slots that the step writes in all block groups, int64."""
+    """Return the KV slots that the step writes, in all block groups, int64."""
     if not plan.windows:
         return plan.slot_mapping
     return np.concatenate((plan.slot_mapping, *(window.slot_mapping for window in plan.windows)))
 
 
 def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:
-    """Return the blocks whose first slot is among `slots`, int64 [f]."""
+    """Return the blocks whose first slot is in `slots`, int64 [f]. The step begins to fill these blocks."""
     return slots[slots & (block_size - 1) == 0] // block_size
 
 
 def _pending(plan: StepPlan) -> tuple[np.ndarray, ...]:
-    """Return the PENDING tokens' indices in the step, and their rows."""
+    """Return the indices of the PENDING tokens in the step, and the rows of these tokens."""
     places = np.flatnonzero(plan.input_ids == PENDING)
     return places, plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), places, side="right")]
 
 
 def _sample_tokens(plan: StepPlan) -> np.ndarray | None:
-    """Return where the sampling rows' last tokens are in the step, or None if every token samples."""
-    # As every row has at least one token, every row here has exactly one token and samples.
+    """Return the index of the last token of each sampling row, or None if every token samples."""
+    # Each row has at least one token. With as many sampling rows as tokens, each row has exactly one token.
     if len(plan.sample) == len(plan.input_ids):
         return None
     return np.cumsum(plan.num_scheduled)[plan.sample] - 1

@@ -1,31 +1,34 @@
-"""Finds answers that repeat a pattern of tokens without end, as vLLM's `repetition_detection` does."""
+"""Finds answers that repeat a pattern of tokens without end, as vLLM's setting `repetition_detection`
+does.
+"""
 
 import numpy as np
 
 from mmengine.request import Request
 
-_NOTHING = -1  # in `_recent`: before the answer's first token
+_NOTHING = -1  # in `_recent`: a position before the first token of the answer
 
 
 class RepetitionWatcher:
-    """The last tokens of rows with a `repetition_detection`, and for each period how long they repeat.
+    """The last tokens of rows with a `repetition_detection`, and the length of the repetition for each
+    period.
 
-    An answer repeats if its last p * min_count tokens have the period p, for a p from min_pattern_size to
-    max_pattern_size. This holds exactly if each of the last p * (min_count - 1) tokens equals the token p
-    places before, so one counter per period suffices. The arrays grow to P, the largest max_pattern_size that
-    a request had, and take 12 * rows * P bytes.
+    An answer repeats a pattern if its last p * min_count tokens have the period p, for any p from
+    min_pattern_size to max_pattern_size. Equivalently, each of the last p * (min_count - 1) tokens equals the
+    token p positions earlier. A single counter for each period is therefore sufficient. P is the largest
+    max_pattern_size of a request so far. The arrays grow to P columns and take 12 * rows * P bytes.
     """
 
     def __init__(self, max_rows: int) -> None:
         self._recent = np.full((max_rows, 0), _NOTHING, np.int32)  # [rows, P], a ring of the last P tokens
-        # [rows, P], column p - 1: how many of the last tokens equal the token p places before.
+        # [rows, P], column p - 1: number of last tokens that each equal the token p positions earlier.
         self._matches = np.zeros((max_rows, 0), np.int32)
-        self._needed = np.zeros((max_rows, 0), np.int32)  # [rows, P], matches that end the answer; 0: never
-        self._count = np.zeros(max_rows, np.int64)  # the answer's tokens
-        self.has_repeated = np.zeros(max_rows, bool)  # whether the tokens at admission hold a repetition
+        self._needed = np.zeros((max_rows, 0), np.int32)  # [rows, P], matches that end an answer; 0: never
+        self._count = np.zeros(max_rows, np.int64)  # number of tokens in the answer
+        self.has_repeated = np.zeros(max_rows, bool)  # whether the answer had a repetition at admission
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
-        """Assign `row` to `request`. `token_ids`: int32, the prompt and the answer's tokens so far."""
+        """Assign `row` to `request`. `token_ids`: int32, the prompt and the tokens of the answer so far."""
         detection = request.sampling.repetition_detection
         assert detection is not None
         self._grow(detection.max_pattern_size)
@@ -41,12 +44,12 @@ class RepetitionWatcher:
             equal, places = answer[period:] == answer[:-period], np.arange(period, len(answer))
             runs = places - np.maximum.accumulate(np.where(equal, period - 1, places))
             self._matches[row, period - 1] = runs[-1]
-            # Only an answer that is being closed goes on after a repetition.
+            # An answer goes on after a repetition only if its grammar is being completed.
             is_found = (runs >= needed[period - 1]) & (places + 1 >= request.sampling.min_tokens)
             self.has_repeated[row] |= is_found.any()
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """Append one token to each of `rows` [s], and return which rows repeat now, bool [s]."""
+        """Append one token to each of `rows` [s]. Returns which rows now repeat a pattern, bool [s]."""
         size = self._recent.shape[1]
         places = self._count[rows]
         before = (places[:, None] - 1 - np.arange(size)) % size
@@ -59,7 +62,9 @@ class RepetitionWatcher:
         return ((matches >= needed) & (needed > 0)).any(axis=1)
 
     def _grow(self, size: int) -> None:
-        """Make room for patterns of `size` tokens. The rows' rings are unrolled, newest token last."""
+        """Make room for patterns of `size` tokens. In the larger rings each token keeps its distance from the
+        newest token.
+        """
         old = self._recent.shape[1]
         if size <= old:
             return

@@ -1,4 +1,4 @@
-"""Turns sampled tokens into a step's result: accepted drafts, stops, errors, logprobs and new drafts."""
+"""Turns sampled tokens into a step's result: accepted drafts, stops, errors, logprobs and the next drafts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,10 +47,10 @@ Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 
 
 class ComputedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that is launched up to its logits.
+    """A step that was launched up to its logits.
 
-    `logits`: float32 [s, vocab_size], one row per entry in `batch`; None if no row samples. The other fields
-    are as in LaunchedStep.
+    `logits`: float32 [s, vocab_size], one row for each entry in `batch`; None if no row samples. The other
+    fields are as in LaunchedStep.
     """
 
     plan: StepPlan
@@ -63,19 +63,17 @@ class ComputedStep(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depends_on_sampled(self) -> bool:
-        """Whether allowed or forced tokens depend on the tokens that the rows sampled in the previous
-        step.
-        """
+        """Whether the step's masks or forced tokens depend on the tokens that the previous step samples."""
         return bool(self.batch.wanted & (GRAMMAR | THINKING))
 
 
 class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that is launched including its sampling.
+    """A step that was launched, including its sampling.
 
     `sampled`: host tensors, which may be read once the device has finished. `batch`: the positions that
-    sample. A row with drafts has several (`runs`), any other row has one. `lazy_masked`: the rows whose
-    grammar was completed while sampling, and why rows have no token. `target_states`: input for a draft head
-    that drafts after this step. `draft_room`: the plan's draft room for the rows that sample.
+    sample. A row with drafts has several positions (see `runs`), any other row has one. `lazy_masked`: rows
+    whose grammar was completed while sampling, and rows that got no token. `target_states`: input for a draft
+    head that drafts after this step. `draft_room`: the plan's limits of drafts, for the rows that sample.
     """
 
     batch: SampleRows
@@ -98,7 +96,7 @@ class Reader:
     thinking: ThinkingRows
 
     def read(self, launched: LaunchedStep) -> StepResult:
-        """Return a launched step's result. The executor sets `device_ns`."""
+        """Return the result of a launched step. The executor sets `device_ns` later."""
         result = self._read(launched)
         result.prompt_logprobs, result.pooled = launched.prompt_logprobs, vectors_of(launched.pooled)
         if launched.batch.wanted & THINKING:
@@ -147,9 +145,9 @@ class Reader:
         return result
 
     def _read_runs(self, launched: LaunchedStep, token_ids: np.ndarray, runs: Runs) -> StepResult:
-        """Read a step with drafts, in which rows give one or several tokens.
+        """Return the result of a step with drafts, in which a row may return several tokens.
 
-        Each row ends where it would have ended if it had given its tokens one at a time.
+        Each row ends at the token at which it would have ended without drafts.
         """
         counts = runs.counts(token_ids)
         errors = dict(launched.lazy_masked.errors)
@@ -159,8 +157,8 @@ class Reader:
                 depth = position - int(runs.first[row])
                 if depth == 0:
                     errors.setdefault(row, NOT_FINITE)
-                # The tokens before the bad logits count. If the logits are bad again, the next step fails the
-                # row.
+                # Tokens before a position without finite logits count. The next step computes this position
+                # again, and fails the row if its logits are still not finite.
                 counts[row] = min(counts[row], max(depth, 1))
         batch = launched.batch
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
@@ -197,7 +195,7 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Return where rows stop within their runs, and shorten `counts` to these positions."""
+        """Return where rows stop within their accepted tokens, and shorten `counts` to these positions."""
         if not may_stop(token_ids, batch, self.rows):
             return ()
         stops: dict[int, str] = {}
@@ -213,11 +211,11 @@ class Reader:
         return tuple(sorted(stops.items()))
 
     def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
-        """Count the accepted tokens for penalties and history rules, one token per row at a time."""
+        """Count the accepted tokens for penalties and history rules, one token of each row at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             sampled_tokens = upload(token_ids[positions].astype(np.int64), self.sampler.device)
-            with torch.inference_mode():  # the tensors of counts were created in inference mode
+            with torch.inference_mode():  # the tables of counts were created in inference mode
                 self.sampler.count(batch.take(positions), sampled_tokens)
 
     def _end_in_runs(
@@ -230,15 +228,15 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Return `stops`, and rows whose grammar is complete before another stop.
+        """Return `stops` with the rows whose grammar is complete before any other stop added.
 
-        Drafts may go on after the grammar is complete, where only an end-of-sequence token is allowed.
-        `complete`: rows whose grammar was found complete while sampling, with the token count that it took.
-        Changes `counts` and `errors`.
+        Tokens may follow after the grammar is complete, because drafts were sampled together. `complete`:
+        row -> number of tokens, for rows whose grammar was found complete while sampling. Changes `counts`
+        and `errors`.
         """
         stopped = dict(stops)
         repeating = self._take_repeating(heads, stopped)
-        over = dict(stopped)  # `_cut` removes rows that continue from `stopped`, but not from `over`
+        over = dict(stopped)  # keeps the rows that `_cut` removes from `stopped` because they continue
         self._cut(heads, stopped)
         continuing, sampled_tokens = [], []
         for row in self._masked(heads):
@@ -254,10 +252,10 @@ class Reader:
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
-        """Change `stops` for stop strings in rows with grammars.
+        """Correct the entries in `stops` of rows with a grammar that ended at a stop string.
 
-        The kind becomes STRING if the grammar is complete before the stop string, CUT if it is not. A row
-        that continues with tokens that complete the grammar is removed.
+        The kind becomes STRING if the grammar was complete before the stop string, and CUT if it was not. A
+        row is removed if it continues with tokens that complete the grammar.
         """
         if self.matchers is None or self.watcher is None:
             return
@@ -273,7 +271,7 @@ class Reader:
                 stops[index] = STRING_ENDS[is_complete]
 
     def _take_repeating(self, batch: SampleRows, stops: dict[int, str]) -> list[int]:
-        """Remove the rows with grammars that repeat themselves from `stops`, and return them."""
+        """Remove rows that have a grammar and repeat themselves from `stops`, and return these rows."""
         options = batch.columns["options"]
         found = [index for index, kind in stops.items() if kind == REPETITION and options[index] & GRAMMAR]
         for index in found:
@@ -281,8 +279,8 @@ class Reader:
         return found
 
     def _close(self, batch: SampleRows, repeating: list[int], stops: dict[int, str]) -> None:
-        """Add rows that repeat themselves to `stops`, except rows that continue with tokens that complete the
-        grammar. The grammars have advanced by the rows' tokens.
+        """Add the rows that repeat themselves to `stops`, except rows that continue with tokens that complete
+        their grammar. Call this method after the grammars have advanced by the rows' tokens.
         """
         for index in repeating:
             is_complete = self.matchers is not None and self.matchers.close(int(batch.rows[index]))
@@ -290,11 +288,12 @@ class Reader:
                 stops[index] = REPETITION_ENDS[is_complete]
 
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """Return `stops` sorted by row, with the kind CLOSED or REPETITION_CLOSED for texts that a closer
-        completed.
+        """Return `stops` sorted by row. If a closer (which completes a grammar's text) chose the tokens at
+        the end of a text, the kind of its stop becomes CLOSED or REPETITION_CLOSED.
         """
         closers = {} if self.matchers is None else self.matchers.closers
-        # A row without CLOSES may still have the closer of its previous request, so check the option.
+        # `closers` may still contain the closer of the row's previous request, so the option is checked
+        # first.
         options = batch.columns["options"]
         named = []
         for index, kind in sorted(stops):
@@ -311,10 +310,10 @@ class Reader:
         sampled_tokens: list[list[int]],
         errors: dict[int, str],
     ) -> dict[int, int]:
-        """Advance the grammars for rows `continuing` (indices into `batch`) by their `sampled_tokens`.
+        """Advance the grammars of the rows `continuing` (indices into `batch`) by their `sampled_tokens`.
 
-        Returns the rows whose grammar is now complete, with the token count that it took. Adds rows that
-        failed to `errors`.
+        Returns row -> number of tokens, for each row whose grammar is now complete. Adds failed rows to
+        `errors`.
         """
         if self.matchers is None or not continuing:
             return {}
@@ -323,8 +322,8 @@ class Reader:
         return {continuing[place]: count for place, count in complete.items()}
 
     def _masked(self, batch: SampleRows) -> list[int]:
-        """Return the rows whose grammar was applied as a mask, and so has not advanced by the sampled
-        tokens yet.
+        """Return the rows whose grammar was applied as a mask. The grammars of these rows have not advanced
+        by the sampled tokens yet.
         """
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
@@ -335,9 +334,9 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: LaunchedStep, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
-        """Put drafts for the rows that continue into `result`, and the time that drafting took.
+        """Add drafts for the rows that continue, and the time that drafting took, to `result`.
 
-        `counts`: how many tokens each row gave; None: one each.
+        `counts`: number of tokens that each row returned; None: one token each.
         """
         if self.drafting is None or not self.drafting.num_followed:
             return
@@ -347,7 +346,7 @@ class Reader:
         if counts is None:
             counts = np.ones(len(rows), np.int64)
         clock = StepClock()
-        # Rows with a closer get no drafts, because the closer may replace any token.
+        # Rows with a closer get no drafts, because a closer may replace any sampled token.
         continuing = (self.rows.columns["options"][rows] & CLOSES) == 0
         continuing[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
@@ -372,8 +371,8 @@ def _logprob_lists(
 ) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
     """Return (row, list) for each position with logprobs. `places` [p]: the position's row, or NO_PLACE.
 
-    Positions with NO_PLACE are left out. A list has (token, logprob) pairs: the chosen token, then the row's
-    `logprobs` best tokens, best first, which may include the chosen token again.
+    Positions with NO_PLACE are left out. A list contains pairs (token, logprob): the chosen token, then the
+    best tokens in descending order, as many as the row's `logprobs`. The chosen token may occur twice.
     """
     lists = launched.sampled.logprobs
     if lists is None:

@@ -1,5 +1,6 @@
-"""Request data that steps need, as columns on the host with one entry per row, set when a request is
-admitted.
+"""Stores the sampling parameters and other request data that steps need, in columns on the host.
+
+A column has an entry for each row of the batch. The entry is set when a request is admitted to the row.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from mmengine.runtime.repetition_watcher import RepetitionWatcher
 
 PositionsOf = Callable[[np.ndarray, Sequence[MediaItem]], tuple[np.ndarray, int]]
 
-# Bits of the `options` column: features that a row uses beyond greedy sampling.
+# Bits of the column `options`. Each bit stands for a feature that the row's request uses beyond greedy
+# sampling.
 RANDOM = 1
 TOP_K = 2
 TOP_P = 4
@@ -26,19 +28,19 @@ LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
-CLOSES = 2048  # when the token budget ends, tokens that complete the grammar's text are chosen
-HISTORY = 4096  # rules depend on earlier tokens: no-repeat n-grams, biased sequences
+CLOSES = 2048  # at the end of the token budget, tokens that complete the grammar's text are chosen
+HISTORY = 4096  # rules that depend on earlier tokens: no-repeat n-grams, biased sequences
 TYPICAL = 8192
-THINKING = 16384  # the reasoning has a token budget
+THINKING = 16384  # the reasoning has a token budget of its own
 REPETITION = 32768  # a repetition ends the answer
 
-NEVER = float("-inf")  # as a logit, or added to a logit: its token is never sampled
+NEVER = float("-inf")  # the logit, or the bias, of a token that is never sampled
 
 COLUMNS = np.dtype(
     [
         ("options", np.int32),
         ("num_prompt", np.int32),
-        ("delta", np.int32),  # an output token at index i has position i + delta
+        ("delta", np.int32),  # the output token at index i has the position i + delta
         ("seed", np.int64),
         ("sample_index", np.int32),
         ("temperature", np.float32),
@@ -49,10 +51,10 @@ COLUMNS = np.dtype(
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("min_tokens", np.int32),
-        ("min_stop_tokens", np.int32),  # stop strings do not count before this many tokens
+        ("min_stop_tokens", np.int32),  # stop strings are ignored before so many tokens
         ("logprobs", np.int32),
         ("ignore_eos", np.bool_),
-        ("max_total", np.int32),  # tokens of prompt and answer at which max_tokens ends the answer
+        ("max_total", np.int32),  # number of tokens, with the prompt, at which max_tokens ends the answer
         ("no_repeat_ngram_size", np.int32),
         ("typical_p", np.float32),
     ]
@@ -60,9 +62,10 @@ COLUMNS = np.dtype(
 
 
 class RowColumns:
-    """One record per row in `columns` (dtype COLUMNS), and a few lists that do not fit into a column.
+    """A record for each row in `columns` (dtype COLUMNS), and a few lists that do not fit into a column.
 
-    `bias` and `blocked` omit token ids outside the vocabulary, because these are never sampled.
+    Token ids outside the vocabulary are left out of `bias` and `blocked`, because such tokens are never
+    sampled.
     """
 
     def __init__(
@@ -75,9 +78,11 @@ class RowColumns:
     ) -> None:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
         self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), PADDING, dtype=np.int32)
-        # for each row with a bias: token ids (int64), and what is added to their logits (float32)
+        # For each row with a bias: token ids (int64), and the values that are added to their logits
+        # (float32).
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # For rows with MIN_TOKENS: token ids that may not be sampled yet, padded with the first of these ids.
+        # For rows with MIN_TOKENS: ids that must not be sampled yet. The first of these ids fills unused
+        # entries.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self.repetitions = RepetitionWatcher(max_rows)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
@@ -88,7 +93,7 @@ class RowColumns:
         self._positions_of = positions_of
 
     def admit(self, admission: Admission) -> None:
-        """Set every column in the row, so that nothing remains from the row's previous request."""
+        """Set all columns of the row, so that nothing remains from the row's previous request."""
         row, request = admission.row, admission.request
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)
@@ -122,7 +127,9 @@ class RowColumns:
             self.repetitions.admit(row, request, admission.token_ids)
 
     def has_repeated(self, row: int) -> bool:
-        """Return whether the row's answer repeated itself before its admission, and is being closed."""
+        """Return whether the answer had repeated itself before the row was admitted. If so, the answer's
+        grammar is being completed.
+        """
         return bool(self.columns["options"][row] & REPETITION and self.repetitions.has_repeated[row])
 
     def _admit_lists(self, row: int, sampling: SamplingParams) -> None:
@@ -166,27 +173,27 @@ class RowColumns:
         return options
 
     def is_eos(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return which of `token_ids` [s] end a sequence, bool [s]."""
+        """Return which of `token_ids` [s] are end-of-sequence tokens, bool [s]."""
         found = np.zeros(len(token_ids), dtype=bool)
         for eos in self._eos_token_ids:
             found |= token_ids == eos
         return found
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the records for `rows` [n]. The result must not be written to.
+        """Return the records of `rows` [n]. Do not write to the result.
 
-        As long as the rows are the same and no request is admitted, as in decode, every call returns the same
+        While the rows stay the same and no request is admitted, as in decoding, each call returns the same
         array.
         """
         key = rows.tobytes()
         if key != self._rows_of_last:
-            self._rows_of_last, self._last = key, self.columns.take(rows)  # faster on records than []
+            self._rows_of_last, self._last = key, self.columns.take(rows)  # for records, faster than []
         return self._last
 
     def positions(self, plan: StepPlan, out: np.ndarray) -> None:
-        """Write the rotary positions for a step's tokens to `out`, int64 [3, t].
+        """Write the rotary positions of the step's tokens to `out`, int64 [3, t].
 
-        Only rows that are still in their prompt need a loop, which copies their stored positions.
+        Rows that are still in their prompts are handled in a loop that copies their stored positions.
         """
         columns = self.of(plan.rows)
         delta = columns["delta"]
@@ -203,21 +210,21 @@ class RowColumns:
                 out[:, starts[n] : starts[n] + chunk.shape[1]] = chunk
 
     def run_ids(self, plan: StepPlan) -> np.ndarray | None:
-        """Return `AttentionMeta.run_ids` for a step."""
+        """Return the array `AttentionMeta.run_ids` for a step."""
         return None if self._runs is None else self._runs.of(plan)
 
 
 def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:
-    """Return the biased sequences with several tokens, each with its bias.
+    """Return the biased sequences that have several tokens, each with its bias.
 
-    The bias is added to the last token's logit if the sequence's other tokens come directly before.
+    The bias is added to the logit of the sequence's last token if the other tokens directly precede it.
     """
     banned = [(sequence, NEVER) for sequence in sampling.bad_words_ids]
     return [each for each in (*sampling.sequence_bias, *banned) if len(each[0]) > 1]
 
 
 def _biases(sampling: SamplingParams) -> dict[int, float]:
-    """Return the values that are added to logits in every step, keyed by token id."""
+    """Return token id -> bias, for the biases that apply at every position."""
     found = dict(sampling.logit_bias)
     for (token, *others), bias in sampling.sequence_bias:
         if not others:

@@ -1,8 +1,8 @@
-"""Runs a model step, from its plan to its tokens.
+"""Computes the steps of a model on one device, from a plan to the sampled tokens.
 
-`launch` computes logits and `sample` chooses tokens; neither waits for the device. `finish` reads the tokens
-back and looks for stops. On a CPU the three are called one after the other. A step with grammars is sampled
-only after the previous step has been read, which may be long after its launch.
+A step has three phases. `launch` computes logits and `sample` chooses tokens, both without waiting for the
+device. `finish` reads the tokens and finds stops. On a CPU the phases directly follow one another. A step
+with grammars is sampled only after the previous step was read, which may be long after the launch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +53,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 
 class ModelRunner:
-    """Owns the data on the device (KV pool, recurrent states, encoder features, token counts) and runs
-    steps.
-    """
+    """Owns the data on the device, such as the KV pool and encoder features, and computes steps."""
 
     def __init__(
         self,
@@ -69,9 +67,8 @@ class ModelRunner:
         head: DraftHead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Build a runner.
-
-        `recorder`: captures decode-only steps and the encoder, if attention and encoder can be captured.
+        """Build a runner. `recorder`: captures decode-only steps and the encoder, if the attention backend
+        and the encoder can be captured.
         """
         spec = model.spec
         device = placement.device.torch_device
@@ -106,30 +103,30 @@ class ModelRunner:
         )
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
-        # Writes computed KV and features to a block store, and reads stored ones.
+        # Writes computed KV and features to a block store, and fetches stored KV and features.
         self._store: StoreClient | None = None
-        # Sends features to the other ranks.
+        # Sends encoder features to the other ranks of a sharded model.
         self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None
         if recorder is not None:
             self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
         self._prompt_logprobs = PromptLogprobsGatherer()
-        # With several steps in flight: the last token that each row sampled, for the next step.
+        # For several steps in flight: each row's last sampled token, which is an input of the next step.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
     @property
     def captures(self) -> str:
-        """Describes the steps that can be captured, in the same way on all ranks; empty if none can be."""
+        """A description of the steps that can be captured, equal on all ranks; "" if none can be captured."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        # The host passes recurrent states' slots and lengths as arguments, which a graph would freeze.
+        # The slots and lengths of recurrent states are host arguments, which a graph would replay unchanged.
         captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
         """Capture decode-only steps, a draft head's passes and the encoder, and replay them from now on.
 
-        Parts that cannot be captured are left out. `capture`: the function that captures decode-only steps.
+        What cannot be captured is left out. `capture`: the function that captures decode-only steps.
         """
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
@@ -153,9 +150,9 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """For each captured part: how often it was replayed, and how often it was not, keyed by reason.
+        """For each captured part: the number of replayed runs, and the number of other runs by reason.
 
-        The parts are "steps", "chains" (a draft head's) and "encodings" (encoder calls).
+        The parts are "steps", "chains" (passes of a draft head) and "encodings" (calls of the encoder).
         """
         found = {}
         if self.graphs is not None:
@@ -169,7 +166,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, indexed by the drafter's number."""
+        """The name and the failure count of each drafter, in the order of the drafter numbers."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
@@ -177,11 +174,11 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
-        if not self._media:  # maybe no later step drops the item that is encoded in parts
+        if not self._media:  # an item that is encoded in parts may have no later step that drops it
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
-        """Return the attached media for requests whose items the step encodes, keyed by request id."""
+        """Return request id -> media, for the requests whose items the step encodes."""
         if not plan.encode and plan.part is None:
             return {}
         names = {item.request.request_id for item in plan.encode}
@@ -200,9 +197,8 @@ class ModelRunner:
         return self._store
 
     def take_fetched(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
-        """Return block ids, and the KV that the block store sent for them, in pairs.
-
-        Call once, at dispatch.
+        """Return (block ids, KV) for blocks that the block store sent for the plan. The pairs are removed
+        from the client, so call this method once, at dispatch.
         """
         assert self._store is not None
         return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
@@ -213,10 +209,9 @@ class ModelRunner:
         pixels: Mapping[str, Sequence[MediaInput]],
         fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = (),
     ) -> ComputedStep:
-        """Launch a step up to its logits.
+        """Launch a step up to its logits. Call `sample` for this step before the next launch.
 
-        `pixels` and `fetched`: results from `pixels_of` and `take_fetched` at dispatch. Call `sample` for
-        this step before the next launch.
+        `pixels`, `fetched`: the results of `pixels_of` and `take_fetched` at dispatch.
         """
         with torch.inference_mode():
             for blocks, rows in fetched:
@@ -237,7 +232,8 @@ class ModelRunner:
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
             if head is not None and target_states is not None and drafts_for_no_row(plan):
-                head.wait(target_states)  # now, because the next step may be prepared before this one is read
+                # Now, because the next step may be prepared before this step is read.
+                head.wait(target_states)
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
@@ -265,7 +261,7 @@ class ModelRunner:
             )
 
     def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
-        """Launch a step without rows, which only encodes part of an item. Its block copies run too."""
+        """Launch a step without rows, which only encodes a part of an item and runs its block copies."""
         self._kv.copy(plan)
         return ComputedStep(
             plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None
@@ -292,15 +288,15 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Return the hidden states, the inputs, which have the same order, and the tokens' positions
-        [3, t].
+        """Return the hidden states, the step's inputs in the same order, and the positions of the tokens [3,
+        t].
         """
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)
         frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
-        self._kv.copy(plan)  # before clearing, because a block that is swapped out may be cleared next
+        self._kv.copy(plan)  # before clearing, because a block that was swapped out may be cleared
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(written_slots(plan), self._config.block_size)
             if len(fresh):
@@ -329,7 +325,7 @@ class ModelRunner:
     def _logits(
         self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
     ) -> tuple[SampleRows, torch.Tensor | None]:
-        """Return the rows that sample, and their logits, float32 [s, vocab_size] (None: no row samples)."""
+        """Return the rows that sample, and their logits, float32 [s, vocab_size]; None if no row samples."""
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return batch, None
@@ -338,7 +334,9 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: ComputedStep) -> LaunchedStep:
-        """Launch the sampling for a launched step. With grammars, the previous step must have been read."""
+        """Launch the sampling of a launched step. If it has grammars, the previous step must be read
+        already.
+        """
         with torch.inference_mode():
             launched = self._sample(computed)
         return msgspec.structs.replace(launched, pooled=computed.pooled) if computed.pooled else launched
@@ -357,10 +355,10 @@ class ModelRunner:
             )
         else:
             sampled, lazy_masked = self._sampler.sample(logits, batch, forced=forced), LazyMaskResult({}, {})
-        # With drafts, the next step is planned only after this step has been read.
+        # A step with drafts is read before the next step is planned, so it needs no `_last_tokens`.
         if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)
-            # A row without a token has failed, so any token id will do.
+            # A row without a token has failed, so any valid token id is sufficient.
             self._last_tokens[rows] = sampled.token_ids.clamp(min=0)
         room = plan.draft_room
         if room is not None and len(room):
@@ -384,7 +382,7 @@ class ModelRunner:
         return SampleRows.of(self._rows, rows, num_known, runs)
 
     def finish(self, launched: LaunchedStep) -> StepResult:
-        """Wait for a launched step, and return its result. The executor sets `device_ns`."""
+        """Wait for a launched step, and return its result. The executor sets `device_ns` later."""
         with torch.inference_mode():
             return self._reader.read(launched)
 
