@@ -1,6 +1,7 @@
-"""Draws tokens at random, with a fused kernel if there is one, else with separate torch operations.
+"""Draws tokens at random from logits, with a fused kernel if there is one, else with separate torch
+operations.
 
-The torch operations (filters, then noise) are the reference for the kernels.
+The torch operations (filters, then noise) define the result that the kernels must return.
 """
 
 from types import ModuleType
@@ -22,9 +23,9 @@ from mmengine.runtime.sampling.topk import topk_tokens
 def draw(
     logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
 ) -> torch.Tensor:
-    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
+    """Return a token for each row of float32 logits [r, vocab_size], int64 [r].
 
-    `batch` has the same rows; every temperature is above 0. `options` [r]: the rows' options. `kernels`: the
+    `batch`: the same rows, all with a temperature above 0. `options` [r]: the rows' options. `kernels`: the
     module gpu.sampling_kernels, or None.
     """
     is_typical = (options & TYPICAL) != 0
@@ -50,9 +51,8 @@ def _draw_typical(
     kernels: ModuleType | None,
     is_typical: np.ndarray,
 ) -> torch.Tensor:
-    """Draw like `draw` when rows use typical-p, which no kernel supports.
-
-    `is_typical` bool [r]: these rows.
+    """Draw as `draw` does, if some rows use typical-p, which no kernel supports. `is_typical`, bool [r]:
+    these rows.
     """
     token_ids = torch.empty(len(options), dtype=torch.int64, device=logits.device)
     others, typical = np.flatnonzero(~is_typical), np.flatnonzero(is_typical)
@@ -67,7 +67,7 @@ def _draw_typical(
 def _draw_by_steps(logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
     columns, device = batch.columns, logits.device
     logits = apply_temperature(logits, upload_columns(columns["temperature"], device=device)[0])
-    # Top-p without top-k sorts the whole vocabulary, so these rows are handled apart from rows with top-k.
+    # Top-p without top-k sorts the whole vocabulary, so such rows are separated from rows with top-k.
     for selected in (
         np.flatnonzero(options & TOP_K),
         np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),

@@ -1,5 +1,5 @@
-"""Draws tokens with the C++ kernel, which computes filters.py and gumbel.py in one or two passes over a
-row.
+"""Draws tokens with a C++ kernel, which computes the same as filters.py and gumbel.py in one or two passes
+over a row.
 """
 
 import ctypes
@@ -9,12 +9,13 @@ import torch
 
 from mmengine.native import library
 
-# A row's two best scores are so close that the kernel's and torch's `log` could choose different tokens.
+# In place of a token: the two best scores of a row are so close that the `log` of torch could decide
+# differently.
 UNSURE = -1
 
 
 class _Draw(ctypes.Structure):
-    """The C struct mm_draw in native/src/sampling/sampling.h."""
+    """The C struct mm_draw, which native/src/sampling/sampling.h defines."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -30,10 +31,10 @@ class _Draw(ctypes.Structure):
 
 
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """Return a token for each row in float32 logits [r, vocab], int32 [r], or None if there is no kernel.
+    """Return a token for each row of float32 logits [r, vocab], int32 [r], or None if there is no kernel.
 
-    Rows with UNSURE must be drawn by the caller, with torch. `columns` [r]: the rows' records; every
-    temperature is above 0 (greedy rows are not drawn).
+    For rows with UNSURE the caller must draw the token with torch. `columns` [r]: the records of the rows,
+    all with a temperature above 0.
     """
     kernels = library.load()
     if kernels is None:

@@ -1,4 +1,4 @@
-"""Samples tokens in a step in which some rows have a grammar."""
+"""Samples the tokens of a step in which some rows have a grammar."""
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ def sample_grammar_rows(
     runs: Runs | None,
     forced: ForcedTokens = NO_FORCED_TOKENS,
 ) -> tuple[SampledTokens, LazyMaskResult]:
-    """Sample float32 logits [s, vocab_size] like `Sampler.sample`, among the tokens that grammars allow.
+    """Sample float32 logits [s, vocab_size] as `Sampler.sample` does, among the tokens that grammars allow.
 
-    Rows get masks or, on a CPU, lazy masks if possible. Without `matchers`, rows with a grammar fail.
+    Rows with a grammar get masks, or lazy masks (lazy_masks.py) where these are possible, on a CPU. If
+    `matchers` is None, rows with a grammar fail.
     """
     options = batch.columns["options"]
     row_options = options if runs is None else options[runs.first]
@@ -48,10 +49,10 @@ def sample_grammar_rows(
 def _masks(
     matchers: RowMatchers, batch: SampleRows, runs: Runs | None, selected: np.ndarray
 ) -> tuple[Masks | None, dict[int, str]]:
-    """Return the masks for the positions `selected`, and for each row that has no allowed token the reason.
+    """Return masks for the positions `selected`, and row -> reason for each row that has no allowed token.
 
-    `selected` contains all positions in its rows. On an asynchronous device the masks are computed while the
-    device runs.
+    `selected` must contain all positions of its rows. On an asynchronous device the masks are computed while
+    the device runs.
     """
     if not len(selected):
         return None, {}

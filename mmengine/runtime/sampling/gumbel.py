@@ -1,17 +1,17 @@
-"""Gumbel noise from a counter-based generator, so that a sampled token depends only on the row's logits and
-key.
+"""Computes Gumbel noise from a counter-based generator, so that a sampled token depends only on the row's
+logits and a key.
 
-The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The noise for
-token v is made from 32 random bits. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel
-Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four 32-bit words per call:
+The token is argmax(logits + noise). This draws a token with the probabilities softmax(logits) (the Gumbel-max
+trick). The noise of token v is computed from 32 random bits. The generator is Philox4x32-10 (Salmon, Moraes,
+Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011), which returns four 32-bit words for each
+call:
 
     key      low and high 32 bits of the request's seed
     counter  v // 4, output index, sample index, 0
     word     v % 4
 
-The noise depends on nothing else: neither on a state nor on the batch, the row or the device. The integers
-are the same everywhere. Only the two logarithms are computed in float32, and may differ slightly between
-devices.
+The noise depends on nothing else, in particular not on earlier calls, the batch, the row or the device. The
+random bits are equal on all devices. Only the two logarithms are computed in float32 and may differ slightly.
 """
 
 import numpy as np
@@ -24,19 +24,19 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 WORDS = 4
-_BELOW_ONE = 1 - 2**-24  # the largest fp32 below 1
+_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
-    """Return four words from the generator. All operands and results are int64 tensors with 32-bit values.
+    """Return four words of the generator. All operands and results are int64 tensors with 32-bit values.
 
-    The operands must be broadcastable. A product may wrap in int64, but no bit is lost.
-    Its high word is the product shifted by 32 bits and masked.
+    The operands must be broadcastable. A product may wrap in int64 without losing bits, because its high
+    word is computed by a shift and a mask.
     """
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # x1 and x3 are not masked here: in the next round they become part of x2 and x0, which are masked.
+        # x1 and x3 are masked in the next round, in which they become part of x2 and x0.
         p0, p1 = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x2 = ((p1 >> 32) ^ x1 ^ k0) & _LOW, ((p0 >> 32) ^ x3 ^ k1) & _LOW
         x1, x3 = p1, p0
@@ -51,7 +51,9 @@ def token_bits(
     vocab_size: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return 32 random bits for each row and token id, int64 [r, vocab_size]. Arguments are integers [r]."""
+    """Return 32 random bits for each row and token id, int64 [r, vocab_size]. The arguments are integers
+    [r].
+    """
     seeds = seeds.astype(np.int64)
     keys = np.stack((seeds & _LOW, (seeds >> 32) & _LOW, output_index, sample_index)).astype(np.int64)
     low, high, output, sample = upload(keys, device)[:, :, None].unbind(0)
@@ -69,8 +71,8 @@ def gumbel_noise(
 ) -> torch.Tensor:
     """Return standard Gumbel noise, float32 [r, vocab_size], between about -2.8 and 22.9.
 
-    With u = (bits + 1/2) / 2^32 the noise is -log(-log(1 - u)). Large noise, which decides the sample, comes
-    from small u, where float32 is precise.
+    With u = (bits + 1/2) / 2^32 the noise is -log(-log(1 - u)). Only large noise matters for the sample. It
+    results from small u, for which float32 is precise.
     """
     bits = token_bits(seeds, sample_index, output_index, vocab_size, device)
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)

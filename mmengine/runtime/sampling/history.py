@@ -1,7 +1,7 @@
-"""Applies rules that depend on earlier tokens: no-repeat n-grams, and biased or excluded sequences.
+"""Applies sampling rules that depend on earlier tokens: no-repeat n-grams, and biased or excluded sequences.
 
-If a row ends with all tokens in a sequence except the last, the sequence's bias is added to the last token's
-logit.
+A biased sequence has a bias and several tokens. If a row ends with all tokens of the sequence except the
+last, the bias is added to the logit of the last token.
 """
 
 import numpy as np
@@ -14,29 +14,31 @@ from mmengine.runtime.sampling.filters import NEVER
 from mmengine.runtime.sampling.row_places import RowPlaces
 from mmengine.runtime.sampling.sample_rows import SampleRows
 
-_ANY = -1  # padding before shorter sequences, which matches any token
-_NOTHING = -2  # in positions before a row's first token, which matches no token
+_ANY = -1  # padding in front of shorter sequences, which matches any token
+_NOTHING = -2  # a position before a row's first token, which matches no token
 
 
 class TokenHistory:
-    """The tokens and biased sequences for rows with such rules, on the device.
+    """The tokens and biased sequences of rows with history rules, on the device.
 
-    Each such row takes 8 bytes per token in the longest row, and 8 * c * (k - 1) + 20 * c bytes, where c is
-    the most sequences in a row and k the longest sequence.
+    Each such row takes 8 bytes for each token of the longest row, and 8 * c * (k - 1) + 20 * c bytes for
+    sequences. c is the largest number of sequences of a row, and k the length of the longest sequence.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
         self._places = RowPlaces(max_rows, lambda count: self._grow(places=count))
         self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
-        # Per sequence: the tokens before the last one, right-aligned; the last token; the bias; the length.
+        # For each sequence: its tokens except the last (right-aligned), its last token, its bias, its length.
         self._before = torch.zeros(0, 0, 0, dtype=torch.int64, device=device)
         self._last = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self._added = torch.zeros(0, 0, dtype=torch.float32, device=device)
         self._length = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Store all tokens known so far, and the sequences. A row without such rules gives up its place."""
+        """Store the tokens and the sequences of an admitted row. A row without history rules gives up its
+        place.
+        """
         row = admission.row
         if not rows.columns["options"][row] & HISTORY:
             self._places.leave(row)
@@ -64,14 +66,16 @@ class TokenHistory:
         self._added[place, : len(found)] = upload(added, self._device)
 
     def count(self, batch: SampleRows, selected: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Append `token_ids` (int64 [r]; negative: no token) to the rows at indices `selected` in `batch`."""
+        """Append `token_ids` (int64 [r]; negative: no token) to the rows at the indices `selected` of
+        `batch`.
+        """
         index = self._known(batch, selected)
         self._grow(width=int(index.max()) + 1)
         places, index = upload(np.stack((self._places.of[batch.rows[selected]], index)), self._device)
         self._tokens[places, index] = token_ids.clamp(min=0)
 
     def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
-        """Apply the rules to rows `selected` [r] in float32 logits [n, vocab_size], in place.
+        """Apply the history rules to the rows `selected` [r] of float32 logits [n, vocab_size], in place.
 
         At a position after drafts, the drafts count as earlier tokens.
         """
@@ -93,7 +97,7 @@ class TokenHistory:
         return (batch.columns["num_prompt"][selected] + batch.output_index[selected]).astype(np.int64)
 
     def _write_drafts(self, follows: np.ndarray, places: np.ndarray, known: np.ndarray) -> None:
-        """Write the drafts as if they were tokens. Sampled tokens overwrite them later."""
+        """Write drafts into the table of tokens. Sampled tokens overwrite the drafts later."""
         is_draft = follows >= 0
         if is_draft.any():
             columns = np.stack((places[is_draft], known[is_draft], follows[is_draft].astype(np.int64)))
@@ -101,7 +105,7 @@ class TokenHistory:
             self._tokens[place, index] = token
 
     def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """Return each row's last `width` tokens, right-aligned, [r, width]."""
+        """Return the last `width` tokens of each row, right-aligned, [r, width]."""
         index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
         return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
 
@@ -123,8 +127,8 @@ class TokenHistory:
     def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
         """Enlarge the tables if necessary.
 
-        `places`: rows. `width`: tokens per row. `count`: sequences per row. `longest`: tokens before a
-        sequence's last one.
+        `places`: number of rows. `width`: number of tokens of a row. `count`: number of sequences of a row.
+        `longest`: number of tokens of a sequence, without its last token.
         """
         held, room = self._tokens.shape
         places, width = max(places, held), room if width <= room else max(width, 2 * room, 64)
@@ -153,8 +157,8 @@ def _repeats(
 ) -> torch.Tensor:
     """Return which tokens would complete a repeated n-gram, bool [r, vocab_size].
 
-    An n-gram has `sizes` [r] tokens (0: no rule). It is repeated if it occurs in the row's earlier tokens,
-    the first `lengths` [r] entries in `tokens` [r, t].
+    An n-gram has `sizes` [r] tokens (0: no rule). It is repeated if it occurs in the row's earlier tokens.
+    These are the first `lengths` [r] entries of `tokens` [r, t].
     """
     place = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]

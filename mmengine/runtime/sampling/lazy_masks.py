@@ -1,10 +1,10 @@
-"""Samples first, and computes a grammar mask only for rows whose sampled token the grammar refuses (on a
-CPU).
+"""Applies grammars lazily on a CPU: tokens are sampled without a mask, and a mask is computed only for a row
+whose sampled token the grammar refuses.
 
-If the best token is allowed, it is also the best allowed token. This holds with noise,
-penalties and biases too, because they change each token's logit independently. It does not hold with top-k,
-top-p, min-p and typical-p, which compare a token with the others. For rows with such filters, and on devices
-where reading the sampled tokens means waiting, masks are computed before sampling.
+If the best token is allowed, it is also the best allowed token. This also holds with noise, penalties and
+biases, because they change each token's logit independently. It does not hold with top-k, top-p, min-p and
+typical-p, which compare tokens with each other. For rows with such filters, masks are computed before
+sampling. The same holds on devices on which reading sampled tokens means waiting.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
 class LazyMaskResult(NamedTuple):
-    """The rows whose text is complete or failed, as indices into the sampling rows.
+    """The rows whose text is complete or failed, by index among the sampling rows.
 
-    `complete`: for each row whose grammar is complete, how many tokens it took. `errors`: for each row that
-    gets no token, the reason.
+    `complete`: row -> number of tokens until its grammar was complete. `errors`: row -> reason, for rows that
+    get no token.
     """
 
     complete: dict[int, int]
@@ -34,7 +34,7 @@ class LazyMaskResult(NamedTuple):
 
 
 def uses_lazy_mask(options: np.ndarray) -> np.ndarray:
-    """Return which rows use lazy masks, bool [s], from their `options` [s]."""
+    """Return which rows use lazy masks, bool [s]. `options`: the column `options` of the rows [s]."""
     return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 
@@ -46,12 +46,13 @@ def apply_lazy_masks(
     runs: Runs | None,
     continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the grammars for the rows `continuing` (ascending indices into the sampling rows).
+    """Advance the grammars of the rows `continuing` (ascending indices among the sampling rows).
 
-    A grammar takes the row's sampled tokens up to and including the first that differs from its draft. If it
-    refuses a token, an allowed token is sampled and replaces it in `chosen`.
+    A grammar consumes the row's sampled tokens up to and including the first token that differs from its
+    draft. If the grammar refuses a token, an allowed token is sampled and replaces the refused token in
+    `chosen`.
     """
-    if not continuing:  # always on a GPU, where reading the choice would wait for the device
+    if not continuing:  # always so on a GPU, where reading the choice would wait for the device
         return LazyMaskResult({}, {})
     walk = _Walk(sampler, matchers, chosen, batch, runs)
     refused = [row for row in continuing if not walk.go(row)]
@@ -74,12 +75,12 @@ class _Walk:
         self._numbers = batch.rows.tolist()
         self._first = range(len(self._tokens)) if runs is None else runs.first.tolist()
         self._follows = None if runs is None else runs.follows.tolist()
-        self._at: dict[int, int] = {}  # for each row with a refused token, the position of this token
+        self._at: dict[int, int] = {}  # row -> position of the refused token
         self._corrected: set[int] = set()
         self.found = LazyMaskResult({}, {})
 
     def go(self, row: int) -> bool:
-        """Advance the row's grammar by its sampled tokens. Returns False if the grammar refuses a token."""
+        """Advance the row's grammar by the sampled tokens. Returns False if the grammar refuses a token."""
         first = self._first[row]
         number, position = self._numbers[first], self._at.get(row, first)
         run = self._run_at(position)
@@ -96,9 +97,10 @@ class _Walk:
         return True
 
     def _run_at(self, position: int) -> list[int]:
-        """Return the row's sampled tokens from `position` on.
+        """Return the sampled tokens of a row from `position` on.
 
-        They end with the first that differs from its draft, or before the first without a finite logit.
+        The tokens end after the first token that differs from its draft, and before any position whose logits
+        are not finite.
         """
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):
@@ -108,7 +110,7 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Sample again with a mask at each row's refused token. Returns the rows that have no error."""
+        """Sample again, with a mask, at the refused token of each row. Returns the rows without an error."""
         for row in rows:
             if self._at[row] in self._corrected:
                 why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))

@@ -1,4 +1,4 @@
-"""Applies token masks (one bit per token) to logits."""
+"""Applies the token masks of grammars, which have one bit for each token, to logits."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ from mmengine.structured_output.rows.rows import Masks
 
 
 class _Masks(ctypes.Structure):
-    """The C struct mm_masks in native/src/sampling/masking.h."""
+    """The C struct mm_masks, which native/src/sampling/masking.h defines."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -30,11 +30,12 @@ class _Masks(ctypes.Structure):
 def keep_allowed(
     logits: torch.Tensor, masks: Masks, is_read: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each masked row's largest allowed logit, float32 [m], and its token, int64 [m].
+    """Return the largest allowed logit of each masked row, float32 [m], and its token, int64 [m].
 
-    Ties go to the lowest id. The logit is -inf if no token is allowed, and arbitrary in a row with NaN. In
-    the rows with `is_read` (bool [m]), which the caller reads later, disallowed logits become -inf in place;
-    other rows may stay unchanged. `logits`: float32 [s, vocab_size].
+    Of equal logits, the lowest token id is returned. The logit is -inf if no token is allowed, and undefined
+    in a row with NaN. `is_read` (bool [m]): the rows that the caller reads later. In these rows the logits of
+    other tokens become -inf, in place. In the remaining rows they may stay unchanged. `logits`: float32 [s,
+    vocab_size].
     """
     if logits.device.type != "cpu":
         return keep_allowed_on_gpu(logits, masks)
@@ -68,7 +69,7 @@ def _keep_in_numpy(logits: np.ndarray, masks: Masks) -> tuple[torch.Tensor, torc
 
 
 def keep_allowed_on_gpu(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same on another device, without waiting for the device (not yet run on a GPU)."""
+    """Do the same as `keep_allowed` on a GPU, without waiting for the device (not yet run on a GPU)."""
     places, bits = upload(masks.selected, logits.device), upload(masks.bits.view(np.int32), logits.device)
     kernels = sampling_kernels(logits.device)
     if kernels is not None and logits.stride(1) == 1:

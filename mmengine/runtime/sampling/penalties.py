@@ -1,4 +1,4 @@
-"""Applies repetition, presence and frequency penalties, with token counts on the device."""
+"""Applies repetition, presence and frequency penalties, from token counts that are kept on the device."""
 
 from typing import NamedTuple
 
@@ -12,18 +12,18 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """The drafts that precede sampling positions in rows with penalties, as m (position, token) pairs."""
+    """The drafts that precede sampling positions of rows with penalties, as m pairs (position, token)."""
 
-    rows: np.ndarray  # intp [m], each pair's row
-    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, how often it precedes
+    rows: np.ndarray  # intp [m], the row of each pair
+    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, number of occurrences
 
 
 class TokenCounts:
-    """For rows with penalties: which tokens prompt and output contain, and how often the output contains
-    them.
+    """The token counts of rows with penalties: which tokens prompt and output contain, and how often the
+    output contains each token.
 
     Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the number
-    of such rows. A row's place is released when another request takes the row.
+    of such rows. The place of a row in the tables is released when a request without penalties takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -31,12 +31,12 @@ class TokenCounts:
         self._places = RowPlaces(max_rows, self._grow)
         self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        # On a CPU: each row's distinct tokens as a list, and the list's length.
+        # Only on a CPU: the distinct tokens of each row as a list, and the length of each list.
         self._distinct = np.zeros((0, 64), dtype=np.int32)
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Count all tokens known so far. A row without penalties gives up its place."""
+        """Count the known tokens of an admitted row. A row without penalties gives up its place."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
             self._places.leave(row)
@@ -55,7 +55,9 @@ class TokenCounts:
             self._num_distinct[place] = len(distinct)
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Count the sampled `token_ids` for `rows` [r]. int64 [r] on the device; negative: no token."""
+        """Count the sampled tokens of `rows` [r]. `token_ids`: int64 [r] on the device; negative: no
+        token.
+        """
         places = upload(self._places.of[rows], self._device)
         tokens = token_ids.clamp(min=0)
         if self._device.type == "cpu":
@@ -66,9 +68,10 @@ class TokenCounts:
     def penalise_on_cpu(
         self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
     ) -> None:
-        """Penalise float32 logits [n, vocab_size] in place on a CPU, with the same results as `penalise`.
+        """Penalise float32 logits [n, vocab_size] in place on a CPU. The results are the same as of
+        `penalise`.
 
-        `selected` [r]: the rows in `logits` that belong to `rows` [r]. Only logits for tokens that a row
+        `selected` [r]: the indices in `logits` of the rows `rows` [r]. Only the logits of tokens that a row
         contains are read and written.
         """
         places = self._places.of[rows]
@@ -77,7 +80,7 @@ class TokenCounts:
         repetition, presence, frequency = penalties[:, index, 0]
         counts = self._counts.numpy()[places[index], tokens]
         values = logits[selected[index], tokens]
-        with np.errstate(all="ignore"):  # rows that are not finite are reported elsewhere
+        with np.errstate(all="ignore"):  # rows with logits that are not finite are reported elsewhere
             values = np.where(values > 0, values / repetition, values * repetition)
             values -= counts.astype(np.float32) * frequency
             values -= (counts > 0) * presence
@@ -86,7 +89,7 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: DraftPairs, penalties: torch.Tensor
     ) -> None:
-        """Penalise the m logits in `drafted` again in place, so that the drafts before a position count too.
+        """Penalise the m logits in `drafted` again, in place, so that the drafts before a position count too.
 
         `before` [m]: these logits before any penalty. `penalties`: as in `penalise`, [3, m, 1].
         """
@@ -98,12 +101,13 @@ class TokenCounts:
         logits[positions, tokens] = values - presence
 
     def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
-        """Return the penalised float32 logits [r, vocab_size] for `rows` [r].
+        """Return the penalised float32 logits [r, vocab_size] of `rows` [r].
 
-        `penalties`: repetition, presence, frequency [3, r, 1]. Repetition (Keskar et al., CTRL, 2019): if
-        prompt or output contain the token, a positive logit is divided by the penalty, a negative one
-        multiplied. Then, as OpenAI defines them, the frequency penalty times the token's count in the output
-        is subtracted, and the presence penalty if the output contains the token.
+        `penalties` [3, r, 1]: repetition, presence and frequency penalties. Repetition penalty (Keskar et
+        al., CTRL, 2019): if the prompt or the output contains the token, a positive logit is divided by the
+        penalty, and a negative logit is multiplied with it. Frequency and presence penalties (as defined by
+        OpenAI): then the frequency penalty times the token's count in the output is subtracted, and also the
+        presence penalty if the output contains the token.
         """
         repetition, presence, frequency = penalties
         places = upload(self._places.of[rows], self._device)
@@ -128,7 +132,8 @@ class TokenCounts:
 
     def _grow(self, count: int) -> None:
         more = count - len(self._counts)
-        # All tensors are allocated before any is assigned: if memory runs out, the object stays unchanged.
+        # All tensors are allocated before any is assigned, so that the object stays unchanged if memory runs
+        # out.
         seen = torch.cat((self._seen, self._seen.new_zeros(more, self._vocab_size)))
         counts = torch.cat((self._counts, self._counts.new_zeros(more, self._vocab_size)))
         self._distinct = np.pad(self._distinct, ((0, more), (0, 0)))

@@ -1,4 +1,6 @@
-"""Pools the last hidden states of prefill-only requests: embeddings, and the logits of a few tokens."""
+"""Computes the results of prefill-only requests from their last hidden states: embeddings, or a few
+logits.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +13,7 @@ from mmengine.runtime.device.upload import upload
 
 
 class PooledRow(NamedTuple):
-    """A pooled row's vector on the device, float32 [d]."""
+    """The vector of a pooled row on the device, float32 [d]."""
 
     row: int
     vector: torch.Tensor
@@ -25,8 +27,8 @@ def pool_rows(
 ) -> tuple[PooledRow, ...]:
     """Return the vectors of the plan's pooled rows, without waiting for the device.
 
-    `hidden`: the step's normed hidden states, where the plan's tokens are at indices `places` (intp [n];
-    None: they are the first n). `logits_of` returns the logits of hidden states.
+    `hidden`: the step's normed hidden states. `places`: indices of the plan's tokens in `hidden` (intp [n];
+    None: the first n). `logits_of`: returns the logits of hidden states.
     """
     if not plan.pool:
         return ()
@@ -47,5 +49,5 @@ def pool_rows(
 
 
 def vectors_of(pooled: tuple[PooledRow, ...]) -> tuple[PooledVector, ...]:
-    """Return the rows' vectors on the host. Waits for the device."""
+    """Return the vectors on the host. Waits for the device."""
     return tuple(PooledVector.of(row, vector.cpu().numpy()) for row, vector in pooled)

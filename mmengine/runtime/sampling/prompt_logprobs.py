@@ -1,7 +1,8 @@
-"""Gathers logprobs for prompt tokens while the prompt's chunks are computed.
+"""Gathers the logprobs of prompt tokens while the chunks of the prompt are computed.
 
-A token's logprob comes from the position before it, so the first token has none. If a request is preempted in
-its prompt, it loses its KV (core/decide), so the whole prompt is computed again, and with it all logprobs.
+The logprob of a token comes from the position before it, so the first token has none. If a request is
+preempted within its prompt, its KV is not swapped but dropped (core/decide). The whole prompt is then
+computed again, and all logprobs too.
 """
 
 from collections.abc import Callable
@@ -14,18 +15,18 @@ from mmengine.core.executor import Admission, PromptLogprobs, StepPlan
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.sampling.topk import topk_tokens_of
 
-POSITIONS_AT_ONCE = 64  # positions whose logits, float32 [64, vocab_size], are in memory at the same time
+POSITIONS_AT_ONCE = 64  # maximum number of positions whose logits, float32 [64, vocab_size], are in memory
 
 
 @dataclass(slots=True)
 class _Prompt:
     token_ids: np.ndarray  # int32 [n]
-    ids: np.ndarray  # int32 [n, 1 + k]: the prompt's token, then the k likeliest
+    ids: np.ndarray  # int32 [n, 1 + k]: the prompt's token, then the k likeliest tokens
     logprobs: np.ndarray  # float32 [n, 1 + k]
 
 
 class PromptLogprobsGatherer:
-    """Gathers the logprobs for rows whose request wants prompt logprobs."""
+    """Gathers the logprobs of rows whose request wants prompt logprobs."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, _Prompt] = {}
@@ -49,10 +50,10 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """Store the step's logprobs, and return them for prompts that end in this step.
+        """Store the logprobs that this step computed, and return those of prompts that end in this step.
 
-        Waits for the device if a row in the step wants prompt logprobs. `hidden`: the step's hidden states,
-        where the plan's tokens are at indices `places` (intp [n]; None: they are the first n).
+        Waits for the device if any row of the step wants prompt logprobs. `hidden`: the step's hidden states.
+        `places`: indices of the plan's tokens in `hidden` (intp [n]; None: the first n).
         """
         asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
         if not asking:
@@ -78,7 +79,9 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """Store the logprobs for the tokens after positions `start` to `stop`, whose logits are `logits`."""
+    """Store the logprobs of the tokens that follow the positions `start` to `stop`, which have these
+    `logits`.
+    """
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1
     said = prompt.token_ids[start:stop].astype(np.int64)

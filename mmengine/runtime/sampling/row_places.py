@@ -1,4 +1,4 @@
-"""Assigns places (indices) in tables that only some rows need."""
+"""Assigns indices (places) in tables that have entries only for some rows, to save memory."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,8 @@ from mmengine.ragged import NO_PLACE
 
 
 class RowPlaces:
-    """Which row has which place. `of`: int64 [max_rows], each row's place, or NO_PLACE.
+    """Assigns a place in the tables to each row that needs one. `of`: int64 [max_rows], the place of each
+    row, or NO_PLACE.
 
     `grow`: a function that enlarges the tables to a given size. If it raises, the places stay unchanged.
     """
@@ -31,7 +32,7 @@ class RowPlaces:
         return int(self.of[row])
 
     def leave(self, row: int) -> None:
-        """Release the row's place, if any."""
+        """Release the row's place, if it has one."""
         if self.of[row] != NO_PLACE:
             self._free.append(int(self.of[row]))
             self.of[row] = NO_PLACE

@@ -1,4 +1,4 @@
-"""Selects rows from a tensor on a device by indices on the host."""
+"""Selects rows of a tensor on the device by indices on the host, without a copy if all rows are selected."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from mmengine.runtime.device.upload import upload
 
 
 def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
-    """Return the rows `selected` (ascending indices) in `tensor`.
+    """Return the rows `selected` (ascending indices) of `tensor`.
 
-    The result is the tensor itself if all rows are selected, else a copy.
+    If all rows are selected, the result is the tensor itself, otherwise a copy.
     """
     if len(selected) == len(tensor):
         return tensor
@@ -21,7 +21,7 @@ def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
 def on_rows(
     logits: torch.Tensor, selected: np.ndarray, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return `logits` with `change` applied to the rows `selected` (ascending indices), maybe in place."""
+    """Return `logits` with `change` applied to the rows `selected` (ascending indices), possibly in place."""
     if len(selected) == len(logits):
         return change(logits)
     index = upload(selected, logits.device)

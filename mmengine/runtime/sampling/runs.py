@@ -1,4 +1,4 @@
-"""Finds the positions that sample in a step with drafts, and how many drafts each row accepts."""
+"""Finds the positions at which rows sample in a step with drafts, and how many drafts each row accepts."""
 
 from typing import NamedTuple
 
@@ -6,28 +6,33 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan
 
-NOTHING = -2  # no draft; differs from every token id and from ERROR_TOKEN
+NOTHING = -2  # in place of a draft: there is none; differs from every token id and from ERROR_TOKEN
 
 
 class Runs(NamedTuple):
-    """s rows that sample at p positions. A row samples at its last known token and at each draft."""
+    """The sampling positions of s rows, p in total. A row samples at its last known token and at each
+    draft.
+    """
 
     places: np.ndarray  # intp [p], index of each position in the step
-    first: np.ndarray  # intp [s], index of the row's first position among the p
-    row_of: np.ndarray  # intp [p], index of the position's row among the s
-    follows: np.ndarray  # int32 [p], the draft after the position; NOTHING at a row's last position
+    first: np.ndarray  # intp [s], index of the first position of each row among the p positions
+    row_of: np.ndarray  # intp [p], index of the row of each position among the s rows
+    follows: np.ndarray  # int32 [p], the draft after each position; NOTHING at the last position of a row
 
     def counts(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return how many tokens each row gives, int64 [s], if `token_ids` (int32 [p]) are sampled.
+        """Return the number of tokens that each row returns, int64 [s]. `token_ids`: the sampled tokens,
+        int32 [p].
 
-        A row gives its sampled tokens up to and including the first that differs from the draft after its
-        position.
+        A row returns its sampled tokens up to and including the first token that differs from the draft after
+        its position.
         """
         ends = np.flatnonzero(token_ids != self.follows)
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return each row's first position and drafts. `selected` has all positions in its rows."""
+        """Return the first position and the drafts of each row. `selected` must have all positions of its
+        rows.
+        """
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]
         ends = (heads + sizes - 1).tolist()
@@ -35,8 +40,8 @@ class Runs(NamedTuple):
 
 
 def runs_of(plan: StepPlan) -> Runs | None:
-    """Return the plan's runs, or None if no sampling row has drafts."""
-    # With as many tokens as rows, each row has one token, which is no draft.
+    """Return the sampling positions of the plan, or None if no sampling row has drafts."""
+    # If there are as many tokens as rows, each row has a single token, which is not a draft.
     if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):
         return None
     num_drafts = plan.num_drafts[plan.sample]

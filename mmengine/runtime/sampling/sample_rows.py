@@ -1,4 +1,6 @@
-"""The rows that sample in a step. With drafts a row has an entry for each position that samples."""
+"""Describes the positions at which rows sample in a step. With drafts, a row may sample at several
+positions.
+"""
 
 import msgspec
 import numpy as np
@@ -10,10 +12,11 @@ from mmengine.runtime.sampling.runs import Runs
 
 
 class SampleRows(msgspec.Struct, frozen=True, eq=False):
-    """s entries, one for each position that samples. With drafts (`in_runs`) a row may have several entries.
+    """s entries, one for each position that samples. If `in_runs`, rows have drafts and may have several
+    entries.
 
-    `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index, from 0, that
-    the sampled token has in the row's output. `wanted`: all rows' `options`, or-ed. `drafted`: the
+    `rows`: row numbers. `columns`: the records of the rows (rows.COLUMNS). `output_index`: the index of the
+    sampled token in the row's output, from 0. `wanted`: the bitwise or of all rows' `options`. `drafted`: the
     drafts that precede each position, if rows have penalties. `follows` (int32 [s]): the draft after each
     position, if rows have history rules.
     """
@@ -30,7 +33,9 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """Return entries for `rows` [s]. `num_known` [s]: how many tokens a row has before it samples."""
+        """Return the entries of `rows` [s]. `num_known` [s]: number of tokens of each row before it
+        samples.
+        """
         records = columns.of(rows)
         wanted = int(np.bitwise_or.reduce(records["options"]))
         drafted = None
@@ -41,7 +46,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         return cls(rows, records, output_index, wanted, runs is not None, drafted, follows)
 
     def take(self, selected: np.ndarray) -> "SampleRows":
-        """Return the entries `selected` (ascending indices)."""
+        """Return only the entries `selected` (ascending indices)."""
         drafted = self.drafted
         if drafted is not None:
             position, *others = drafted.pairs
@@ -60,8 +65,8 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
 
 
 def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> DraftPairs | None:
-    """Return the drafts that precede each position in `selected` in their row, or None if there
-    are none.
+    """Return the drafts that precede each position of `selected` in its row, or None if there are no
+    drafts.
     """
     depths = selected - runs.first[runs.row_of[selected]]
     if not depths.any():

@@ -1,19 +1,20 @@
-"""Samples tokens from logits, for all rows in a step at once.
+"""Samples tokens from logits, for all rows of a step together.
 
-These operations are applied to a row in this order, each only if the row uses it:
+The following operations are applied to a row in this order. Operations that a row does not use are left out.
 
-    1. Logprobs are computed from the model's own logits. Then tokens that the row's grammar does not allow
-       are excluded.
+    1. Logprobs are computed from the unchanged logits of the model. Then tokens that the row's grammar does
+    not allow are excluded.
     2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
        presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded.
-    3. If the temperature is 0: the most likely token, ties to the lowest id.
-    4. Else temperature, top-k, top-p, min-p, typical-p, Gumbel noise, and the token with the largest sum.
-    5. If the text must be completed within its budget and the sampled token would leave too few tokens for
-       that: a token that completes the text (`close`).
+    3. With temperature 0, the most likely token is chosen; of equally likely tokens, the one with the lowest
+    id. 4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
+    the largest sum of logit and noise is chosen.
+    5. If the text must be completed within its budget, and the chosen token would leave too few tokens for
+       this, the token is replaced by one that completes the text (`close`).
 
-2 and 4 have the same order as transformers' logits processors. A row with NaN or +inf, or without a finite
-logit, gets no token. A single -inf only excludes its token. The caller's logits stay unchanged, except in
-rows with a mask.
+The order within 2 and 4 is the same as for transformers' logits processors. A row gets no token if its logits
+contain NaN or +inf, or are not finite for any token. A single -inf only excludes its token. The caller's
+logits stay unchanged, except in rows with a mask.
 """
 
 from collections.abc import Sequence
@@ -53,10 +54,10 @@ COUNTED = HISTORY | PENALTIES
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The logprobs for m sampling rows, which are at `indices` (on the host).
+    """The logprobs of m sampling rows. `indices`: the indices of these rows, on the host.
 
-    `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens, best first,
-    where k is the largest number that a row asks for.
+    `chosen` [m]: the logprob of each chosen token. `best`, `best_ids` [m, k]: the k likeliest tokens in
+    descending order, where k is the largest number that a row requests.
     """
 
     indices: np.ndarray
@@ -70,7 +71,7 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
     logprobs: Logprobs | None
 
     def to_host(self) -> "SampledTokens":
-        """Return the tokens on the host. The copy from a GPU goes to pinned memory and is not awaited."""
+        """Return the tokens on the host. A copy from a GPU goes to pinned memory, and is not waited for."""
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
@@ -84,10 +85,10 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """The chosen tokens, int64 [s], and each row's largest allowed logit [s].
+    """The chosen tokens, int64 [s], and the largest allowed logit of each row [s].
 
-    If `largest` is not finite, the row has failed. If logprobs are wanted, `logits` are the model's own,
-    without masks.
+    If `largest` is not finite, the row has failed. `logits`: if logprobs are wanted, the model's unchanged
+    logits, without masks.
     """
 
     token_ids: torch.Tensor
@@ -96,7 +97,7 @@ class TokenChoice:
 
 
 class ForcedTokens(NamedTuple):
-    """Tokens that are forced, not sampled, and their indices among the sampling positions."""
+    """Tokens that are forced instead of sampled, and their indices among the sampling positions."""
 
     places: Sequence[int] = ()
     token_ids: Sequence[int] = ()
@@ -115,7 +116,7 @@ class Sampler:
             compile_all(self._kernels, vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
-        """Set up a row for its new request. Call after RowColumns.admit."""
+        """Prepare a row for its new request. Call this method after `RowColumns.admit`."""
         self._counts.admit(admission, self._rows)
         self._history.admit(admission, self._rows)
 
@@ -126,7 +127,7 @@ class Sampler:
         masks: Masks | None = None,
         forced: ForcedTokens = NO_FORCED_TOKENS,
     ) -> SampledTokens:
-        """Sample float32 logits [s, vocab_size], one row for each entry in `batch`.
+        """Sample tokens from float32 logits [s, vocab_size], with one row for each entry in `batch`.
 
         Does not wait for the device.
         """
@@ -135,13 +136,13 @@ class Sampler:
         return self.conclude(chosen, batch)
 
     def put(self, chosen: TokenChoice, forced: ForcedTokens) -> None:
-        """Replace choices in place by the tokens `forced`."""
+        """Replace chosen tokens by the tokens `forced`, in place."""
         if forced.places:
             places = upload(np.array(forced.places, np.int64), self.device)
             chosen.token_ids[places] = upload(np.array(forced.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> TokenChoice:
-        """Choose tokens as `sample` does. The caller may change the choice, and then calls `conclude`."""
+        """Choose tokens as `sample` does. The caller may change the choice, and must then call `conclude`."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
         own_logits = logits
@@ -161,9 +162,9 @@ class Sampler:
         return TokenChoice(token_ids, largest, own_logits)
 
     def choose_again(self, chosen: TokenChoice, batch: SampleRows, masks: Masks) -> None:
-        """Replace the choices for the rows in `masks` in place by tokens that the masks allow.
+        """Replace the chosen tokens of the rows in `masks` by tokens that the masks allow, in place.
 
-        Only on a CPU.
+        Only for a CPU.
         """
         selected = torch.from_numpy(masks.selected)
         narrow = Masks(np.arange(len(masks.selected)), masks.bits)
@@ -171,9 +172,10 @@ class Sampler:
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
     def close(self, chosen: TokenChoice, closing: Closing) -> None:
-        """Replace choices in place by tokens that complete the rows' texts, where `closing` says so.
+        """Replace chosen tokens by tokens that complete the rows' texts, in place, where `closing` decides
+        so.
 
-        Waits for the device, because `closing` must know the sampled tokens.
+        Waits for the device, because `closing` needs the sampled tokens.
         """
         places = upload(closing.places, self.device)
         sampled = chosen.token_ids[places].tolist()
@@ -182,7 +184,7 @@ class Sampler:
             chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
 
     def conclude(self, chosen: TokenChoice, batch: SampleRows) -> SampledTokens:
-        """Count the chosen tokens, compute logprobs, and return the sampled tokens."""
+        """Count the chosen tokens, compute their logprobs, and return both."""
         token_ids = chosen.token_ids
         _refuse_broken(token_ids, chosen.largest)
         if batch.wanted & COUNTED and not batch.in_runs:
@@ -194,10 +196,10 @@ class Sampler:
         )
 
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
-        """Count `token_ids` [s] for their rows.
+        """Count `token_ids` [s] for the penalties and history rules of their rows.
 
-        `sample` does this itself unless `batch` is in runs. In runs it is known only later, when the step is
-        read, which tokens are accepted.
+        `sample` counts tokens itself, except in a step with drafts. There the accepted tokens are known only
+        when the step is read.
         """
         options = batch.columns["options"]
         if len(selected := np.flatnonzero(options & PENALTIES)):
@@ -213,9 +215,10 @@ class Sampler:
         largest: torch.Tensor,
         token_ids: torch.Tensor,
     ) -> None:
-        """Exclude disallowed tokens in place, and replace `token_ids` by the likeliest allowed tokens.
+        """Exclude the tokens that masks do not allow, in place, and replace `token_ids` by the likeliest
+        allowed tokens.
 
-        A row's `largest` becomes the largest allowed logit, unless the row has already failed.
+        The entry of a row in `largest` becomes its largest allowed logit, unless the row has already failed.
         """
         is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
@@ -231,11 +234,11 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Return the rows' options [s] without MIN_TOKENS where nothing is left to do, and all options or-ed.
+        """Handle MIN_TOKENS where this is simple. Returns the rows' options [s], in which the bit MIN_TOKENS
+        remains only for rows that must still be handled, and the bitwise or of all options.
 
-        Nothing is left to do for rows that have at least min_tokens tokens. On a CPU, greedy rows without
-        other options are handled here: most chose a token that does not end the text, and the others get
-        another token in `token_ids`.
+        Rows with at least min_tokens tokens need nothing. On a CPU, greedy rows without other options are
+        handled here: if such a row chose a token that ends the text, it gets another token in `token_ids`.
         """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])
@@ -256,7 +259,9 @@ class Sampler:
     def _next_topk(
         self, logits: np.ndarray, tokens: np.ndarray, selected: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Write to `tokens` [s], at indices `selected`, the most likely tokens that do not end the text."""
+        """Write the most likely tokens that do not end the text to `tokens` [s], at the indices
+        `selected`.
+        """
         if not len(selected):
             return
         places = selected[:, None], self._rows.blocked[rows[selected]]
@@ -266,9 +271,9 @@ class Sampler:
         logits[places] = kept
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Return tokens for rows with options in ADJUSTED or RANDOM.
+        """Return the tokens of rows that have options in ADJUSTED or RANDOM.
 
-        Adjusted rows in `logits` are overwritten.
+        Rows of `logits` with options in ADJUSTED are overwritten.
         """
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
             logits = self._adjust(logits, options, batch)
@@ -282,7 +287,7 @@ class Sampler:
         return token_ids
 
     def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Apply step 2 in the module docstring. Returns the changed logits, which may be `logits` itself."""
+        """Apply step 2 of the module docstring. Returns the changed logits, which may be `logits` itself."""
         selected = np.flatnonzero(options & BIAS)
         if len(selected):
             pairs = [self._rows.bias[row] for row in batch.rows[selected].tolist()]
@@ -332,7 +337,7 @@ class Sampler:
 
 
 def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
-    """Write ERROR_TOKEN in place for rows whose `largest` logit is not finite."""
+    """Write ERROR_TOKEN for rows whose `largest` logit is not finite, in place."""
     if token_ids.device.type != "cpu":
         token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
         return
@@ -344,7 +349,7 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
 def _scatter_index(
     selected: np.ndarray, ids: list[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two index tensors, rows and tokens. `ids`: the token ids for each row in `selected`."""
+    """Return two index tensors, rows and tokens. `ids`: the token ids of each row in `selected`."""
     rows = np.repeat(selected, [len(some) for some in ids])
     both = upload(np.stack((rows, np.concatenate(ids))), device)
     return both[0], both[1]

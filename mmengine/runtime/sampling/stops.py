@@ -1,4 +1,6 @@
-"""Finds sampled tokens that end their row's text."""
+"""Finds the sampled tokens that end a text: end-of-sequence and stop tokens, stop strings, and
+repetitions.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,33 +15,34 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.structured_output.rows.rows import Cut
 
 EOS, TOKEN, STRING = "eos", "token", "string"
-CLOSED = "closed"  # the text was completed because its token budget ended
+CLOSED = "closed"  # the kind of stop for a text that was completed because its token budget ended
 MAY_STOP = STOP_IDS | STOP_STRINGS | DETECTS_REPETITION
-GRAMMAR_END = "grammar"  # the grammar allows no further token
-STRING_ENDS = {True: STRING, False: CUT}  # keyed by whether the grammar is complete before the stop string
+GRAMMAR_END = "grammar"  # the kind of stop for a text after which the grammar allows no further token
+# The key of the next two dicts: whether the grammar was complete before the stop string or the repetition.
+STRING_ENDS = {True: STRING, False: CUT}
 
-REPETITION_ENDS = {True: REPETITION_CLOSED, False: REPETITION}  # keyed in the same way
+REPETITION_ENDS = {True: REPETITION_CLOSED, False: REPETITION}
 
 
 class StopWatcher(Protocol):
-    """Finds stop strings in the rows' texts. Called only for rows whose request has stop strings."""
+    """Finds stop strings in the texts of rows. Called only for rows whose request has stop strings."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
 
-        `token_ids`: int32, the prompt (len(request.prompt_token_ids) tokens) and the outputs so far, which a
-        preempted request has.
+        `token_ids`: int32, the prompt (len(request.prompt_token_ids) tokens), and the outputs before a
+        preemption.
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
         """Append one token to each row. `rows` and `token_ids`: int32 [s].
 
-        Returns ascending indices for rows in which a stop string is now complete. Later calls find nothing
-        more in these rows.
+        Returns the ascending indices of rows in which a stop string is now complete. A row is returned at
+        most once.
         """
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the text in `row`, which has a grammar, or None if none did."""
+        """Return where a stop string ended the text of `row`, which has a grammar, or None if none did."""
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:
@@ -55,14 +58,14 @@ def find_stops(
 ) -> tuple[tuple[int, str], ...]:
     """Return (index, kind) for each sampling row whose token ends its text.
 
-    `token_ids`: int32 [s]; negative: no token. A row does not stop before it has min_tokens tokens, nor at a
-    stop string before it has min_stop_tokens. End of sequence takes precedence over a stop token, a stop
-    token over a stop string, and a stop string over a repetition.
+    `token_ids`: int32 [s]; negative: no token. A row does not stop before it has min_tokens tokens, and not
+    at a stop string before it has min_stop_tokens tokens. If several kinds apply, the first of these counts:
+    end of sequence, stop token, stop string, repetition.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)
     if not wanted & MAY_STOP and not np.count_nonzero(at_eos):
-        return ()  # almost every decode step
+        return ()  # in almost every decode step
     may_stop = (batch.output_index >= batch.columns["min_tokens"]) & (token_ids >= 0)
     at_eos &= may_stop & ~batch.columns["ignore_eos"]
     kinds = dict.fromkeys(np.flatnonzero(at_eos).tolist(), EOS)

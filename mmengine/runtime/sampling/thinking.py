@@ -1,7 +1,7 @@
-"""Ends the reasoning in rows whose reasoning budget is used up, by forcing the end marker's tokens.
+"""Limits the reasoning of a text: when its token budget is used up, the tokens of the end marker are forced.
 
-Which tokens are forced depends only on the row's earlier tokens. So reasoning ends at the same token with and
-without drafts, and after a preemption or a crash.
+Which tokens are forced depends only on the row's earlier tokens. The reasoning therefore ends at the same
+token with and without drafts, and also after a preemption or a crash.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from mmengine.runtime.sampling.sampler import ForcedTokens
 
 
 class ReasoningState(NamedTuple):
-    """How far a text is in its reasoning.
+    """The progress of a text in its reasoning.
 
-    `opened`: how many start marker tokens it has. `said`: its tokens after the start marker. `closed`:
-    how many of its last tokens are the start of the end marker. `is_over`: there is no reasoning, or it
-    has ended.
+    `opened`: number of tokens of the start marker so far. `said`: number of tokens after the start marker.
+    `closed`: number of last tokens that are the beginning of the end marker. `is_over`: whether the text
+    has no reasoning, or the reasoning has ended.
     """
 
     opened: int = 0
@@ -30,7 +30,7 @@ class ReasoningState(NamedTuple):
 
     @classmethod
     def begin(cls, budget: ThinkingBudget) -> "ReasoningState":
-        """Return the state for an empty text."""
+        """Return the state of an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
@@ -46,14 +46,14 @@ class ReasoningState(NamedTuple):
         return self._replace(said=self.said + 1, closed=closed, is_over=closed == len(budget.end))
 
     def next(self, budget: ThinkingBudget) -> int | None:
-        """Return the token that must come next, or None if any token may."""
+        """Return the token that must come next, or None if any token is allowed."""
         if self.is_over or self.opened < len(budget.start) or self.said < budget.tokens:
             return None
         return budget.end[self.closed]
 
 
 class ThinkingRows:
-    """The reasoning states for rows that have a reasoning budget and may still reason."""
+    """The reasoning states of rows that have a reasoning budget and whose reasoning has not ended."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, ReasoningState]] = {}
@@ -66,7 +66,7 @@ class ThinkingRows:
             self._append(row, token_ids[len(request.prompt_token_ids) :].tolist())
 
     def forced_tokens(self, batch: SampleRows, runs: Runs | None) -> ForcedTokens:
-        """Return the tokens that are forced, and their ascending indices among the sampling positions."""
+        """Return the forced tokens, and their ascending indices among the sampling positions."""
         places: list[int] = []
         tokens: list[int] = []
         for place in self._reasoning(batch.rows):
@@ -81,9 +81,10 @@ class ThinkingRows:
         return ForcedTokens(places, tokens)
 
     def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append sampled tokens to rows (int32 [s]). `counts` [s]: tokens per row; None: one each.
+        """Append the sampled tokens to the rows (int32 [s]). `counts` [s]: number of tokens of each row;
+        None: one token each.
 
-        `token_ids`: int32, the first row's tokens, then the second row's, and so on.
+        `token_ids`: int32, the tokens of each row in turn.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):
@@ -91,7 +92,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return ascending indices for `rows` that may still reason."""
+        """Return the ascending indices of the `rows` whose reasoning may continue."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

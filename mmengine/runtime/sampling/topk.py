@@ -1,33 +1,33 @@
-"""Finds the most likely tokens in rows. Ties go to the lowest id."""
+"""Finds the most likely tokens of each row. If tokens are equally likely, the lowest token id comes first."""
 
 import numpy as np
 import torch
 
 
 def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's largest logit [r] and its token, int64 [r].
+    """Return the largest logit of each row [r], and its token, int64 [r].
 
-    Ties go to the lowest id. NaN counts as the largest logit.
+    Of several tokens with the largest logit, the lowest id is returned. NaN counts as the largest logit.
     """
     if logits.device.type != "cpu":
         return logits.max(dim=-1)
-    values = logits.numpy()  # numpy's argmax is several times as fast
+    values = logits.numpy()  # the argmax of numpy is several times as fast
     token_ids = values.argmax(axis=-1)
     return torch.from_numpy(values[np.arange(len(values)), token_ids]), torch.from_numpy(token_ids)
 
 
 def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's `most` largest values and their tokens, both [r, most], best first.
+    """Return the `most` largest values of each row and their tokens, both [r, most], in descending order.
 
-    `logprobs`: float32 [r, vocab_size]. Ties go to the lowest id. (In torch's topk the ties' order depends on
-    `most` and on the row count.)
+    `logprobs`: float32 [r, vocab_size]. Of equal values, the lowest token id comes first. (In `torch.topk`
+    the order of equal values depends on `most` and on the number of rows.)
     """
-    if logprobs.device.type == "cpu":  # on a CPU it is cheap to check that there are no ties
+    if logprobs.device.type == "cpu":  # on a CPU, a check for equal values is cheap
         values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)
         if not (values[:, 1:] == values[:, :-1]).any():
             return values[:, :most], token_ids[:, :most]
     bits = logprobs.view(torch.int32)
-    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers in the same order as the floats
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers that sort in the order of the floats
     last = logprobs.shape[1] - 1
     keys = (order << 32) | torch.arange(last, -1, -1, device=logprobs.device)
     token_ids = last - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)
