@@ -1,4 +1,6 @@
-"""Chooses the drafters for the setting `spec`, and fills in the settings that they need."""
+"""Creates the drafters that the setting `spec` selects, and fills in the settings that these drafters
+need.
+"""
 
 from pathlib import Path
 
@@ -20,9 +22,9 @@ from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Default number of drafts per row: without a head, and with grammar and head together.
+# Default number of drafts of a row: without a draft head, and with a head after drafts from a grammar.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
-# group of entry points whose functions return the folder of a draft head for the embedded checkpoint
+# Group of entry points whose functions return the folder of a draft head for the embedded checkpoint.
 HEADS = "mmengine.draft_heads"
 HEAD, GRAMMAR, AUTO = "eagle3", "grammar", "auto"
 
@@ -32,9 +34,9 @@ log = structlog.get_logger("mmengine.operators")
 def head_folder(
     config: EngineConfig, spec: ModelSpec, model: Path, placement: Placement
 ) -> HeadFolder | None:
-    """Return the draft head that the setting `spec` requests for the checkpoint in `model`, or None.
+    """Return the draft head that the setting `spec` selects for the checkpoint in `model`, or None.
 
-    The head's files have been read and checked. Raises ConfigError or ModelError.
+    The files of the head have been read and checked. Raises ConfigError or ModelError.
     """
     name, given, path = config.spec.partition("=")
     if name not in (HEAD, AUTO):
@@ -58,9 +60,9 @@ def _own_head(model: Path) -> Path | None:
 def _automatic_head(
     config: EngineConfig, target: Target, model: Path, placement: Placement
 ) -> HeadFolder | None:
-    """Return the checkpoint's own head if the native kernels can run it, else None.
+    """Return the draft head of the checkpoint if the native kernels support it, else None.
 
-    The user did not request this head, so a problem with it is not an error.
+    The user did not request this head, so a problem with the head is not an error.
     """
     if config.compat or config.tensor_parallel > 1:
         return None
@@ -78,8 +80,8 @@ def _automatic_head(
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
-    """Return `config` with the draft count per row, and the slot count that a head needs after a row's
-    tokens.
+    """Return `config` with the number of drafts of a row, and the number of KV slots that a draft head needs
+    after the tokens of a row.
 
     Raises ConfigError for settings that contradict the setting `spec`.
     """
@@ -111,8 +113,8 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
 
 
 def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
-    """Return `head` if `config` reserves slots for it, else None. A continued log's settings may reserve
-    none.
+    """Return `head` if `config` reserves KV slots for it, else None. The settings of a continued log may
+    reserve none.
 
     Raises ConfigError if there are no slots although the user requested the head.
     """
@@ -124,7 +126,7 @@ def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None
 
 
 def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
-    """Return the drafters that need no device, the preferred one first.
+    """Return the drafters that compute on the host, the preferred drafter first.
 
     Raises ConfigError for an unknown name.
     """

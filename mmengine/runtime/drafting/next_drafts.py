@@ -1,7 +1,8 @@
-"""Chooses the next step's drafts. A row gets drafts from its first drafter that has any.
+"""Chooses the drafts of the next step. A row gets its drafts from the first drafter that has drafts for it.
 
-A draft head may continue after them. A drafter may be third-party code: if it raises an exception or returns
-invalid drafts, it has no drafts in that step. The failure is counted, and the first one is logged.
+After the drafts of another drafter, a draft head may add drafts of its own. A drafter may be third-party
+code. If a drafter raises an exception or returns invalid drafts, it counts as having no drafts in this step.
+The failure is counted, and the first failure is logged.
 """
 
 from collections.abc import Sequence
@@ -18,14 +19,14 @@ from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MOST_GOES = 2  # times that a head drafts for a row per step: it continues once after forced tokens
+MOST_GOES = 2  # maximum number of proposals of a head for a row in a step: one more after forced tokens
 
 log = structlog.get_logger("mmengine.operators")
 
 
 class Drafts(NamedTuple):
-    """The drafts for s rows, as in StepResult: `token_ids` int32 [counts.sum()], `counts` int32 [s], and
-    `drafters` int32 [s], the number of each row's last drafter.
+    """The drafts of s rows, as in StepResult. `token_ids`: int32 [counts.sum()]. `counts`: int32 [s].
+    `drafters`: int32 [s], the number of the last drafter of each row.
     """
 
     token_ids: np.ndarray
@@ -34,10 +35,10 @@ class Drafts(NamedTuple):
 
 
 class Drafting:
-    """The engine's drafters, preferred ones first. A drafter's index is its number in the log.
+    """The drafters of an engine, preferred drafters first. The index of a drafter is its number in the log.
 
-    A row gets at most `most` drafts, never more than its answer may still have tokens, and only drafts that
-    its grammar allows.
+    A row gets at most `most` drafts, and not more drafts than its answer may still have tokens. Only drafts
+    that its grammar allows are used.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class Drafting:
         self.names = [str(getattr(each, "name", type(each).__name__)) for each in drafters]
         self._max_model_len, self._vocab_size = max_model_len, vocab_size
         self._texts = Texts(len(rows.columns), max_model_len + 1)
-        # [drafter, row]: whether the drafter drafts for the row's request.
+        # [drafter, row]: whether the drafter drafts for the request in the row.
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
-        self.num_followed = 0  # rows that at least one drafter drafts for
-        # The drafter that reads the target's hidden states.
+        self.num_followed = 0  # number of rows for which at least one drafter drafts
+        # The drafter that reads hidden states of the target model, or None.
         self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
         self.failures = [0] * len(drafters)
 
     @property
     def report(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, indexed by the drafter's number."""
+        """The name and the failure count of each drafter, in the order of the drafter numbers."""
         return list(zip(self.names, self.failures, strict=True))
 
     def admit(self, admission: Admission) -> None:
@@ -83,7 +84,7 @@ class Drafting:
         self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
     def skip(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Update the drafters after a step without drafts. `counts` None: one token per row."""
+        """Update the drafters after a step without drafts. `counts` None: one token for each row."""
         self._texts.append_later(rows, token_ids, counts)
 
     def drafts(
@@ -95,11 +96,11 @@ class Drafting:
         states: TargetStates | None = None,
         room: np.ndarray | None = None,
     ) -> Drafts | None:
-        """Return drafts after a step in which `rows` [s] generated `token_ids`; None if there are no drafts.
+        """Return the drafts after a step in which `rows` [s] got `token_ids`, or None if there are no drafts.
 
-        `counts` [s]: how many tokens each row generated. `going`: ascending indices (intp) of the rows that
-        continue and may have drafts. `states`: the step's states for a head. `room`: how many drafts each row
-        may have from each drafter (`StepPlan.draft_room`).
+        `counts` [s]: number of tokens that each row got. `going`: ascending indices (intp) of the rows that
+        continue and may have drafts. `states`: the target's states in this step, for a draft head. `room`:
+        the maximum number of drafts of each row from each drafter (`StepPlan.draft_room`).
         """
         if not self.num_followed:
             return None
@@ -132,7 +133,7 @@ class Drafting:
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
     def _catch_up(self, head: Eagle3Drafter, states: TargetStates | None) -> bool:
-        """Let the head read the step. Returns False if the head failed and so must not draft after this
+        """Let the head read the step. Returns False if the head failed, so that it must not draft after this
         step.
         """
         if not head.is_asked:
@@ -154,9 +155,10 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:
-        """Put drafter `number`'s tokens for rows[selected] into `out`, within each row's `limits`.
+        """Put tokens of drafter `number` for rows[selected] into `out`, within the `limits` of the rows.
 
-        A head continues after other drafters' tokens. Other drafters draft only for rows without drafts.
+        A draft head continues after the tokens of other drafters. Any other drafter drafts only for rows that
+        have no drafts yet.
         """
         drafts, found, _ = out
         is_head = self._drafters[number] is self.head
@@ -178,7 +180,7 @@ class Drafting:
     ) -> Proposed | None:
         """Return a drafter's proposal, or None if there is none or it is invalid.
 
-        `given`: the tokens that a head continues after.
+        `given`: the tokens of other drafters, after which a head continues.
         """
         try:
             behind = () if given is None else (given,)
@@ -208,10 +210,10 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> np.ndarray:
-        """Put the proposal for rows[selected] into `out`, as far as grammars allow.
+        """Put the proposal for rows[selected] into `out`, as far as the rows' grammars allow it.
 
         Returns the rows whose grammar then forced further tokens within `limits`. The drafter may continue
-        after these.
+        after these tokens.
         """
         drafts, found, drafters = out
         first, ends, places = found.copy(), found.copy(), np.arange(self._most)
@@ -241,5 +243,5 @@ class Drafting:
 
 
 def drafts_for_no_row(plan: StepPlan) -> bool:
-    """Return whether the step after `plan` gets no drafts."""
+    """Return whether no row may have drafts in the step after `plan`."""
     return plan.draft_room is not None and not len(plan.draft_room)

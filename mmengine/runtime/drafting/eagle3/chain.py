@@ -1,4 +1,4 @@
-"""Drafts a token chain for each row: each greedy token is the input for the head's next pass."""
+"""Drafts a chain of tokens for each row: each greedily chosen token is the input of the head's next pass."""
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +21,11 @@ def draft(
     block_size: int,
     graphs: ChainGraphs | None = None,
 ) -> np.ndarray:
-    """Return the drafts for n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
+    """Return the drafts of n rows as token ids of the target, int64 [n, max(most)], padded with NO_DRAFT.
 
-    `z`, `carry`: [n, h], results from `DraftHead.forward` for each row's last token. `first_layer`: the
-    head's first layer in `attention`'s pool. `attention` is used for other steps, so the caller must call its
-    `begin` again. `graphs`: captured passes for the same head and pool.
+    `z`, `carry`: [n, h], the results of `DraftHead.forward` for the last token of each row. `first_layer`:
+    the first layer of the head in the pool of `attention`. Call `begin` of `attention` again afterwards,
+    because it is used for other steps here. `graphs`: captured passes of the same head and pool.
     """
 
     def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:
@@ -36,7 +36,7 @@ def draft(
 
     rows.check(block_size)
     longest = int(rows.most.max(initial=0))
-    if longest and longest == rows.most.min():  # all rows have the same number of drafts, as usual
+    if longest and longest == rows.most.min():  # the usual case: all rows have equally many drafts
         return chain(z, carry, rows).T
     drafts = np.full((len(rows.most), longest), NO_DRAFT, np.int64)
     going, order = rows.longest_first()

@@ -1,4 +1,4 @@
-"""The rows in a draft chain, and the cache slots that their drafts are written to."""
+"""Describes the rows of a draft chain, and the KV slots to which their drafts are written."""
 
 import msgspec
 import numpy as np
@@ -8,23 +8,23 @@ from mmengine.runtime.attention.base import AttentionMeta
 
 
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
-    """n rows whose tokens the head has read, and how many drafts each gets.
+    """n rows whose tokens the head has read, with the number of drafts for each row.
 
-    Drafts write KV after `kv_lens` tokens. This KV is provisional: when the target has decided which drafts
-    are accepted, the same slots are overwritten.
+    The KV of drafts is written after the first `kv_lens` tokens. This KV is provisional: the same slots are
+    written again when the target has decided which drafts are accepted.
     """
 
-    most: np.ndarray  # int32 [n], number of drafts of each row, 0 or more
-    kv_lens: np.ndarray  # int32 [n], tokens of each row in the head's cache
+    most: np.ndarray  # int32 [n], number of drafts for each row, 0 or more
+    kv_lens: np.ndarray  # int32 [n], number of tokens of each row in the head's KV pool
     positions: np.ndarray  # int32 [n], position of the first token after kv_lens, on all three axes
-    # int32 [n, b], with blocks for kv_lens + most - 1 tokens; the row stride may exceed b.
+    # int32 [n, b], with blocks for kv_lens + most - 1 tokens. The row stride may exceed b.
     table: np.ndarray
-    # int64 [n, max(most) or more], other drafters' tokens, which are a row's first drafts. NO_DRAFT: the head
-    # chooses the draft. None: the head chooses all drafts.
+    # int64 [n, max(most) or more], tokens of other drafters, which are the first drafts of a row. NO_DRAFT:
+    # the head chooses this draft. None: the head chooses all drafts.
     given: np.ndarray | None = None
 
     def check(self, block_size: int) -> None:
-        """Raise ValueError if a draft would be written to a block that the row does not have."""
+        """Raise ValueError if a draft would be written to a block that its row does not have."""
         room = self.table.shape[1] * block_size
         if not len(self.most) or int(self.kv_lens.max()) + int(self.most.max()) - 1 <= room:
             return
@@ -35,7 +35,7 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Return the metadata for the pass that computes draft number `ahead` (from 0) in the first `active`
+        """Return the metadata of the pass that computes draft number `ahead` (from 0) for the first `active`
         rows.
         """
         at = self.kv_lens[:active] + np.int32(ahead)
@@ -44,14 +44,16 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         return AttentionMeta(np.ones(active, np.int32), at + np.int32(1), slots, self.table[:active])
 
     def longest_first(self) -> tuple["ChainRows", np.ndarray]:
-        """Return the rows that get drafts, sorted by descending `most`, and their indices in this object."""
+        """Return the rows that get drafts, by descending `most`, and the indices of these rows in this
+        object.
+        """
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
         columns = (self.most[order], self.kv_lens[order], self.positions[order], self.table[order])
         return ChainRows(*columns, None if self.given is None else self.given[order]), order
 
     def drafts(self) -> np.ndarray:
-        """Return the given drafts, int64 [max(most), n], with NO_DRAFT where the head chooses."""
+        """Return the given drafts, int64 [max(most), n], with NO_DRAFT where the head chooses the draft."""
         longest = int(self.most.max())
         if self.given is None:
             return np.full((longest, len(self.most)), NO_DRAFT, np.int64)

@@ -1,8 +1,8 @@
-"""Holds tokens that a draft head has yet to read, while no row may have drafts.
+"""Stores the tokens that a draft head has not read yet, while no row may have drafts.
 
-A step is stored unchanged, which costs almost no time. Only before the next drafts are made does this module
-find out which row owns each token, and remove rejected drafts. Finished requests' tokens have no owner,
-but a request that begins with the same blocks can borrow them.
+A step is stored unchanged, which takes almost no time. Before the next drafts are made, this module finds the
+row to which each token belongs, and removes rejected drafts. The tokens of a finished request belong to no
+row. A request that begins with the same blocks can still borrow these tokens.
 """
 
 import msgspec
@@ -14,17 +14,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
-MOST_TOKENS = 2048  # most tokens that may wait; their states take 6 MiB for the embedded checkpoint
-# MERGED: instead of a step number, for tokens of earlier, merged steps. UNOWNED: instead of a row.
+MOST_TOKENS = 2048  # maximum number of waiting tokens; the embedded checkpoint's states then take 6 MiB
+# MERGED: in place of a step number, for tokens of earlier, merged steps. UNOWNED: in place of a row.
 MERGED, UNOWNED = -1, -1
-AT_ONCE = 1024  # most tokens that the head reads in one step, so that no step takes long
+AT_ONCE = 1024  # maximum number of waiting tokens that the head reads in a step, so that no step takes long
 
 
 class Tokens(msgspec.Struct, frozen=True, eq=False):
-    """t tokens in the order in which they were computed."""
+    """t waiting tokens, in the order in which they were computed."""
 
-    rows: np.ndarray  # intp [t], UNOWNED for tokens of finished requests
-    index: np.ndarray  # int32 [t], each token's position in its request
+    rows: np.ndarray  # intp [t], UNOWNED for the tokens of finished requests
+    index: np.ndarray  # int32 [t], the position of each token in its request
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
@@ -41,19 +41,19 @@ class Tokens(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deferred:
-    """All waiting tokens in the engine. `num_tokens`: how many are stored."""
+    """All waiting tokens of the engine. `num_tokens`: number of stored tokens."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
-        self._left: Tokens | None = None  # tokens of earlier steps, merged
+        self._left: Tokens | None = None  # tokens of earlier steps, which were merged
         self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
-        self._num_noted = 0  # number of steps that `_has_any` covers
+        self._num_noted = 0  # number of steps that `_has_any` takes into account
         self._has_any = np.zeros(num_rows, bool)
-        # For each row, the first step whose tokens belong to the row's present request.
+        # For each row, the first step whose tokens belong to the current request of the row.
         self._since = np.full(num_rows, MERGED)
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
-        """Add a step's tokens: in all rows, or only in rows with `late` True (bool [n])."""
+        """Store the tokens of a step, from all rows or only from the rows with `late` True (bool [n])."""
         self._steps.append((states, late))
         self.num_tokens += len(states.plan.input_ids)
 
@@ -65,23 +65,24 @@ class Deferred:
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """Discard the waiting tokens in `rows` [n]."""
+        """Discard the waiting tokens of `rows` [n]."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
 
     def owners(self, blocks: np.ndarray, block_size: int) -> np.ndarray:
-        """Return the rows that have waiting tokens in `blocks`, and UNOWNED if a finished request has
-        some.
+        """Return the rows that have waiting tokens in `blocks`, and UNOWNED if a finished request has such
+        tokens.
         """
         tokens = self._merged()
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
     def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
-        """Give `row` copies of other rows' waiting tokens in `blocks`, which its request begins with.
+        """Give `row` copies of the tokens that wait in `blocks` for other rows. The row's request begins with
+        these blocks.
 
-        `table`: the row's block table, int32 [b]. Returns False if tokens before the row's own waiting ones
-        are missing.
+        `table`: the block table of the row, int32 [b]. Returns False if tokens that precede the row's own
+        waiting tokens are missing.
         """
         tokens = self._merged()
         at = tokens.index // block_size
@@ -97,16 +98,16 @@ class Deferred:
         return True
 
     def clear(self) -> np.ndarray:
-        """Discard all waiting tokens and return the rows that had any, intp."""
+        """Discard all waiting tokens. Returns the rows that had waiting tokens, intp."""
         rows = np.flatnonzero(self.is_late(np.arange(len(self._has_any))))
         self._steps, self._left, self.num_tokens, self._num_noted = [], None, 0, 0
         self._has_any[:], self._since[:] = False, MERGED
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
-        """Remove and return at most AT_ONCE waiting tokens in `rows`, row by row; None if there are none.
+        """Remove and return at most AT_ONCE waiting tokens of `rows`, row by row; None if there are none.
 
-        `rows`: intp [n]. `table`: their block tables, int32 [n, b].
+        `rows`: intp [n]. `table`: the block tables of these rows, int32 [n, b].
         """
         tokens = self._merged()
         stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == UNOWNED)
@@ -116,7 +117,7 @@ class Deferred:
         others = np.flatnonzero(stands & (owner == UNOWNED))
         order = np.lexsort((tokens.index, owner))[np.count_nonzero(owner == UNOWNED) :]
         key = np.stack((owner[order], tokens.index[order]))
-        # If a position was computed twice, its first token was a rejected draft: keep the last one.
+        # If a position was computed twice, the first token was a rejected draft, so the last token is kept.
         order = order[np.append((key[:, 1:] != key[:, :-1]).any(axis=0), True)] if len(order) else order
         counts = np.bincount(owner[order], minlength=len(rows))
         given = np.clip(AT_ONCE - (np.cumsum(counts) - counts), 0, counts)
@@ -131,14 +132,14 @@ class Deferred:
         return HeadBatch(rows[selected], given, starts, table[selected], *parts, is_all=given == counts)
 
     def _keep(self, tokens: Tokens) -> None:
-        """Replace all waiting tokens by `tokens`."""
+        """Make `tokens` the only waiting tokens."""
         self.clear()
         if len(tokens.rows):
             self._left, self.num_tokens = tokens, len(tokens.rows)
             self._has_any[tokens.rows[tokens.rows != UNOWNED]] = True
 
     def _merged(self) -> Tokens:
-        """Merge all stored steps and return the waiting tokens. At least one token must be waiting."""
+        """Merge all stored steps, and return the waiting tokens. Requires at least one waiting token."""
         parts = []
         if self._left is not None:
             self._left.rows[self._since[self._left.rows] > MERGED] = UNOWNED
@@ -147,11 +148,11 @@ class Deferred:
             parts.append(self._waiting())
         if self._steps:
             self._keep(_joined(parts))
-        assert self._left is not None  # callers know that tokens are waiting
+        assert self._left is not None  # guaranteed by the callers
         return self._left
 
     def _waiting(self) -> Tokens:
-        """Return the waiting tokens from steps that are not merged yet."""
+        """Return the waiting tokens of the steps that are not merged yet."""
         plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])

@@ -1,14 +1,15 @@
-"""Drafts tokens for running rows with an EAGLE-3 head.
+"""Drafts tokens for running rows with an EAGLE-3 draft head.
 
-The head has its own KV pool, with the target's block tables. Token x[p]'s slot holds the head's KV
-for the target's hidden states at p and the next token x[p + 1]. After each step all rows catch up: the head
-reads the target's states for accepted tokens, and overwrites its own drafts' KV. Then it drafts for the
-rows that may have drafts, from its own output, in slots that the next step frees or overwrites.
+The head has its own KV pool, but uses the block tables of the target model. The slot of token x[p] contains
+the head's KV for the target's hidden states at p and the next token x[p + 1]. After each step the head reads
+the target's states for accepted tokens, and overwrites the KV of its own drafts. Then the head drafts for the
+rows that may have drafts. For this it reads its own output, and writes KV to slots that the next step
+frees or overwrites.
 
-If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states wait,
-or they wait for too long, the drafter sleeps: the states are dropped, and the target runs as if there were
-no head. The drafter wakes when rows may have drafts again. It then drafts for rows whose keys are complete
-(keys.py), which are mostly new rows.
+If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states
+wait, or if they wait too long, the drafter sleeps: the states are dropped, and the target computes as if
+there were no head. The drafter wakes up when rows may have drafts again. It then drafts for rows whose keys
+are complete (keys.py), which are mostly new rows.
 """
 
 from typing import NamedTuple
@@ -39,17 +40,17 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
 from mmengine.spec_decode.texts import Texts
 
-MOST_STEPS = 256  # after more steps without drafts than this, the drafter sleeps
+MOST_STEPS = 256  # maximum number of consecutive steps without drafts before the drafter sleeps
 
 
 class GivenDrafts(NamedTuple):
-    """Other drafters' tokens for s rows, int32 [s, m], and how many each row has, intp [s]."""
+    """Tokens of other drafters for s rows, int32 [s, m], and the number of tokens of each row, intp [s]."""
 
     token_ids: np.ndarray
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Return the first `count` tokens for `rows` (indices, [n]), int64 [n, count], padded with
+        """Return the first `count` tokens of `rows` (indices, [n]), int64 [n, count], padded with
         NO_DRAFT.
         """
         there = np.arange(count) < self.counts[rows, None]
@@ -57,10 +58,11 @@ class GivenDrafts(NamedTuple):
 
 
 class Eagle3Drafter:
-    """A drafter with an EAGLE-3 head. Raises ConfigError if memory for its KV pool cannot be allocated.
+    """A drafter with an EAGLE-3 head. Raises ConfigError if the memory for its KV pool cannot be allocated.
 
-    `rows`: the runner's columns. `number`: this drafter's index among all drafters. `is_asked`: whether a row
-    may have drafts after the step that is being prepared. `graphs`: the captured passes, or None.
+    `rows`: the columns of the runner. `number`: the index of this drafter among all drafters. `is_asked`:
+    whether any row may have drafts after the step that is being prepared. `graphs`: the captured passes, or
+    None.
     """
 
     name = "eagle3"
@@ -75,14 +77,16 @@ class Eagle3Drafter:
         self.deferred = Deferred(config.max_num_seqs)
         self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
-        self._plan: StepPlan | None = None  # the last step that the head read
-        self._place = np.zeros(config.max_num_seqs, np.intp)  # each row's index in that step
-        # the head's outputs for that step: one for the last token of each row that it read
+        self._plan: StepPlan | None = None  # the plan of the last step that the head read
+        self._place = np.zeros(config.max_num_seqs, np.intp)  # the index of each row in this step
+        # The outputs of the head in this step, for the last token of each row that the head read.
         self._z = self._carry = torch.empty(0)
-        self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # each row's index in `_z`
+        self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # the index of each row in `_z`
 
     def capture(self, recorder: Recorder, config: EngineConfig) -> None:
-        """Capture the head's passes, which are replayed from now on, if attention can be captured."""
+        """Capture the passes of the head and replay them from now on, if the attention backend can be
+        captured.
+        """
         if self._attention.captures:
             self.graphs = ChainGraphs(
                 self._head,
@@ -97,10 +101,10 @@ class Eagle3Drafter:
         self._kv.close()
 
     def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
-        """Prepare for the plan's forward pass: apply its block copies to the head's pool.
+        """Prepare for the forward pass of the plan. The plan's block copies are applied to the head's pool.
 
-        Returns tensors into which the target writes its auxiliary states, or None if the head will never read
-        this step's states.
+        Returns tensors to which the target writes its auxiliary states, or None if the head will never read
+        the states of this step.
         """
         if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
             self._enter(plan)
@@ -125,21 +129,21 @@ class Eagle3Drafter:
         return self.aux_hidden_states(len(plan.input_ids))
 
     def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
-        """Return tensors for `num_tokens` tokens' auxiliary states."""
+        """Return tensors for the auxiliary states of `num_tokens` tokens."""
         config = self._head.config
         width = len(config.aux_layers) * config.target_hidden_size
         rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
         return AuxHiddenStates(config.aux_layers, rows)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Copy blocks, and forget admitted rows' earlier requests."""
+        """Copy blocks, and forget the earlier requests of admitted rows."""
         self._kv.copy(plan)
         if plan.admitted:
             self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
         self.keys.prepare(plan)
 
     def _room(self, plan: StepPlan) -> np.ndarray | None:
-        """Return this drafter's entry in `StepPlan.draft_room`: how many drafts each row may have."""
+        """Return this drafter's entry in `StepPlan.draft_room`: the maximum number of drafts of each row."""
         room = plan.draft_room
         return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
@@ -147,18 +151,18 @@ class Eagle3Drafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Do nothing: the row's keys are in its blocks, and are freed with the blocks."""
+        """Do nothing: the keys of the row are in its blocks, and are freed together with the blocks."""
 
     def wait(self, states: TargetStates) -> None:
-        """Store the step until the next drafts are made."""
+        """Store the states of a step until the next drafts are made."""
         self.keys.defer(states.plan)
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Read a step's states whose next tokens are known, and the waiting states for rows that may have
-        drafts.
+        """Read the states of a step if the next tokens are known, and the waiting states of rows that may
+        have drafts.
 
-        Reading a state writes its KV. `states` None: the head has no keys for the step's rows.
+        Reading a state writes its KV. `states` None: the head has no keys for the rows of the step.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -186,12 +190,12 @@ class Eagle3Drafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """Add the step's states for rows[late] to the waiting ones, then read states for rows that may have
-        drafts.
+        """Add the step's states of rows[late] to the waiting states. Then read the waiting states of rows
+        that may have drafts.
 
-        Some rows (`lacks`) begin with cached blocks that the head has not read. They first borrow the states
-        that other rows have waiting for these blocks. If too many states are still waiting afterwards, all
-        are discarded.
+        Some rows (`lacks`) begin with cached blocks that the head has not read. These rows first borrow the
+        states that wait in these blocks for other rows. If too many states still wait afterwards, all waiting
+        states are discarded.
         """
         plan, room = states.plan, self._room(states.plan)
         self.keys.defer(plan)
@@ -207,11 +211,11 @@ class Eagle3Drafter:
             self.keys.lose(self.deferred.clear())
 
     def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-        """Let rows that begin with blocks the head has not read borrow the states that other rows have
-        waiting for these blocks. Returns which rows could borrow, bool [n].
+        """For rows that begin with blocks that the head has not read, borrow the states that wait in these
+        blocks for other rows. Returns which rows could borrow, bool [n].
 
-        Only rows that may have drafts (`selected`) borrow. If the states' own row reads them now, the waiting
-        row borrows nothing, and drafts from the next step on.
+        Only rows that may have drafts (`selected`) borrow states. If the row to which the states belong reads
+        them in this step, nothing is borrowed, and the other row drafts from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
@@ -259,7 +263,9 @@ class Eagle3Drafter:
     def propose(
         self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
-        """Propose drafts; see Drafter. `given`: other drafters' tokens, which the head's drafts follow."""
+        """Propose drafts (see Drafter). `given`: the tokens of other drafters, after which the head
+        drafts.
+        """
         counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))
         selected = np.flatnonzero(counts)
         if not len(selected) or self._plan is None:
@@ -287,5 +293,5 @@ class Eagle3Drafter:
 
 
 def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
-    """Return the slots in the rows with `selected` True (bool [n])."""
+    """Return the slots of the rows with `selected` True (bool [n])."""
     return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

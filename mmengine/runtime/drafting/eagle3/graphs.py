@@ -1,9 +1,9 @@
-"""Captures a draft head's passes, once per row count, and replays them.
+"""Captures the passes of a draft head for several numbers of rows, and replays them.
 
-A pass is mostly a single layer, whose launches take longer than its computation. Passes are captured one by
-one, not as whole chains, because rows have different draft counts and attention is planned on the host
-for each length. So a pass may have fewer rows than the pass before, and the next pass is planned while the
-device computes.
+A pass consists mostly of a single layer, whose launches take longer than its computation. Passes are captured
+one by one instead of as whole chains, because rows have different numbers of drafts, and attention is planned
+on the host for each length. A pass may therefore have fewer rows than the previous pass, and the next pass is
+planned while the device computes.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 
 
 class ChainGraphs:
-    """A head's captured passes. Capturing writes to the dummy block in the head's pool.
+    """The captured passes of a draft head. Capturing writes to the dummy block in the head's KV pool.
 
-    `most`: most drafts per row, including given ones. `num_chains`: how many chains were
-    replayed, and how many were not, keyed by reason.
+    `most`: maximum number of drafts of a row, including given drafts. `num_chains`: the number of replayed
+    chains, and the number of other chains by reason.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ChainGraphs:
     ) -> None:
         self._head, self._attention, self._block_size = head, attention, block_size
         self._sizes, self._max_rows = row_sizes(max_rows), max_rows
-        # One tensor for all inputs, so that a single transfer uploads them.
+        # One tensor for all inputs, so that they are uploaded in a single transfer.
         self._inputs = torch.zeros(1 + max_rows * (1 + most), dtype=torch.int64, device=head.device)
-        self._at = self._inputs[:1]  # index of the current draft
-        self._positions = self._inputs[1 : 1 + max_rows]  # of each row in the first pass
+        self._at = self._inputs[:1]  # the index of the current draft
+        self._positions = self._inputs[1 : 1 + max_rows]  # the position of each row in the first pass
         self._drafts = self._inputs[1 + max_rows :].view(most, max_rows)
         width = head.config.hidden_size
         self._z, self._carry = (
@@ -64,7 +64,7 @@ class ChainGraphs:
         return firsts, all_of(self._pass) if firsts else {}
 
     def chain(self, z: Tensor, carry: Tensor, rows: ChainRows) -> Tensor | None:
-        """Draft a chain; see DraftHead.chain. Returns None if nothing is captured.
+        """Draft a chain (see DraftHead.chain). Returns None if nothing is captured.
 
         The result is valid until the next chain.
         """
@@ -88,7 +88,7 @@ class ChainGraphs:
         return Frame(Bucket(size_for(count, self._sizes), 1), slice(0, count))
 
     def _packed(self, rows: ChainRows, longest: int) -> np.ndarray:
-        """Return the first values for `_inputs`: draft index 0, positions, and `longest` rows with given
+        """Return the initial values of `_inputs`: draft index 0, the positions, and `longest` rows of given
         drafts.
         """
         count, first = len(rows.positions), 1 + self._max_rows
@@ -99,18 +99,18 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Choose each row's first draft. This function is captured."""
+        """Choose the first draft of each row. This function is captured."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Run a pass and choose each row's next draft. This function is captured."""
+        """Compute a pass and choose the next draft of each row. This function is captured."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)
         embeds = self._head.embed(tokens)
         z, carry = self._head.forward(self._carry[:size], embeds, positions, self._attention, 0)
         self._carry[:size].copy_(carry)
-        # The clamp matters only while capturing, which runs more passes than a chain has.
+        # The clamp is needed only while capturing, when more passes are computed than a chain has.
         self._at.add_(1).clamp_(max=len(self._drafts) - 1)
         self._choose(z)
 

@@ -1,8 +1,8 @@
-"""An EAGLE-3 draft head's network (arXiv 2503.01840), over a ragged batch with t tokens from any rows.
+"""The network of an EAGLE-3 draft head (arXiv 2503.01840), for a ragged batch of t tokens from any rows.
 
-At position p the input is the target's auxiliary states for token x[p], or the head's own last output, and
-the next token's embedding, x[p + 1]. The output predicts x[p + 2]. KV is stored in x[p]'s slot. EAGLE 3.1's
-flags are read from the config if a head sets them.
+For token x[p] at position p, the input is the target's auxiliary states, or the last output of the head
+itself, and the embedding of the next token x[p + 1]. The output predicts x[p + 2]. The KV is stored in the
+slot of x[p]. The flags of EAGLE 3.1 are read from the head's config if it has them.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,13 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 @dataclass(slots=True)
 class HeadWeights:
-    """A head's weights; h is its hidden size.
+    """The weights of a draft head, whose hidden size is h.
 
-    `fc_norms`: empty, one norm over all auxiliary states together, or one norm for each state. `layers`: the
-    first layer also reads the embeddings, so its `qkv` takes embed_size + h values and its `input_norm`,
-    which norms the embeddings, has embed_size values. `hidden_norm`: norms the first layer's other input.
-    `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's vocabulary, or None if both
-    vocabularies are the same.
+    `fc_norms`: empty, one norm for all auxiliary states together, or one norm for each state. `layers`: the
+    `qkv` of the first layer takes embed_size + h values, because the first layer also reads the embeddings.
+    Its `input_norm`, with embed_size values, is the norm of these embeddings. `hidden_norm`: the norm of the
+    other input of the first layer. `target_ids`: int64 [draft_vocab_size], the id of each draft token in the
+    target's vocabulary, or None if both vocabularies are equal.
     """
 
     fc: Linear
@@ -45,14 +45,16 @@ class HeadWeights:
     hidden_norm: Tensor  # [h]
     layers: list[HeadLayer]
     norm: Tensor  # [h]
-    scores: Linear  # h to float32 [draft_vocab_size]
-    packed_scores: PackedLinear | None  # the same matrix, if the head owns and packs it
-    embed: Callable[[Tensor], Tensor]  # int64 [t] to [t, embed_size]
+    scores: Linear  # maps h values to scores, float32 [draft_vocab_size]
+    packed_scores: PackedLinear | None  # the matrix of `scores`, if the head has packed it
+    embed: Callable[[Tensor], Tensor]  # maps token ids, int64 [t], to embeddings [t, embed_size]
     target_ids: Tensor | None
 
 
 def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """Return a ModelSpec with a head's KV sizes. `max_model_len`: most tokens per request; 0 if unknown."""
+    """Return a ModelSpec with the KV sizes of a draft head. `max_model_len`: maximum number of tokens of a
+    request; 0 if unknown.
+    """
     return ModelSpec(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -67,7 +69,7 @@ def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
 
 
 class DraftHead:
-    """The network, which has no state between calls. `device` and `dtype`: for weights and hidden states."""
+    """The network. It has no state between calls. `device` and `dtype`: for the weights and hidden states."""
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
         self.config, self.placement = config, placement
@@ -77,7 +79,9 @@ class DraftHead:
         self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Project the target's states [t, aux_layers * target_hidden_size] to [t, h], `forward`'s input."""
+        """Project the target's states [t, aux_layers * target_hidden_size] to [t, h], an input of
+        `forward`.
+        """
         norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
         if len(norms) == 1:
             aux_hidden_states = self._rms_norm(aux_hidden_states, norms[0], eps)
@@ -89,9 +93,9 @@ class DraftHead:
         return self._weights.fc(aux_hidden_states)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings [t, embed_size] for target token ids, int64 [t].
+        """Return the embeddings [t, embed_size] of token ids of the target, int64 [t].
 
-        They come from the head's own embedding, or from the target's if the head has none.
+        If the head has no embedding, the embedding of the target is used.
         """
         return self._weights.embed(input_ids)
 
@@ -103,11 +107,12 @@ class DraftHead:
         attention: AttentionPort,
         first_layer: int,
     ) -> tuple[Tensor, Tensor]:
-        """Run a pass. Returns z [t, h] for `logits`, and carry [t, h] for the next pass.
+        """Compute a pass. Returns z [t, h], the input of `logits`, and carry [t, h], the input of the next
+        pass.
 
-        `hidden` [t, h]: results from `fuse`, or the previous pass's `carry`. `next_embeds` [t, embed_size]:
-        the next tokens' embeddings. `positions`: int64 [3, t], the hidden states' positions. `first_layer`:
-        the head's first layer in `attention`.
+        `hidden` [t, h]: the result of `fuse`, or the `carry` of the previous pass. `next_embeds` [t,
+        embed_size]: the embeddings of the next tokens. `positions`: int64 [3, t], the positions of the hidden
+        states. `first_layer`: the first layer of the head in `attention`.
         """
         c, eps = self.config, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(positions, hidden.dtype)
@@ -151,10 +156,10 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Return the drafts for n rows, int64 [max(most), n]: the given drafts, then greedy ones.
+        """Return the drafts of n rows, int64 [max(most), n]: the given drafts, then greedily chosen drafts.
 
-        Rows are sorted by descending `most`; entries beyond a row's `most` are undefined. `z`, `carry`: [n,
-        h], outputs for each row's last token.
+        The rows must be sorted by descending `most`. Entries beyond the `most` of a row are undefined. `z`,
+        `carry`: [n, h], the results of `forward` for the last token of each row.
         """
         drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
@@ -170,19 +175,19 @@ class DraftHead:
         return drafts
 
     def logits(self, z: Tensor) -> Tensor:
-        """Return logits, float32 [s, draft_vocab_size], for z [s, h]."""
+        """Return the logits, float32 [s, draft_vocab_size], of z [s, h]."""
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return each row's likeliest token as a target token id, int64 [s]."""
+        """Return the likeliest token of each row, as a token id of the target, int64 [s]."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]
 
     def scatter(self, logits: Tensor) -> Tensor:
-        """Return `logits` over the target's vocabulary, float32 [s, vocab_size].
+        """Return `logits` for the vocabulary of the target, float32 [s, vocab_size].
 
-        Tokens that the head does not know get minus infinity.
+        Tokens that the head does not know have the logit minus infinity.
         """
         ids = self._weights.target_ids
         if ids is None:

@@ -1,8 +1,8 @@
 """Tracks for which rows and blocks a draft head has all keys and values.
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
-gets no drafts. A request's first blocks may come from a prefix cache hit or from the host. If the head
-has not read them for another row yet, the new row waits for these blocks.
+gets no drafts. The first blocks of a request may be prefix hits, or may come from the host. If the head has
+not read these blocks yet, for another row, the row waits for them.
 """
 
 import numpy as np
@@ -11,39 +11,40 @@ from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
 from mmengine.runtime.drafting.eagle3.target_states import HeadBatch
 
-KEPT = 64  # after so many noted steps, all are processed together
+KEPT = 64  # maximum number of recorded steps before all of them are processed together
 
 
 class Keys:
-    """`whole`: bool [max_rows], whether a row has no gap (tokens that wait to be read are no gap).
+    """Records gaps in the KV of the head.
 
-    `lacking`: for each row that waits, the first blocks that the head has not read, int32 [m].
+    `whole`: bool [max_rows], whether a row has no gap. Tokens that wait to be read are not a gap. `lacking`:
+    row -> first blocks that the head has not read, int32 [m], for each row that waits for blocks.
     """
 
     def __init__(self, num_rows: int, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
         self.whole = np.zeros(num_rows, bool)
         self.lacking: dict[int, np.ndarray] = {}
         self._size = block_size
-        # For each block: whether the head has read all its computed tokens.
+        # For each block, whether the head has read all its computed tokens.
         self._known, self._known_on_host = np.zeros(num_blocks, bool), np.zeros(num_host_blocks, bool)
-        self._waiting: list[np.ndarray] = []  # slots of steps that have not been read yet
-        # rows and slots of steps that will never be read
+        self._waiting: list[np.ndarray] = []  # slots of steps that the head has not read yet
+        # (rows, slots) of steps that the head will never read
         self._skipped: list[tuple[np.ndarray, np.ndarray]] = []
 
     def defer(self, plan: StepPlan) -> None:
-        """Note that the head does not read the step now, but may later."""
+        """Record that the head does not read the step now, but may read it later."""
         self._waiting.append(plan.slot_mapping)
         if len(self._waiting) >= KEPT:
             self.settle()
 
     def skip(self, plan: StepPlan) -> None:
-        """Note that the head will never read the step."""
+        """Record that the head will never read the step."""
         self._skipped.append((plan.rows, plan.slot_mapping))
         if len(self._skipped) >= KEPT:
             self.settle()
 
     def settle(self) -> None:
-        """Process all noted steps."""
+        """Process all recorded steps."""
         if self._waiting:
             self._known[np.concatenate(self._waiting) // self._size] = False
             self._waiting = []
@@ -54,7 +55,9 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Copy the marks of copied blocks, and set up admitted rows, before the plan's forward pass."""
+        """Prepare for the forward pass of the plan: copy the marks of copied blocks, and set up admitted
+        rows.
+        """
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),
@@ -73,9 +76,8 @@ class Keys:
                 self.lacking[admission.row] = lacking
 
     def lacks(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return which of `rows` [n] wait for blocks, bool [n].
-
-        The blocks with `slots` are about to be read.
+        """Return which of `rows` [n] wait for blocks, bool [n]. `slots`: the slots whose blocks are read
+        now.
         """
         self.settle()
         found = np.zeros(len(rows), bool)
@@ -91,10 +93,10 @@ class Keys:
         return found
 
     def mark_written(self, read: HeadBatch) -> None:
-        """Note that the head now has these tokens' keys."""
+        """Record that the head now has the keys of these tokens."""
         self.settle()
         blocks = read.slots // self._size
-        if read.is_all is not None:  # the block with a row's remaining tokens is not complete yet
+        if read.is_all is not None:  # a block with further waiting tokens of its row is not complete yet
             ends = read.starts + read.counts
             index = counting(read.counts) + np.repeat(read.starts, read.counts)
             is_done = np.repeat(read.is_all, read.counts)

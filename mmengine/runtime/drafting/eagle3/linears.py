@@ -1,4 +1,6 @@
-"""Linear layers for a draft head, computed by a native kernel if it supports the matrix, else by torch."""
+"""Linear layers of a draft head, computed by a native kernel if it supports the matrix, otherwise by
+torch.
+"""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +16,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return a function that maps x [t, k] to x weight^T + bias [t, n], for `weight` [n, k]."""
+    """Return a function that maps x [t, k] to x weight^T + bias [t, n]. `weight`: [n, k]."""
     library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight, bias)
@@ -22,9 +24,9 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
-    """Return a function that computes x weight^T in float32, and the packed matrix.
+    """Return a function that maps x to x weight^T in float32, and the packed matrix.
 
-    The packed matrix is None if torch computes.
+    The packed matrix is None if torch computes the function.
     """
     library = kernels_for(weight)
     if library is None:
@@ -36,7 +38,7 @@ def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
 def gated(weight: Tensor) -> Linear:
     """Return a function that maps x [t, k] to silu(x gate^T) * (x up^T) [t, n].
 
-    `weight` [2n, k]: the first n rows are gate, the others are up.
+    `weight` [2n, k]: the first n rows are the matrix gate, the last n rows are the matrix up.
     """
     library = kernels_for(weight)
     if library is not None:

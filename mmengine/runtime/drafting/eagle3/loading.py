@@ -1,4 +1,4 @@
-"""Loads a draft head's weights onto its target model's device."""
+"""Loads the weights of a draft head onto the device of its target model."""
 
 from collections.abc import Callable
 
@@ -20,15 +20,14 @@ from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm
 
-_COMPARED_ROWS = 4096  # rows of two embeddings to compare at a time
+_COMPARED_ROWS = 4096  # number of rows of two embeddings that are compared at a time
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
-    """Load the head in a checked folder. `model`: the target, which the head drafts for.
+    """Load the draft head from a checked folder. `model`: the target model, for which the head drafts.
 
-    Weights are converted to `placement`'s dtype.
-
-    Raises ModelError if the head cannot be read or does not fit into memory.
+    The weights are converted to the dtype of `placement`. Raises ModelError if the head cannot be read or
+    does not fit into memory.
     """
     device = placement.device.torch_device
     try:
@@ -70,7 +69,7 @@ def _read(
 def _embedding(
     config: HeadConfig, weights: WeightReader, model: VisionLanguageModel, device: torch.device
 ) -> Tensor | None:
-    """Return the head's own embedding, or None if it equals the target's."""
+    """Return the embedding of the head, or None if it equals the embedding of the target."""
     if not config.own_embedding:
         return None
     own = weights.read(EMBEDDING)

@@ -1,4 +1,4 @@
-"""Runs a draft head on a CPU with native kernels. A pass or a whole chain is a single call."""
+"""Computes a draft head on a CPU with native kernels. A single call computes a pass or a whole chain."""
 
 import ctypes
 from typing import Any
@@ -19,13 +19,13 @@ from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeig
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
-# An embedding of at most this size is copied for the kernels, so that one call can draft a whole chain. With
-# a larger embedding a pass takes so long that calling each pass from Python does not matter.
+# The maximum size of an embedding that is copied for the kernels, so that a single call can draft a whole
+# chain. With a larger embedding a pass takes so long that a Python call for each pass does not matter.
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 
 class NativeDraftHead(DraftHead):
-    """A DraftHead whose passes and chains run in native kernels. Not thread-safe."""
+    """A DraftHead whose passes and chains are computed by native kernels. Not thread-safe."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def _layer(layer: HeadLayer) -> NativeLayer:
 
 
 def _in_kernels(linear: Linear) -> PackedLinear:
-    """Return `linear` as the PackedLinear that linears.py made. The kernels must support the head."""
+    """Return `linear` as the PackedLinear that linears.py has created. The kernels must support the head."""
     assert isinstance(linear, PackedLinear)
     return linear
 

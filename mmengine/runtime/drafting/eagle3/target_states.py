@@ -1,5 +1,5 @@
-"""The target model's hidden states that a draft head reads: as a step gives them, and as the head reads
-them.
+"""The hidden states of the target model that a draft head reads: as a step returns them, and grouped by
+row.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class TargetStates(msgspec.Struct, frozen=True, eq=False):
-    """The hidden states that the target gives in a step with t tokens."""
+    """The hidden states that the target model computes in a step with t tokens."""
 
     plan: StepPlan
     positions: torch.Tensor  # int64 [3, t]
@@ -23,24 +23,24 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     """The t tokens, in n rows, that the head reads in one pass.
 
-    A row's tokens are adjacent and have consecutive positions. Each token's next token is known.
+    The tokens of a row are adjacent and have consecutive positions. The token after each token is known.
     """
 
     rows: np.ndarray  # intp [n]
-    counts: np.ndarray  # int [n], tokens of each row, at least 1
-    starts: np.ndarray  # int [n], position of each row's first token in its request
-    table: np.ndarray  # int32 [n, b], blocks of each row
+    counts: np.ndarray  # int [n], number of tokens of each row, at least 1
+    starts: np.ndarray  # int [n], position of the first token of each row in its request
+    table: np.ndarray  # int32 [n, b], the block table of each row
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
-    is_all: np.ndarray | None = None  # bool [n], whether a row has no more waiting tokens; None: all True
+    is_all: np.ndarray | None = None  # bool [n], whether a row has no other waiting tokens; None: all True
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
-    """Return the step's tokens in `rows[selected]` that the head can read. `rows`: intp [n], `selected`: bool
-    [n].
+    """Return the tokens of the step in `rows[selected]` that the head can read. `rows`: intp [n], `selected`:
+    bool [n].
 
-    Left out are rejected drafts, and a last token whose next token is not known.
+    Rejected drafts are left out, and so is a last token after which no token is known.
     """
     plan = states.plan
     aux_hidden_states, positions, slots = states.aux_hidden_states, states.positions, plan.slot_mapping
@@ -50,7 +50,7 @@ def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray
         rows, starts, table = rows[selected], starts[selected], table[selected]
         scheduled, firsts = scheduled[selected], firsts[selected]
     counts = np.minimum(scheduled, texts.lengths[rows] - 1 - starts)
-    if len(plan.rows) == 1:  # with one row, the accepted tokens come first in the step
+    if len(plan.rows) == 1:  # with one row, the accepted tokens are the first tokens of the step
         count = int(counts[0])
         return HeadBatch(
             rows, counts, starts, table, slots[:count], positions[:, :count], aux_hidden_states[:count]
