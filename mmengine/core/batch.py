@@ -1,4 +1,4 @@
-"""Builds the StepPlan of a step: the arrays and lists that an executor needs to compute the step.
+"""Builds a step's StepPlan: the arrays and lists that an executor needs to compute the step.
 
 A plan is built from the state, after all decisions of the step were applied. The functions in this file only
 compute array indices. They decide nothing and do not change the state.
@@ -34,7 +34,7 @@ SPARE_BLOCKS = 16  # a copied table has this many free columns, so that rows can
 class BlockTables:
     """Builds the block tables of a step's rows.
 
-    If `keeps` is true, the tables of the previous step are updated, provided that the batch has the same
+    If `keeps` is true, the previous step's tables are updated, provided that the batch has the same
     rows. Copying all tables at each step would push other data out of the CPU's cache. `keeps` requires that
     at most one step is in flight, because the previous plan uses the same arrays.
 
@@ -47,7 +47,7 @@ class BlockTables:
         self._num_blocks, self._tables = np.zeros(0, np.int32), list[np.ndarray]()
 
     def of(self, view: View) -> list[np.ndarray]:
-        """Return the block tables of the decided step, one table for each block group, int32 [n, b].
+        """Return the decided step's block tables, one table for each block group, int32 [n, b].
 
         The tables are valid until the step is collected.
         """
@@ -71,7 +71,7 @@ class BlockTables:
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
-    """Return the plan of the step that was just decided. `decisions`: the step's SCHEDULED, ADMITTED and
+    """Return the plan for the step that was just decided. `decisions`: the step's SCHEDULED, ADMITTED and
     ENCODED events, which were already applied to the state.
     """
     rows = view.step_rows
@@ -127,7 +127,7 @@ class Planner:
         self._tables = BlockTables(keeps)
 
     def plan(self, view: View, decisions: Sequence[ev.Event]) -> StepPlan:
-        """Return the plan of the decided step. `decisions`: as in the function `batch`."""
+        """Return the decided step's plan. `decisions`: as in the function `batch`."""
         return batch(view, decisions, self._tables)
 
 

@@ -1,4 +1,4 @@
-"""Records the order in which the choices of a prompt (the parameter `n`) got their tokens.
+"""Records the order in which a prompt's choices (the parameter `n`) got their tokens.
 
 If a stream with several choices is sent again after a crash, its tokens must come in the same order as
 before. A prompt with a single choice needs no such record.
@@ -19,7 +19,7 @@ _MAX_PARTS = 1024  # maximum number of arrays in the trace; then the arrays are 
 class ChoiceOrders:
     """The token orders of all prompts with several choices.
 
-    Each choice has a number: the prompt's number times MAX_CHOICES, plus the index of the choice.
+    Each choice has a number: the prompt's number times MAX_CHOICES, plus the choice's index.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -35,7 +35,7 @@ class ChoiceOrders:
     def begin(self, request_id: str, first: str, row: int) -> None:
         """Add a choice with the id `request_id` to a prompt whose first choice has the id `first`.
 
-        `row`: the row of the first choice, or NO_ROW.
+        `row`: the first choice's row, or NO_ROW.
         """
         if first not in self._choices:
             self._choices[first] = [first]
@@ -52,7 +52,7 @@ class ChoiceOrders:
         self._of_row[row] = self._numbers.get(request_id, _NO_CHOICE)
 
     def sample(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
-        """Record the tokens of a step. `num_tokens`: the number of tokens for each row in `rows` (intp)."""
+        """Record a step's tokens. `num_tokens`: the token count for each row in `rows` (intp)."""
         numbers = np.repeat(self._of_row[rows], num_tokens)
         numbers = numbers[numbers != _NO_CHOICE]
         if len(numbers):
@@ -61,7 +61,7 @@ class ChoiceOrders:
                 self._trace = [np.concatenate(self._trace)]
 
     def forget(self, request_id: str, group: str) -> None:
-        """Forget a choice. The order of a prompt is forgotten together with its last choice."""
+        """Forget a choice. A prompt's order is forgotten together with its last choice."""
         first = group or request_id
         choices = self._choices.get(first)
         if choices is None or request_id not in self._numbers:
@@ -74,7 +74,7 @@ class ChoiceOrders:
         self._trace = [trace[trace // MAX_CHOICES != number // MAX_CHOICES]]
 
     def orders(self) -> dict[str, bytes]:
-        """Return each prompt's order, by the id of the prompt's first choice.
+        """Return each prompt's order, by the first choice's id.
 
         An order is a bytes object. It holds, for each sampled token, the index of the token's choice.
         """

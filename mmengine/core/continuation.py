@@ -34,7 +34,7 @@ class OpenLog:
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
         """Raise LogError if the model differs from the model that wrote the log.
 
-        `now`: the fingerprints of the current model. Another model could continue an answer with different
+        `now`: the current model's fingerprints. Another model could continue an answer with different
         tokens. If `resume.force` is set, the log is continued nevertheless.
         """
         if self.resumed is None:
@@ -88,7 +88,7 @@ class OpenLog:
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
-    """Open the log in `folder`, and read its state if it exists. `options`: further arguments of LogWriter.
+    """Open the log in `folder`, and read its state if it exists. `options`: further arguments for LogWriter.
 
     Raises LogError if the folder has a log but `resume` is None, or if this build cannot continue the log.
     Raises ConfigError if `config` contradicts the settings in the log.

@@ -12,9 +12,9 @@ from mmengine.events import vocabulary as ev
 
 
 class DispatchedSteps:
-    """The steps in flight of one engine, oldest first.
+    """One engine's steps in flight, oldest first.
 
-    `num_steps`: the number of steps that were already in flight when this object was created, for a replay
+    `num_steps`: how many steps were already in flight when this object was created, for a replay
     that begins at a snapshot.
     """
 

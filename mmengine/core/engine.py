@@ -55,7 +55,7 @@ class EngineCore:
 
     `config`: resolved settings, in which max_model_len and num_blocks are known. `started`: the first event
     of an existing log, if the log is replayed or continued. `state`: the state of the existing log; call
-    `recover` next. `snapshots`: the folder to which snapshots of the state are written. `undelivered`: the
+    `recover` next. `snapshots`: the folder to which state snapshots are written. `undelivered`: the
     undelivered answers of a continued log, which each snapshot then contains. `remote`: the client of a block
     store. Raises ConfigError for settings that contradict each other.
     """
@@ -144,7 +144,7 @@ class EngineCore:
         return queued_as_logged(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
-        """Cancel a request. The outputs of a later step contain its FINISHED. Unknown ids are ignored."""
+        """Cancel a request. A later step's outputs contain its FINISHED. Unknown ids are ignored."""
         self.inbox.put(ev.Cancelled(request_id, reason))
 
     def delivered(self, request_id: str) -> None:
@@ -230,7 +230,7 @@ class EngineCore:
         self.sink.sync()
 
     def close(self) -> None:
-        """Write the last deliveries and a digest of the state, then close the log and the executor. Raises
+        """Write the last deliveries and the state's digest, then close the log and the executor. Raises
         LogError if these last records cannot be written.
         """
         try:
@@ -266,7 +266,7 @@ class EngineCore:
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
 
-        Returns the outputs of the finished step. While the log cannot be written, no step starts and no
+        Returns the finished step's outputs. While the log cannot be written, no step starts and no
         outputs are returned; the next call tries again. Raises ExecutorLost, at each call, if the executor
         cannot run any more steps. Another process can then continue the accepted requests from the log.
         """

@@ -1,4 +1,4 @@
-"""The interface between the engine's loop and the executor of its steps: plans, results and the protocol.
+"""The interface between the engine's loop and its executor: plans, results and the protocol.
 
 An executor is a device, a simulation, or a log that is replayed.
 """
@@ -34,7 +34,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """Encoder work: compute the encoder output for the media item `index` of the request. `key`: the item's
+    """Encoder work: compute the encoder output for the request's media item `index`. `key`: the item's
     key in the encoder cache.
     """
 
@@ -76,7 +76,7 @@ class MediaSpan:
 
 
 class StatePlan(msgspec.Struct, frozen=True, eq=False):
-    """The recurrent states that a step reads, copies and keeps, for the n rows of its plan.
+    """The recurrent states that a step reads, copies and keeps, for the n rows in its plan.
 
     Before the step, a row's state covers the row's first `num_computed` tokens. Drafts are covered only if
     they are known to be accepted.
@@ -92,7 +92,7 @@ class StatePlan(msgspec.Struct, frozen=True, eq=False):
 
 
 class WindowPlan(NamedTuple):
-    """The KV slots of a step in a block group with a window, for the n rows and t tokens of the step's plan.
+    """A step's KV slots in a block group with a window, for the n rows and t tokens in the step's plan.
 
     `slot_mapping`, `block_table`: as in StepPlan. A query sees only the tokens in its window. Table entries
     before the first block that a row's queries read have arbitrary values.
@@ -174,7 +174,7 @@ def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
 
 
 class PromptLogprobs(NamedTuple):
-    """The logprobs of the n tokens of one prompt.
+    """The logprobs of one prompt's n tokens.
 
     Each position has 1 + k entries: the prompt token, then the k likeliest tokens in descending order. The
     first prompt token has an id but no logprobs, because no token precedes it. `row`: an index among the rows
@@ -187,7 +187,7 @@ class PromptLogprobs(NamedTuple):
 
 
 class PooledVector(NamedTuple):
-    """The vector of a pooled request. `row`: the request's row. `digest`: SHA-256 of the vector's bytes, or
+    """A pooled request's vector. `row`: the request's row. `digest`: SHA-256 of the vector's bytes, or
     b"" if the vector is not finite.
     """
 
@@ -215,7 +215,7 @@ class StepResult(msgspec.Struct, eq=False):
     tokens may have an entry for each token, in order.
 
     In a step with drafts a row returns `counts` tokens: its accepted drafts and one more token. `token_ids`
-    then holds the tokens of each row in turn. `drafts`: the drafts for the next step.
+    then holds each row's tokens in turn. `drafts`: the drafts for the next step.
     """
 
     token_ids: np.ndarray  # int32 [s], or [counts.sum()]
@@ -234,7 +234,7 @@ class StepResult(msgspec.Struct, eq=False):
 
 
 class Executor(Protocol):
-    """Computes steps in the order of dispatch. At most max_in_flight steps are in flight at a time."""
+    """Computes steps in dispatch order. At most max_in_flight steps are in flight at a time."""
 
     @property
     def needs_plan(self) -> bool:

@@ -14,7 +14,7 @@ from mmengine.version import __version__
 
 
 def queued_as_logged(request: Request) -> ev.Queued:
-    """Return QUEUED for the request, converted to the types that a reader of the log gets. Raises
+    """Return QUEUED for the request, converted to the types that a log reader gets. Raises
     InvalidRequest for a value that a log cannot hold.
     """
     try:
@@ -44,7 +44,7 @@ def started_of(
 
 
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
-    """Return the constants that apply the events of a log with these settings. `host`: as in `started_of`."""
+    """Return the constants for applying a log's events with these settings. `host`: as in `started_of`."""
     constants = scheduler_of(config).constants(config.lookahead_tokens)
     if not host:
         return constants

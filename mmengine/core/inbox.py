@@ -1,4 +1,4 @@
-"""The inbox of an engine's loop: it holds arrivals, cancellations and deadlines until a step reads them."""
+"""An engine loop's inbox: it holds arrivals, cancellations and deadlines until a step reads them."""
 
 import heapq
 from collections import deque
@@ -68,8 +68,8 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue of observations in memory. It also produces events for passed deadlines of requests, of
-    replies from block stores, and of idle sessions. `clock`: returns the time in ns.
+    """A queue of observations in memory. It also produces events for passed deadlines: for requests,
+    for replies from block stores, and for idle sessions. `clock`: returns the time in ns.
     """
 
     def __init__(self, clock: Callable[[], int]):
@@ -111,7 +111,7 @@ class Inbox(Observer):
         self._of_store.expect(request_id, within_ns)
 
     def forget_store(self, request_id: str) -> None:
-        """Drop the deadline of the request's wait for a block store, because the store replied or the
+        """Drop the deadline for the request's wait for a block store, because the store replied or the
         request no longer waits.
         """
         self._of_store.forget(request_id)
@@ -131,7 +131,7 @@ class Inbox(Observer):
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Forget the deadlines of an ended request, so that a later request may use the same id."""
+        """Forget an ended request's deadlines, so that a later request may use the same id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)

@@ -16,7 +16,7 @@ class Observer:
 
 
 class Observers:
-    """The observers of one engine. `before` and `after` list the bound methods that the observers override,
+    """One engine's observers. `before` and `after` list the bound methods that the observers override,
     in the observers' order.
     """
 

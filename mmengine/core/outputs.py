@@ -1,4 +1,4 @@
-"""Collects the outputs of each step (new tokens and ended requests) and counts an engine's events."""
+"""Collects each step's outputs (new tokens and ended requests) and counts an engine's events."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,14 +20,14 @@ from mmengine.ragged import counting
 
 
 class Output(msgspec.Struct, eq=False):
-    """New tokens of one request, and the end of the request if it ended.
+    """One request's new tokens, and its end if the request ended.
 
     `finish_reason`: stop, length, pooled, abort, error, rejected, or None while the request runs. `detail`:
     what stopped the text (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`:
-    number of prompt tokens that were cached. `logprobs`: if the request wants them, a list for each new
-    token, with pairs (token id, logprob) and the chosen token first. `num_drafts`: number of drafts that the
-    step verified for the request. `num_accepted`: number of new tokens that are accepted drafts. `vector`:
-    float32 [d], the result of a pooled request.
+    how many prompt tokens were cached. `logprobs`: if the request wants them, a list for each new
+    token, with pairs (token id, logprob) and the chosen token first. `num_drafts`: how many drafts the
+    step verified for the request. `num_accepted`: how many new tokens are accepted drafts. `vector`:
+    float32 [d], a pooled request's result.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
 
 
 class Outputs:
-    """The outputs of one step. Iteration yields an Output for each request that got tokens or ended."""
+    """One step's outputs. Iteration yields an Output for each request that got tokens or ended."""
 
     def __init__(self) -> None:
         self._requests = _NO_REQUESTS  # array of RequestState
@@ -73,10 +73,10 @@ class Outputs:
         event: ev.Executed,
         drafts: StepDrafts | None = None,
     ) -> None:
-        """Add the tokens of the `sampled` rows in the step that `event` reports. Call this method after the
+        """Add the `sampled` rows' tokens in the step that `event` reports. Call this method after the
         event was applied to the state.
 
-        `taken`: number of tokens that each row got; 0 if the row failed or its request has left. None: one
+        `taken`: how many tokens each row got; 0 if the row failed or its request has left. None: one
         token for each row. `drafts`: the rows that had drafts. The tokens stay in arrays, because many small
         lists would slow down the garbage collector.
         """
@@ -114,26 +114,26 @@ class Outputs:
                     of_row.append(entry)
 
     def vectors(self, view: View, pooled: Sequence[PooledVector]) -> None:
-        """Add the vectors of the step's pooled requests, except requests that have left."""
+        """Add vectors for the step's pooled requests, except requests that have left."""
         for found in pooled:
             req_state = view.requests_by_row[found.row]
             if req_state is not None and len(found.vector):
                 self._vectors[req_state.request.request_id] = found.vector
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
-        """Add the end of a request. `num_cached`: number of its prompt tokens that were cached."""
+        """Add a request's end. `num_cached`: how many prompt tokens were cached."""
         self._ends[event.request_id] = (event, num_cached)
 
     @property
     def ends(self) -> dict[str, tuple[ev.Finished, int]]:
-        """For each ended request: its FINISHED event and the number of its prompt tokens that were cached."""
+        """For each ended request: its FINISHED event, and the number of prompt tokens that were cached."""
         return self._ends
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return three columns for the requests that got tokens.
 
-        The columns are: the requests (array of RequestState), the tokens of each request in turn (int32), and
-        each request's number of tokens (None: one token each). A host that makes its own output objects reads
+        The columns are: the requests (array of RequestState), each request's tokens in turn (int32), and
+        each request's token count (None: one token each). A host that makes its own output objects reads
         these columns instead of iterating over `Output`.
         """
         return self._requests, self._tokens, self._counts
@@ -206,7 +206,7 @@ class Stats:
 
 
 class OutputCollector(Observer):
-    """Collects the outputs of the current step. `outputs`: outputs that `take` has not returned yet."""
+    """Collects the current step's outputs. `outputs`: outputs that `take` has not returned yet."""
 
     def __init__(self, state: State):
         self._state, self.outputs = state, Outputs()

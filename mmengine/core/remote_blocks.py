@@ -9,14 +9,14 @@ from mmengine.request import Request
 
 
 class RemoteBlocks(Protocol):
-    """A client of a block store. Only the loop's thread calls the methods, which neither wait nor raise.
+    """A block store's client. Only the loop's thread calls the methods, which neither wait nor raise.
 
     The client's threads report results as OFFERED, ARRIVED and LOST events in the loop's inbox. The loop sets
     a deadline for each reply.
     """
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
-        """Ask the store how many of the blocks for these tokens (int32) it has, counted from the first block,
+        """Ask the store how many blocks it has for these tokens (int32), counted from the first block,
         and report the number as OFFERED.
         """
 
@@ -35,7 +35,7 @@ class RemoteBlocks(Protocol):
         copied."""
 
     def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
-        """Write the contents of these blocks (int [n]) to the store. The step that computed the blocks has
+        """Write these blocks' contents (int [n]) to the store. The step that computed the blocks has
         returned, and no dispatched step overwrites them.
         """
 

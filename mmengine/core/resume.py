@@ -62,11 +62,11 @@ class ResumeState:
 
     @property
     def last_fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the model that wrote the end of the log."""
+        """The fingerprints of the model that wrote the log's end."""
         return {**self.started.fingerprints, **self.fingerprints}
 
     def config_for(self, given: EngineConfig) -> EngineConfig:
-        """Return the settings of the log, updated with the operational settings in `given`.
+        """Return the log's settings, updated with the operational settings in `given`.
 
         Operational settings are the settings that no decision reads. Raises ConfigError if `given` differs
         from the log in any other setting.
@@ -173,7 +173,7 @@ def _resumed(
 class _Survey:
     """The result of a first pass over a log.
 
-    `undelivered`: requests whose answers are needed. `last`: the number of the last record. `fingerprints`:
+    `undelivered`: requests whose answers are needed. `last`: the last record's number. `fingerprints`:
     the fingerprints in the last RECOVERED. `cuts`: damaged bytes that were skipped.
     """
 
@@ -205,7 +205,7 @@ def _is_wanted(delivered: ev.Delivered, wanted: Callable[[str], bool] | None) ->
 
 def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
     """Yield `records`. Raises CorruptLog if the first record is not number `expected` or if there is a gap,
-    because the effect of a missing record is unknown.
+    because a missing record's effect is unknown.
     """
     for record in records:
         if record.sequence != expected:

@@ -61,13 +61,13 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """Submit a request of a session. The request's prompt and media are the session's complete new
+        """Submit a session's request. The request's prompt and media are the session's complete new
         contents, up to the answer.
 
         The session keeps the prefix that it shares with the prompt, or only the first `num_kept` tokens of
-        this prefix, and forgets the rest. The answer becomes part of the session. The other arguments are
+        this prefix, and forgets the rest. The answer is added to the session. The other arguments are
         fields of APPENDED. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown session,
-        and SessionBusy while a request of the session runs.
+        and SessionBusy while the session has a running request.
         """
         session = self.find(session_id)
         if session.live or session_id in self._inbox.appending:

@@ -1,4 +1,4 @@
-"""Checks the results of an executor, turns them into events for the log, and reads them from events."""
+"""Checks an executor's results, turns them into events for the log, and reads them from events."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ MAX_ERROR_CHARS = 500  # maximum length of an error text in the log
 
 
 def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
-    """Return EXECUTED with the result of the step. `sampled`: the rows that get tokens in the step, intp.
+    """Return EXECUTED with the step's result. `sampled`: the rows that get tokens in the step, intp.
 
     Raises ExecutorFailed if the result does not fit the step.
     """
@@ -43,7 +43,7 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
 
 
 def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes], ...]:
-    """Return the pooled vectors in the format of EXECUTED. Raises ExecutorFailed if a pooled request's row
+    """Return the pooled vectors in EXECUTED's format. Raises ExecutorFailed if a pooled request's row
     that ends its prompt has no vector.
     """
     missing = set(state.pooled_rows()) - {found.row for found in result.pooled}
@@ -57,7 +57,7 @@ def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes],
 
 
 def pooled_vectors(event: ev.Executed) -> tuple[PooledVector, ...]:
-    """Return the pooled vectors of an event as arrays. Raises ValueError for bytes that are not float32."""
+    """Return an event's pooled vectors as arrays. Raises ValueError for bytes that are not float32."""
     return tuple(
         PooledVector(row, digest, np.frombuffer(vector, np.float32)) for row, digest, vector in event.pooled
     )
@@ -97,7 +97,7 @@ def drafted_event(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts
 
 
 def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Raise ExecutorFailed for drafts of rows that do not run, or if the numbers do not fit."""
+    """Raise ExecutorFailed for drafts in rows that do not run, or if the numbers do not fit."""
     most = state.config.num_draft_tokens
     if state.flights or state.is_open:
         raise ExecutorFailed("drafts arrived while a step is open or in flight")
@@ -111,7 +111,7 @@ def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts
 
 
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
-    """Yield the prompt logprobs of an event as arrays. Raises ValueError if the columns' shapes differ."""
+    """Yield an event's prompt logprobs as arrays. Raises ValueError if the columns' shapes differ."""
     for index, width, token_ids, logprobs in event.prompt_logprobs:
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
@@ -122,7 +122,7 @@ def _column(values: np.ndarray | None) -> bytes | None:
 
 
 def writable(text: str) -> str:
-    """Return the first MAX_ERROR_CHARS characters of an error text, with unpaired surrogates escaped.
+    """Return an error text's first MAX_ERROR_CHARS characters, with unpaired surrogates escaped.
 
     A second application does not change the text. A replay applies the function again and requires the same
     text.

@@ -1,8 +1,8 @@
-"""Calls the client of a block store when an event requires it, and sets a deadline for each reply.
+"""Calls a block store's client when an event requires it, and sets a deadline for each reply.
 
 A request waits for the store twice: first until the store reports which blocks it has, then until the fetched
 blocks arrive. The loop keeps a deadline for each wait, so a wait ends after `fetch_timeout_s` even if the
-store and all threads of its client hang.
+store and all its client's threads hang.
 """
 
 import numpy as np

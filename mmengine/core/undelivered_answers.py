@@ -77,7 +77,7 @@ class ResumedAnswer:
 
 @dataclass(slots=True)
 class _Scores:
-    """The logprobs of an answer, with an entry for each token, and of its prompt. For a pooled request, the
+    """An answer's logprobs, with an entry for each token, and of its prompt. For a pooled request, the
     vector.
     """
 
@@ -107,9 +107,9 @@ class _Ended:
 
 
 class UndeliveredAnswers(Observer):
-    """The undelivered answers of one log.
+    """One log's undelivered answers.
 
-    `sequence`: the number of the last applied record. `undelivered`: the requests whose answers a consumer
+    `sequence`: the last applied record's number. `undelivered`: the requests whose answers a consumer
     still needs. `lacking`: requests whose first logprobs are unknown because a snapshot omitted them.
     `fingerprints`: the model's fingerprints in the last RECOVERED.
     """
@@ -128,7 +128,7 @@ class UndeliveredAnswers(Observer):
         self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
     def before(self, event: ev.Event) -> None:
-        """Process the event of the next record, before the event is applied to the state."""
+        """Process the next record's event, before the event is applied to the state."""
         self.sequence += 1
         match event:
             case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts):
@@ -180,7 +180,7 @@ class UndeliveredAnswers(Observer):
         self._owners = _NO_ROWS
 
     def fold(self, event: ev.Event) -> None:
-        """Apply the event of the next record to the state and to these answers."""
+        """Apply the next record's event to the state and to these answers."""
         self.before(event)
         evolve(self._state, event)
         self.after(event)

@@ -310,7 +310,7 @@ class Reader:
         sampled_tokens: list[list[int]],
         errors: dict[int, str],
     ) -> dict[int, int]:
-        """Advance the grammars of the rows `continuing` (indices into `batch`) by their `sampled_tokens`.
+        """Advance the grammars for the rows `continuing` (indices into `batch`) by their `sampled_tokens`.
 
         Returns row -> number of tokens, for each row whose grammar is now complete. Adds failed rows to
         `errors`.

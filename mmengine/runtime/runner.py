@@ -166,7 +166,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """The name and the failure count of each drafter, in the order of the drafter numbers."""
+        """Each drafter's name and failure count, in the order of the drafter numbers."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:

@@ -69,7 +69,7 @@ class AdapterPlaces:
 
     @property
     def leaving(self) -> bytes:
-        """The digest of the leaving adapter, which has to free its place."""
+        """The digest of the adapter that has to free its place."""
         if self._leaving is None:
             self._leaving = self._find_leaving()
         return self._leaving

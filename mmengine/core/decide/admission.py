@@ -143,26 +143,26 @@ class Admission:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft, to which the encoder work of a decision is added."""
+        """Return an empty draft, to which a decision's encoder work is added."""
         return EncoderDraft(view)
 
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
-        """Return the places of adapters, or None if the engine has no adapters."""
+        """Return the adapters' places, or None if the engine has no adapters."""
         return AdapterPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return the number of draft placeholders to schedule for a request that starts with only one token
+        """Return how many draft placeholders to schedule for a request that starts with only one token
         to compute."""
         return 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return the number of blocks, prefix hits included, that `admission_reserve` "prompt" reserves."""
+        """Return how many blocks, prefix hits included, `admission_reserve` "prompt" reserves."""
         return most_blocks(view, len(req_state.tokens))
 
     # Parts of `admit_next`
 
     def _num_reserved(self, view: View, req_state: RequestView) -> int:
-        """Return the number of blocks, prefix hits included, that the setting `admission_reserve` reserves
+        """Return how many blocks, prefix hits included, the setting `admission_reserve` reserves
         for the request."""
         match view.config.admission_reserve:
             case "none":
@@ -224,12 +224,12 @@ class Admission:
 
 
 def blocks_for(view: View, num_tokens: int) -> int:
-    """Return the number of blocks for `num_tokens` tokens and the drafter's lookahead."""
+    """Return how many blocks are needed for `num_tokens` tokens and the drafter's lookahead."""
     return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
 
 
 def blocks_held(view: View, start: Start, length: int) -> int:
-    """Return the number of blocks, in all groups, that a row holds after `start` and `length` more tokens."""
+    """Return how many blocks, in all groups, a row holds after `start` and `length` more tokens."""
     count = blocks_for(view, start.num_computed + length)
     if view.num_groups == 1:
         return count

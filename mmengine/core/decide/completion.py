@@ -18,7 +18,7 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     """Return the events for requests that end, and for requests that are computed again.
 
     FINISHED: the request stopped, was pooled, reached its length limit, failed or was cancelled. PREEMPTED:
-    the request is retried after a failed step, a crash or a cache reset. The events of running requests come
+    the request is retried after a failed step, a crash or a cache reset. Events for running requests come
     first, in admission order.
     """
     running = view.running

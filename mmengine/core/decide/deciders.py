@@ -1,4 +1,4 @@
-"""Selects the scheduler of an engine by the setting `compat`: this engine's rules or vLLM's rules."""
+"""Selects an engine's scheduler by the setting `compat`: this engine's rules or vLLM's rules."""
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.scheduler import SCHEDULER, Scheduler

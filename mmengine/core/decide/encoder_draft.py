@@ -1,4 +1,4 @@
-"""Drafts the encoder work of one decision: items to encode, outputs to evict, and where a chunk is cut."""
+"""Drafts a decision's encoder work: items to encode, outputs to evict, and where a chunk is cut."""
 
 from typing import NamedTuple
 

@@ -1,7 +1,7 @@
 """Decides the encoder work for large media items, which need more work than one step may do. A large item is
 encoded in parts over several steps, one item at a time.
 
-A part is the last decision of a step, after the rows that compute tokens. If no row computes tokens, the part
+A part is a step's last decision, after the rows that compute tokens. If no row computes tokens, the part
 is the step's only decision. A part belongs to a request that cannot continue without the item. This is a
 running request whose next token belongs to the item, or a waiting request whose first chunk would begin with
 the item. The last part puts the item's features into the encoder cache. The request continues in the next
@@ -16,7 +16,7 @@ from mmengine.events import vocabulary as ev
 
 
 def next_part(view: View, admission: Admission) -> ev.Encoded | None:
-    """Return the part that the current step computes. Call this function after all other decisions of the
+    """Return the part that the current step computes. Call this function after all other decisions in the
     step.
 
     Returns None if no request waits for a large item, if the part may not join this step, or if the encoder

@@ -1,6 +1,6 @@
-"""Finds the request that makes steps fail, by running the requests of a failed step again in smaller groups.
+"""Finds the request that makes steps fail, by running a failed step's requests again in smaller groups.
 
-The requests of a failed step become suspects. A suspect runs only together with other suspects, in steps with
+A failed step's requests become suspects. A suspect runs only together with other suspects, in steps with
 at most half as many rows as the failed step. When a suspect gains a token, it runs with all other requests
 again. A failure counts against a request only if the request was alone in the step. A faulty request is
 therefore found after about log2(rows) further failed steps, and the other requests lose only time.
@@ -18,7 +18,7 @@ from mmengine.events import vocabulary as ev
 
 
 def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> ev.StepDecision | None:
-    """Return the next decision of a step while there are suspects.
+    """Return a step's next decision while there are suspects.
 
     If other requests hold the rows or blocks that the suspects need, so that no suspect can run, the other
     requests run instead.

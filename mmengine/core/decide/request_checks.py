@@ -79,8 +79,8 @@ def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
 
 
 def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:
-    """Raise InvalidRequest if the request could never run with these settings. `max_media`: the limit of the
-    request's session, which may differ from the limit of a single request.
+    """Raise InvalidRequest if the request could never run with these settings. `max_media`: the limit for the
+    request's session, which may differ from a single request's limit.
     """
     _check_text("request_id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)

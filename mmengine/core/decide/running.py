@@ -17,7 +17,7 @@ from mmengine.events import vocabulary as ev
 class Wanted(NamedTuple):
     """The rows that get tokens in a step.
 
-    `rows`: intp. `tokens`: number of tokens of each row, int32. `draft`: the encoder work for these rows, or
+    `rows`: intp. `tokens`: each row's token count, int32. `draft`: the encoder work for these rows, or
     None. `plain`: whether each row gets exactly one token and no row needs encoder work.
     """
 
@@ -68,11 +68,11 @@ class RunningRows:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft, to which the encoder work of a decision is added."""
+        """Return an empty draft, to which a decision's encoder work is added."""
         return EncoderDraft(view)
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
-        """Return the number of tokens that each row could compute now, drafts included, int32."""
+        """Return how many tokens each row could compute now, drafts included, int32."""
         wanted = view.num_tokens[rows] - view.num_computed[rows]
         if view.flights:
             wanted = _ahead_of_results(view, rows, wanted)
@@ -102,7 +102,7 @@ class RunningRows:
 
 
 def with_drafts(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
-    """Return `wanted` (the number of tokens of each row) plus the rows' drafts, limited by max_model_len."""
+    """Return `wanted` (each row's token count) plus the rows' drafts, limited by max_model_len."""
     return np.minimum(wanted + view.num_drafts[rows], view.config.max_model_len - 1 - view.num_computed[rows])
 
 
@@ -143,7 +143,7 @@ def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np
 
 
 def _draft_columns(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> dict[str, Any]:
-    """Return the fields `num_drafts` and `drafters` of SCHEDULED as keyword arguments; {} without drafts."""
+    """Return SCHEDULED's fields `num_drafts` and `drafters` as keyword arguments; {} without drafts."""
     if not view.config.num_draft_tokens:
         return {}
     beyond = view.num_computed[rows] + wanted - view.num_tokens[rows]

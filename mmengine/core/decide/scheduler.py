@@ -46,7 +46,7 @@ class Scheduler:
         return ev.FoldConstants()
 
     def schedule(self, view: View) -> ev.StepDecision | None:
-        """Return the next decision of this step, or None if the step is complete or no request can run."""
+        """Return this step's next decision, or None if the step is complete or no request can run."""
         if view.step_part is not None:
             return None
         if view.flights and not view.is_open and self.waits_for(view):
@@ -75,7 +75,7 @@ class Scheduler:
         return reason or overlap.ALONE
 
     def undecided_rows(self, view: View) -> ReadOnlyArray:
-        """Return the running rows, intp, that the next decision of this step may schedule."""
+        """Return the running rows, intp, that this step's next decision may schedule."""
         if view.is_open:
             return view.running[:0]
         return _prefills(view) if view.policy.prefill_first else view.running

@@ -31,7 +31,7 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
 
 
 def _holders(view: View) -> str:
-    """Return a clause that states the usage of the rows, the blocks and the encoder cache."""
+    """Return a clause that states how full the rows, the blocks and the encoder cache are."""
     return (
         f"{len(view.running)} requests run, {len(view.waiting)} wait, {view.blocks.num_free} of "
         f"{view.blocks.num_blocks - 1} blocks are free, {len(view.free_rows)} rows are free, the encoder "

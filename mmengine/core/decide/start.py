@@ -20,12 +20,12 @@ from mmengine.request import Request, run_start
 class Start(NamedTuple):
     """A position in the prompt at which a request can start to compute.
 
-    `cached`: blocks that the request shares, int32, the blocks of each block group in turn. `num_computed`:
+    `cached`: blocks that the request shares, int32, each block group's blocks in turn. `num_computed`:
     number of tokens whose KV exists or is copied. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`:
     whether the request's own KV is copied back from the host.
 
     With recurrent states: `state_from` is the slot that holds the state after the shared blocks. `num_shared`
-    is the number of tokens that the request could share if each block had a kept state.
+    is how many tokens the request could share if each block had a kept state.
     """
 
     cached: np.ndarray
@@ -41,7 +41,7 @@ _NOTHING_SHARED = Start(np.zeros(0, np.int32), 0)
 
 def start_of(view: View, req_state: RequestView) -> Start | None:
     """Return where the request can start. Returns None while the request waits for its grammar, for a block
-    store, or for the prefill of its group's leader."""
+    store, or until its group's leader has computed the prompt."""
     if req_state.waits_for_grammar or req_state.store != SETTLED:
         return None
     shared = _shared_prompt(view, req_state)
@@ -59,7 +59,7 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
 
 
 def num_found(view: View, request: Request) -> int:
-    """Return the number of prompt tokens whose KV is in the prefix cache now. The engine need not have
+    """Return how many prompt tokens have KV in the prefix cache now. The engine need not have
     accepted `request` yet."""
     req_state = RequestState(request, 0, request.prompt_token_ids, ())
     start = start_of(view, RequestView.of(req_state))
@@ -79,7 +79,7 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 
 
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
-    """Return a start that shares the blocks of the group's leader, after the leader's prompt was computed.
+    """Return a start that shares the group leader's blocks, after the leader's prompt was computed.
 
     The request shares all blocks before the last prompt token; with atomic runs, before the run with this
     token. If the next block also holds earlier tokens, this block is copied. Returns None while the request
@@ -107,7 +107,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
-    """Return whether the prompts of both requests have the same tenant and the same KV."""
+    """Return whether both requests' prompts have the same tenant and the same KV."""
     return (
         one.media_keys == other.media_keys
         and one.request.media == other.request.media

@@ -1,7 +1,7 @@
 """Keeps chunks and prefix hits from splitting tokens that one step must compute together.
 
-In some models the tokens of an image attend to one another in both directions, so the KV of each token
-depends on all of them. The setting `atomic_runs` protects each run of embeddings, and `whole_prompt` protects
+In some models an image's tokens attend to one another in both directions, so each token's KV
+depends on all of them. The setting `atomic_runs` protects each embedding run, and `whole_prompt` protects
 the whole prompt.
 """
 
@@ -13,7 +13,7 @@ from mmengine.request import MediaItem, num_before, run_start
 
 
 def whole_chunk(view: View, req_state: RequestView, start: int, length: int) -> int:
-    """Return the length of the largest chunk from `start` on, at most `length` tokens, that splits nothing.
+    """Return the largest chunk's length from `start` on, at most `length` tokens, that splits nothing.
 
     Returns 0 if the step has too few tokens left for the next run or for the prompt.
     """

@@ -14,8 +14,8 @@ from mmengine.core.state.view import View
 
 
 def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return (blocks, number of tokens) for the longest prefix that the request can share. The blocks, int32,
-    are those of each block group in turn. `cached`: the first group's blocks that hold the request's prefix.
+    """Return (blocks, token count) for the longest prefix that the request can share. The blocks, int32,
+    are each block group's blocks in turn. `cached`: the first group's blocks that hold the request's prefix.
     """
     contents = np.asarray(view.blocks.content[cached]).tolist()
     count = len(cached)

@@ -1,6 +1,6 @@
 """Applies events by the rules of vLLM's AsyncScheduler, which schedules a step before the last step returns.
 
-Placeholders stand for the tokens and drafts of the running step. A request that was preempted still gets the
+Placeholders stand for the running step's tokens and drafts. A request that was preempted still gets the
 tokens that steps in flight sample for it.
 """
 
@@ -26,7 +26,7 @@ def expect_drafts(state: State, flight: Flight) -> None:
 
 
 def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> None:
-    """Subtract rejected drafts from the rows' computed tokens. `counts`: number of tokens that each row got;
+    """Subtract rejected drafts from the rows' computed tokens. `counts`: how many tokens each row got;
     None: one token each.
     """
     assert flight.num_drafts is not None
@@ -48,7 +48,7 @@ def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarr
 def await_stale(state: State, row: int, name: str, *, drops: bool) -> None:
     """Record that a preempted request loses `row` while steps in flight compute the row.
 
-    `drops`: whether the tokens of these steps are dropped, because the request's prefix is computed again."""
+    `drops`: whether these steps' tokens are dropped, because the request's prefix is computed again."""
     req_state = state.requests[name]
     was_dropping = any(dropping for other, dropping in state.stale.values() if other is req_state)
     state.stale[row] = (req_state, drops or was_dropping)

@@ -1,7 +1,7 @@
 """Applies an event to the state. Only this package (fold) writes to a state.
 
 Applying an event makes no decision. It cannot fail for a log that `mmengine log verify` accepts. The
-modules of this package together define the effect of each kind of event.
+modules of this package together define what each event does.
 """
 
 from typing import assert_never
@@ -40,7 +40,7 @@ from mmengine.events import vocabulary as ev
 
 
 def evolve(state: State, event: ev.Event) -> None:
-    """Apply the event to the state. Frequent kinds of events are matched first."""
+    """Apply the event to the state. Frequent events are matched first."""
     match event:
         case ev.Executed():
             apply_executed(state, event)
@@ -272,7 +272,7 @@ def _apply_recovered(state: State, event: ev.Recovered) -> None:
     """Apply RECOVERED, after the process that wrote the log has ended.
 
     Tokens and waiting requests are kept. Steps in flight, KV, encoder outputs and host blocks are lost,
-    because they were in the memory of the ended process.
+    because they were in the ended process's memory.
     """
     while state.flights:
         land(state)

@@ -1,4 +1,4 @@
-"""Applies events about fetches of KV blocks from a block store.
+"""Applies events about fetching KV blocks from a block store.
 
 A request that fetches blocks holds blocks although it has no row: its prefix hits, and the blocks that the
 fetch fills. After the fetch the request releases all these blocks. Released blocks stay in the prefix cache,
@@ -59,7 +59,7 @@ def apply_arrived(state: State, event: ev.Arrived) -> None:
 
 def apply_lost(state: State, event: ev.Lost) -> None:
     """End the request's fetch. After a missed deadline the offers to all other requests are dropped too.
-    Otherwise each of these requests would wait for the slow store in turn.
+    Otherwise each such request would wait for the slow store in turn.
     """
     leave_fetch(state, state.requests[event.request_id])
     if event.reason == DEADLINE:

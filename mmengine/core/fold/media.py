@@ -77,7 +77,7 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return the start of the first embedding run that is not completely computed, or NEVER."""
+    """Return where the first embedding run begins that is not completely computed, or NEVER."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 
@@ -103,7 +103,7 @@ def reference_media(state: State, row: int) -> None:
 
 
 def release_media(state: State, row: int, computed: int) -> None:
-    """Release the encoder outputs of items that end within the row's first `computed` tokens."""
+    """Release encoder outputs for items that end within the row's first `computed` tokens."""
     req_state = state.requests_by_row[row]
     release_at = int(NEVER)
     for index in sorted(req_state.held_media):

@@ -29,8 +29,8 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """Put the request's tokens and blocks into the row. `num_cached`: number of blocks that are prefix hits.
-    `computed`: number of tokens that have KV.
+    """Put the request's tokens and blocks into the row. `num_cached`: prefix hit count, in blocks.
+    `computed`: how many tokens have KV.
     """
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:
@@ -69,8 +69,8 @@ def deal_blocks(
     """Distribute the blocks `new` to the rows in order.
 
     Each row gets as many blocks as its next `num_tokens` tokens need. `num_tokens` is an array, or one number
-    for all rows. If `counts` (int32) is given, each row gets this number of blocks instead. With several
-    block groups, `new` contains one block of each group for each block that a row needs.
+    for all rows. If `counts` (int32) is given, each row gets as many blocks as given there. With several
+    block groups, `new` contains one block from each group for each block that a row needs.
     """
     state.blocks.take_new(new)
     if counts is None:
@@ -205,7 +205,7 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Write the drafts that the step proposed after the known tokens of the `sampled` rows."""
+    """Write the drafts that the step proposed after the `sampled` rows' known tokens."""
     if state.verifies:
         state.scheduled_drafts[rows] = 0
         state.verifies = bool(state.scheduled_drafts.any())
@@ -218,7 +218,7 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 
 def put_drafts(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Write `drafts` after the known tokens of `rows`. `num_drafts`: number of drafts of each row."""
+    """Write `drafts` after the known tokens in `rows`. `num_drafts`: each row's draft count."""
     state.has_drafts = True
     places = counting(num_drafts) + np.repeat(state.num_tokens[rows], num_drafts)
     state.token_ids[np.repeat(rows, num_drafts), places] = drafts
@@ -248,7 +248,7 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:
-    """Let the open step copy the KV of the request's row to these host blocks."""
+    """Let the open step copy the request's KV from its row to these host blocks."""
     state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
     req_state.host_blocks, req_state.num_swapped = host_blocks, int(state.num_computed[req_state.row])
     pairs = np.stack((state.block_table[req_state.row, : len(host_blocks)], host_blocks), axis=1)
@@ -257,7 +257,7 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, with its blocks and media, from the request. All of these become free once no open or
+    """Take the row, with its blocks and media, from the request. These become free once no open or
     dispatched step computes the row.
     """
     row = req_state.row

@@ -1,4 +1,4 @@
-"""Applies events about sessions: changes of a session's tokens and of its leased blocks."""
+"""Applies events about sessions: changes to a session's tokens and leased blocks."""
 
 import msgspec
 import numpy as np
@@ -42,7 +42,7 @@ def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
 
 
 def grow(state: State, req_state: RequestState, reason: str) -> None:
-    """Add the prompt and the answer of a request to its session, if the request ended by stop or length. Call
+    """Add a request's prompt and answer to its session, if the request ended by stop or length. Call
     this function before the request leaves its row.
     """
     session = state.sessions.end(req_state.request.request_id)

@@ -70,7 +70,7 @@ def _pending(flight: Flight) -> np.ndarray | int:
 
 
 def apply_executed(state: State, event: ev.Executed) -> None:
-    """Apply the result of the oldest step. The result has at least one token for each row that samples."""
+    """Apply the oldest step's result. The result has at least one token for each row that samples."""
     flight = land(state)
     rows, sampled = flight.rows, flight.sampled
     if state.goodput is not None:
@@ -142,14 +142,14 @@ def _apply_pooled(state: State, event: ev.Executed) -> None:
 
 
 def apply_drafted(state: State, event: ev.Drafted) -> None:
-    """Write drafts after the rows' known tokens. These drafts arrived after the result of their step."""
+    """Write drafts after the rows' known tokens. These drafts arrived after their step's result."""
     rows = np.frombuffer(event.rows, np.int32).astype(np.intp)
     put_drafts(state, rows, np.frombuffer(event.num_drafts, np.int32), np.frombuffer(event.drafts, np.int32))
     state.drafter[rows] = 0
 
 
 def apply_failed(state: State, event: ev.Failed) -> None:
-    """Apply the failure of the oldest step. Later steps in flight depend on its result, so they fail too."""
+    """Apply the oldest step's failure. Later steps in flight depend on its result, so they fail too."""
     oldest = land(state)
     void = [oldest]
     while state.flights:
@@ -193,7 +193,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 
 
 def _forget(state: State, flight: Flight) -> None:
-    """Undo the effects of a failed step on blocks, kept states, swaps and encoder outputs."""
+    """Undo a failed step's effects on blocks, kept states, swaps and encoder outputs."""
     for blocks in flight.filled:
         state.blocks.forget(blocks)
     for kept_states in flight.kept:

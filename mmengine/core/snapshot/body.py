@@ -75,9 +75,9 @@ class Step(msgspec.Struct, array_like=True):
 class Pool(msgspec.Struct, array_like=True):
     """The saved block pool.
 
-    `stack`, `queue`: the live entries of the free list's stack and queue. `blocks`: the blocks with cached
+    `stack`, `queue`: the live entries of the free list's two parts. `blocks`: the blocks with cached
     content; `content`, `parent`, `tokens` and `key` describe these blocks in the same order. `twins`:
-    groups of blocks with equal content, of which lookups return only one.
+    groups of blocks with equal content. Lookups return only one block of each group.
     """
 
     references: bytes
@@ -97,7 +97,7 @@ class Windows(msgspec.Struct, array_like=True):
     """The saved blocks of block groups with a window.
 
     `rows`: (row, `first_held`, blocks) for each row that holds blocks, with the values that WindowTables has
-    for the row. `blocks`, `keys`: the blocks whose content is recorded, and the keys of these blocks.
+    for the row. `blocks`, `keys`: the blocks whose content is recorded, and these blocks' keys.
     """
 
     rows: tuple[tuple[int, bytes, bytes], ...]
@@ -121,8 +121,8 @@ class States(msgspec.Struct, array_like=True):
 class Adapters(msgspec.Struct, array_like=True):
     """The saved LoRA adapters.
 
-    `entries`: (digest, bytes, number of rows that use it) for each loaded adapter. `idle`: digests of unused
-    adapters, least recently used first. `rows`: row -> digest of the row's adapter. `known`, `nameless`: the
+    `entries`: (digest, bytes, number of its rows) for each loaded adapter. `idle`: digests of unused
+    adapters, least recently used first. `rows`: row -> its adapter's digest. `known`, `nameless`: the
     values of the same dicts in AdapterPool.
     """
 
@@ -152,7 +152,7 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class Scores(msgspec.Struct, array_like=True):
-    """The saved logprobs of an answer and of its prompt, and a pooled request's vector.
+    """The saved logprobs for an answer and its prompt, and a pooled request's vector.
 
     `of_prompt`: (1 + k, token ids as int32 bytes, logprobs as float32 bytes). `vector`: float32 bytes.
     """
@@ -163,7 +163,7 @@ class Scores(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """The saved answer of a request that has ended. `token_ids`: int32 bytes."""
+    """The saved answer to a request that has ended. `token_ids`: int32 bytes."""
 
     queued: ev.Queued
     token_ids: bytes
@@ -199,7 +199,7 @@ class SavedAnswers(msgspec.Struct, array_like=True):
 class Body(msgspec.Struct):
     """The body of a snapshot.
 
-    `sequence`: number of the last record that was applied to the state. `digest`: the state's digest.
+    `sequence`: the number of the last record that was applied to the state. `digest`: the state's digest.
     `answers`, `answers_digest`: a SavedAnswers as msgpack bytes, and the BLAKE2b hash of these bytes. Both
     are empty if the process that took the snapshot did not know the undelivered answers.
     """

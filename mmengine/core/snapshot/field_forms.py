@@ -1,4 +1,4 @@
-"""Converts fields of the state to their form in a snapshot and back. A field's annotation names the form."""
+"""Converts the state's fields to their form in a snapshot and back. A field's annotation names the form."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ Live = TypeVar("Live")
 
 
 class Form(NamedTuple):
-    """A pair of conversions: `take` converts a value for a snapshot, and `fill` converts it back."""
+    """Two conversions: `take` converts a value for a snapshot, and `fill` converts it back."""
 
     take: Callable[[Any], Any]
     fill: Callable[[Any], Any]

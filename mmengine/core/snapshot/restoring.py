@@ -1,4 +1,4 @@
-"""Restores a state from the body of a snapshot. For an invalid body the functions raise ValueError, KeyError,
+"""Restores a state from a snapshot's body. For an invalid body the functions raise ValueError, KeyError,
 IndexError, TypeError or OverflowError.
 """
 

@@ -1,4 +1,4 @@
-"""Copies a state into the body of a snapshot, from which restoring.py restores the state."""
+"""Copies a state into a snapshot's body, from which restoring.py restores the state."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ from mmengine.request import Request
 
 
 def body_of(state: State, started: ev.Started, sequence: int) -> Body:
-    """Return a copy of the state as the body of a snapshot. `started`: the log's first event. `sequence`: the
+    """Return a copy of the state as a snapshot's body. `started`: the log's first event. `sequence`: the
     number of the last record that was applied to the state.
     """
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}

@@ -1,9 +1,9 @@
-"""Converts a state to bytes and back. A reader of a log can begin at a snapshot and skip all earlier records.
+"""Converts a state to bytes and back. A log reader can begin at a snapshot and skip all earlier records.
 
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-A snapshot contains the columns of all rows, the used token ids and block tables, and the contents of cached
+A snapshot contains all rows' columns, the used token ids and block tables, and the contents of cached
 blocks. All other values of the state are derived from these. A snapshot also contains the digests of the
 state and of the undelivered answers, which are compared after restoring. No pickle is used.
 """
@@ -35,7 +35,7 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 
 def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """Return a snapshot of the state. `started`: the log's first event. `sequence`: the number of the last
+    """Return a snapshot of the state. `started`: the log's first event. `sequence`: the last
     record that was applied to the state.
     """
     return bytes(packed(body_of(state, started, sequence)))
@@ -56,7 +56,7 @@ def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
 
 
 def restore(data: bytes) -> tuple[State, Body]:
-    """Return the state and the body of a snapshot. Raises CorruptLog if the bytes are not a valid
+    """Return the state and the body in a snapshot. Raises CorruptLog if the bytes are not a valid
     snapshot.
     """
     body = _read(data)

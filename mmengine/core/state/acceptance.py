@@ -1,4 +1,4 @@
-"""Estimates the probability that a draft is accepted, from counts of trials and hits for each row and
+"""Estimates the probability that a draft is accepted, from trial and hit counts for each row and
 drafter.
 
 A trial is a draft that was compared with a sampled token. An accepted draft is a hit. The first rejected
@@ -36,10 +36,10 @@ class Acceptance:
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Record the verified drafts of `rows` (intp [m]), for the next `count`.
+        """Record the verified drafts for `rows` (intp [m]), for the next `count`.
 
-        `drafters`: each row's drafter. `drafted`: number of drafts of each row, 0 for none. `counts`:
-        number of tokens that each row got, as the bytes of int32 [m].
+        `drafters`: each row's drafter. `drafted`: each row's draft count, 0 for none. `counts`:
+        how many tokens each row got, as the bytes of int32 [m].
         """
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
@@ -72,7 +72,7 @@ class Acceptance:
                 trials[old] >>= 1
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the probability that a draft of each drafter is accepted, in 1/65536: int64 [drafters,
+        """Return the probability that each drafter's draft is accepted, in 1/65536: int64 [drafters,
         n].
         """
         usual = (self.drafter_hits + FIRST_HITS) * ONE // (self.drafter_trials + FIRST_TRIALS)
@@ -87,7 +87,7 @@ class Acceptance:
 
 
 def powers(chances: np.ndarray, most: int) -> np.ndarray:
-    """Return the powers chance, chance^2, …, chance^most of a probability, in 1/65536: int64 [most, ...]."""
+    """Return the powers chance, chance^2, …, chance^most for a probability, in 1/65536: int64 [most, ...]."""
     table = np.empty((most, *chances.shape), np.int64)
     table[0] = chances
     for depth in range(1, most):

@@ -1,4 +1,4 @@
-"""The pool of LoRA adapters: which adapters are loaded on the device, and which adapter each row uses.
+"""The LoRA adapter pool: which adapters are loaded on the device, and which adapter each row uses.
 
 Sizes are in bytes. An adapter that no row uses stays loaded until its memory is needed. The least recently
 used adapter is then unloaded first.
@@ -15,9 +15,9 @@ def digest_of(adapter: Adapter | None) -> bytes:
 
 
 class AdapterPool:
-    """The adapters of one engine.
+    """One engine's adapters.
 
-    `cache`: the loaded adapters, by digest. `of_row`: row -> digest of the row's adapter. It includes rows
+    `cache`: the loaded adapters, by digest. `of_row`: row -> its adapter's digest. It includes rows
     whose requests have left while a step still computes the row. `known`: name -> the adapter for new
     requests with this name. `nameless`: digest -> an adapter that live requests use although no name refers
     to it. No decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods
@@ -32,12 +32,12 @@ class AdapterPool:
 
     @property
     def num_held(self) -> int:
-        """The number of adapters that are used by rows."""
+        """The number of adapters that rows use."""
         return len(self.cache.entries) - len(self.cache.idle)
 
     @property
     def loaded(self) -> tuple[bytes, ...]:
-        """The digests of the loaded adapters."""
+        """The loaded adapters' digests."""
         return tuple(self.cache.entries)
 
     def is_held(self, digest: bytes) -> bool:

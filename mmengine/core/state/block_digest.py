@@ -3,10 +3,10 @@
 Content ids (core/state/prefix_index.py) are counters, so a content id has a meaning only in its process.
 Block stores, and routers that read KV events, identify a block by
 
-    digest(block) = BLAKE2b-128(digest of the previous block | its tokens | its extra)
+    digest(block) = BLAKE2b-128(the previous block's digest | its tokens | its extra)
 
 `extra` is the result of `block_extras`: the media embeddings in the block with their positions and, in the
-first block, the hash of the tenant's salt and the digest of the adapter. Equal digests mean equal contents,
+first block, the hash of the tenant's salt and the adapter's digest. Equal digests mean equal contents,
 unless BLAKE2b is broken.
 """
 
@@ -62,7 +62,7 @@ class ContentDigests:
         return self._by_content.get(content)
 
     def add(self, blocks: np.ndarray) -> None:
-        """Add the digests of these blocks' contents (int [n]). A content whose parent has no digest gets
+        """Add digests for these blocks' contents (int [n]). A content whose parent has no digest gets
         none.
         """
         content, parent, tokens, _ = self._index.columns()
@@ -81,7 +81,7 @@ class ContentDigests:
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """If there are many digests, remove the digests of contents that no block holds. For callers that do
+        """If there are many digests, remove digests for contents that no block holds. For callers that do
         not call `drop`.
         """
         if len(self._by_content) > 2 * len(self._index.content) + 64:

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: reference counts, the list of free blocks, and the contents of full blocks."""
+"""The KV block pool: reference counts, the free list, and the full blocks' contents."""
 
 import hashlib
 import struct
@@ -23,10 +23,10 @@ _PART = struct.Struct("<Iqq")
 
 
 class BlockPool:
-    """The KV blocks of one engine. Only `evolve` calls methods that change the pool.
+    """One engine's KV blocks. Only `evolve` calls methods that change the pool.
 
     `num_blocks` includes block 0, which no request gets because batches are padded with it. `content_width`:
-    number of tokens that determine a block's content. `num_windows`: number of block groups with a window.
+    how many tokens determine a block's content. `num_windows`: how many block groups have a window.
     """
 
     def __init__(self, num_blocks: int, block_size: int, content_width: int, num_windows: int = 0):
@@ -77,7 +77,7 @@ class BlockPool:
         self.free_list.give_back(freed[cached][::-1])
 
     def forget(self, blocks: np.ndarray) -> None:
-        """Forget the contents of these blocks."""
+        """Forget these blocks' contents."""
         self.index.forget(blocks)
         if self.windows.num_groups:
             self.windows.forget(blocks)
@@ -94,8 +94,8 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of `rows` need more blocks (indices into `rows`, intp), and the number of blocks that
-    each of them needs (int32).
+    """Return which of `rows` need more blocks (indices into `rows`, intp), and how many blocks
+    each of these rows needs (int32).
 
     `num_tokens`: number of further tokens of each row, as an array or as one number for all rows. The
     drafter's lookahead is added. No row needs more blocks than max_model_len tokens fill.
@@ -111,7 +111,7 @@ def further_blocks(
 
 
 class Groups(Protocol):
-    """A state or a view of a state, as far as `hit_tokens` reads it."""
+    """A state or its view, as far as `hit_tokens` reads it."""
 
     @property
     def block_size(self) -> int: ...
@@ -120,14 +120,14 @@ class Groups(Protocol):
 
 
 def hit_tokens(state: Groups, event: Admitted) -> int:
-    """Return the number of tokens that the prefix hits of an admission contain."""
+    """Return how many tokens an admission's prefix hits contain."""
     if state.num_groups > 1:  # the hits contain blocks of all groups
         return max(0, event.num_computed)
     return len(event.cached_blocks) // 4 * state.block_size
 
 
 def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:
-    """Return the tokens that determine the contents of the blocks [first, last), int32 [last - first, width].
+    """Return the tokens that determine the contents of blocks [first, last), int32 [last - first, width].
 
     These are `width` tokens for each block.
     """
@@ -140,14 +140,14 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 def block_extras(
     request: Request, first: int, last: int, block_size: int, ahead: int = 0, whole_prompt: bool = False
 ) -> dict[int, bytes]:
-    """Return what determines the contents of the blocks [first, last) in addition to their tokens.
+    """Return what determines the contents of blocks [first, last) in addition to their tokens.
 
     The result maps a block's number to bytes. Blocks that only their tokens determine have no entry. The
     bytes describe the media embeddings in the block and in the `ahead` tokens after it: for each run the
     item's hash, the run's position relative to the block, and the index of the run's first embedding. For
-    block 0 they also contain the hash of the tenant's salt and the digest of the adapter. With `whole_prompt`
-    block 0 also has the hash of the prompt, because the KV of each token depends on the whole prompt. The
-    length of each hash is included, so that equal bytes mean equal facts.
+    block 0 they also contain the hash of the tenant's salt and the adapter's digest. With `whole_prompt`
+    block 0 also has the prompt's hash, because each token's KV depends on the whole prompt. The
+    lengths of the hashes are included, so that equal bytes mean equal facts.
     """
     extras: dict[int, bytes] = {}
     for item in request.media[num_before(request.media, first * block_size) :]:
@@ -171,7 +171,7 @@ def block_extras(
 
 
 def _prompt_hash(request: Request) -> bytes:
-    """Return the SHA-256 hash of the prompt's token ids and media."""
+    """Return the SHA-256 hash over the prompt's token ids and media."""
     found = hashlib.sha256(request.prompt_token_ids.astype("<i4").tobytes())
     for item in request.media:
         found.update(_PART.pack(len(item.mm_hash), item.start, len(item.runs)) + item.mm_hash)
@@ -180,7 +180,7 @@ def _prompt_hash(request: Request) -> bytes:
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:
-    """Return the maximum number of tokens of one request that a step may compute; 0: no limit. There is no
+    """Return the maximum number of tokens that a step may compute for one request; 0: no limit. There is no
     limit if the engine has only one request.
     """
     return config.long_prefill_token_threshold if num_requests > 1 else 0

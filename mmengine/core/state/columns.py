@@ -1,4 +1,4 @@
-"""Declares the columns of the running batch: numpy arrays with one value, or one line, for each row.
+"""Declares the running batch's columns: numpy arrays with one value, or one line, for each row.
 
 A state and its view share these declarations. The state has writable arrays, and the view has the same arrays
 without write access. A column's annotation contains the dtype with which a state creates the array.

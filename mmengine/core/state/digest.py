@@ -1,7 +1,7 @@
 """Computes a state's digest as a tree: a hash for each column, and a root hash over these hashes.
 
 A CHECKPOINT event contains the root, the first 4 bytes of each column's hash, and a 4-byte checksum over the
-values of each live request. Two states are equal if their roots are equal. If the roots differ, the column
+each live request's values. Two states are equal if their roots are equal. If the roots differ, the column
 hashes and checksums show which columns and requests differ.
 """
 
@@ -36,7 +36,7 @@ _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint6
 
 
 def state_digest(state: State) -> bytes:
-    """Return a 16-byte digest of all values that decisions read and of all tokens so far."""
+    """Return a 16-byte digest over all values that decisions read and all tokens so far."""
     return checkpoint(state).digest
 
 
@@ -56,7 +56,7 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the names of the columns, and (id, row or NO_ROW) of the requests, in which `logged` differs
+    """Return the columns' names, and (id, row or NO_ROW) for the requests, in which `logged` differs
     from this state. If the numbers of live requests differ, the list of requests is empty.
     """
     here = checkpoint(state)
@@ -123,7 +123,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return the columns "requests" (the values of each request outside of its row) and "waiting"."""
+        """Return the columns "requests" (the values of each request outside its row) and "waiting"."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):

@@ -1,4 +1,4 @@
-"""The base class of draft arbiters, which decide in each step which drafters draft and how many drafts rows
+"""The base class for draft arbiters, which decide in each step which drafters draft and how many drafts rows
 get.
 
 The class has the counters, the measurements of each draft level, and the times of reviews. A draft level is
@@ -38,7 +38,7 @@ Waits = dict[int, tuple[int, int]]
 
 
 class SavedGoodput(msgspec.Struct, array_like=True):
-    """The state of an arbiter in a snapshot."""
+    """An arbiter's state in a snapshot."""
 
     counters: dict[str, int]
     arrays: dict[str, bytes]
@@ -48,7 +48,7 @@ class SavedGoodput(msgspec.Struct, array_like=True):
 
 
 class DraftArbiter(ABC):
-    """Chooses a draft level for each step, and limits the number of each row's drafts.
+    """Chooses a draft level for each step, and limits each row's draft count.
 
     Arrays are indexed by [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter.
     `overlaps`: steps overlap, but the loop waits for each step after which drafters draft. In that case
@@ -88,7 +88,7 @@ class DraftArbiter(ABC):
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """Return the maximum number of drafts of each drafter for each of `rows`, int32 [drafters, n].
+        """Return how many drafts each drafter may propose for each of `rows`, int32 [drafters, n].
 
         An array with shape [0, 0] means no drafts, and None means no limit.
         """
@@ -234,7 +234,7 @@ class DraftArbiter(ABC):
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts of `rows` to those that are likely enough to be accepted. Returns True if steps
+        """Limit the drafts of `rows` to drafts that are likely enough to be accepted. Returns True if steps
         with the new limits must be measured before the level is chosen.
         """
         least = self.costs.least_chance(self.bucket, self.level)

@@ -9,7 +9,7 @@ from mmengine.events import vocabulary as ev
 
 
 class StepDrafts(NamedTuple):
-    """The m rows of a step that had drafts. The arrays have the shape [m], and dtype int32 unless noted."""
+    """A step's m rows that had drafts. The arrays have the shape [m], and dtype int32 unless noted."""
 
     places: np.ndarray  # intp, the rows' indices among the rows that sampled
     drafters: np.ndarray  # number of the drafter of each row
@@ -53,7 +53,7 @@ def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepD
 
 
 def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
-    """Return drafter number -> counts: the given `counts` plus the drafts of a step."""
+    """Return drafter number -> counts: the given `counts` plus a step's drafts."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():
         selected, old = step.drafters == number, found.get(number, DraftCounts())

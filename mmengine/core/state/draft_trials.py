@@ -1,9 +1,9 @@
-"""Decides when a trial of drafts has lost too much time, and when the next trial may begin.
+"""Decides when a draft trial has lost too much time, and when the next trial may begin.
 
 A trial is a period in which drafts are on, to find out whether they save time. All times come from the step
 times in the log, in ns. During a trial, the time of each step with drafts (including a share of the time for
 reading prompts) is compared with the time that as many tokens take without drafts. After drafts were turned
-off, the next trial begins when the loss of the last trial is small compared with the time since then.
+off, the next trial begins when the last trial's loss is small compared with the time since then.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
@@ -18,7 +18,7 @@ COUNTERS = ("clock_ns", "lost_ns", "sunk_ns", "num_drafted", "is_proven")
 
 
 class DraftTrials:
-    """Accounts for the time that trials lose. `waits`: bucket -> (loss of the last trial in ns, time on
+    """Accounts for the time that trials lose. `waits`: bucket -> (the last trial's loss in ns, time on
     `clock_ns` before which no other trial begins).
     """
 
@@ -62,7 +62,7 @@ class DraftTrials:
             self.lost_ns = max(min(self.lost_ns + lost_ns, MOST_NS), -KEPT_GAIN * plain_ns)
 
     def failed(self, plain_ns: int) -> bool:
-        """Return whether the trial lost too much time. `plain_ns`: the time of a step without drafts."""
+        """Return whether the trial lost too much time. `plain_ns`: a step's time without drafts."""
         times = 1 if self.num_drafted >= ENOUGH_DRAFTED else 2
         return self.num_drafted > 0 and self.lost_ns > times * TOO_MUCH * plain_ns
 
@@ -79,8 +79,8 @@ class DraftTrials:
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return the number of steps of `plain_ns` until the next trial in this bucket. Waiting times of
-        other buckets with up to 1.5 times as many rows count too."""
+        """Return how many steps with `plain_ns` are left until the next trial in this bucket. The waiting
+        times of other buckets with up to 1.5 times as many rows count too."""
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]
         return -(-max(max(untils, default=0) - self.clock_ns, 0) // max(plain_ns, 1))

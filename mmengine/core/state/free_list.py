@@ -1,4 +1,4 @@
-"""The list of free KV blocks, in the order in which requests get them. The list is stored in arrays.
+"""The free KV blocks, in the order in which requests get them. The list is stored in arrays.
 
 First come blocks without cached content, the most recently freed block first (a stack). Then come blocks with
 cached content, the least recently used block first (a queue). If a free cached block is used again, its entry
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class FreeList:
-    """The free blocks of a pool. Block 0, with which batches are padded, is never free."""
+    """A pool's free blocks. Block 0, with which batches are padded, is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -76,7 +76,7 @@ class FreeList:
         self._stack[: self._top], self._queue[: self._tail] = stack, queue
 
     def take(self, blocks: np.ndarray) -> None:
-        """Remove these blocks, int32, from the list of free blocks."""
+        """Remove these blocks, int32, from the free list."""
         head, no_dead_entry = self._head + len(blocks), self._no_dead_entry()
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
@@ -89,7 +89,7 @@ class FreeList:
             self._trim()
 
     def give_front(self, blocks: np.ndarray) -> None:
-        """Add blocks without content. The last of `blocks` is used next."""
+        """Add blocks without content. The last block is used next."""
         if self._top + len(blocks) > len(self._stack):
             self._top = _compact(self, self._stack, self._stack_stamp, 0, self._top)
         end = self._top + len(blocks)
@@ -99,7 +99,7 @@ class FreeList:
         self.num_free += len(blocks)
 
     def give_back(self, blocks: np.ndarray) -> None:
-        """Add blocks with content to the end of the queue. The first of `blocks` is used first."""
+        """Add blocks with content to the queue's end. The first block is used first."""
         if self._tail + len(blocks) > len(self._queue):
             self._tail = _compact(self, self._queue, self._queue_stamp, self._head, self._tail)
             self._head = 0
@@ -116,7 +116,7 @@ class FreeList:
         return self._stamp[blocks] == stamps
 
     def _trim(self) -> None:
-        """Drop dead entries from the top of the stack and from the head of the queue."""
+        """Drop dead entries from the stack's top and from the queue's head."""
         while self._top:
             low = max(0, self._top - 256)
             live = self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
@@ -136,7 +136,7 @@ class FreeList:
 
 
 def _compact(owner: FreeList, blocks: np.ndarray, stamps: np.ndarray, start: int, end: int) -> int:
-    """Move the live entries in [start, end) to the front of the array. Returns the number of live entries."""
+    """Move the live entries in [start, end) to the array's front. Returns the number of live entries."""
     live = owner._is_live(blocks[start:end], stamps[start:end])
     kept = int(live.sum())
     blocks[:kept], stamps[:kept] = blocks[start:end][live], stamps[start:end][live]

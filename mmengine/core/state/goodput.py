@@ -3,12 +3,12 @@ time.
 
 The name and the aim come from goodput (accepted tokens per time) in SmartSpec (Liu et al., "Optimizing
 Speculative Decoding for Serving Large Language Models Using Goodput", arXiv 2406.14066). SmartSpec predicts
-goodput from acceptance rates and a linear model of step times. Here the goodput of a draft level is measured.
+goodput from acceptance rates and a linear model of step times. Here each draft level's goodput is measured.
 Only the number of each row's drafts is computed from the probability that drafts are accepted.
 
 The arbiter is a fold over the times and tokens of steps. It uses only integers, so a replay of the log makes
 the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
-drafters draft, or all except the last ones. The goodput of a level is computed from its last few steps
+drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
 (step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level, each row has
 as many drafts as are likely enough to be accepted: draft j has the probability p^j, where p is estimated for
 each row and drafter.
@@ -18,7 +18,7 @@ just before. If a trial loses too much, it ends at once. The next trial waits un
 with the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for smaller
 batches.
 
-A change of the level costs time, because a drafter that did not draft must first read the tokens that it
+A level change costs time, because a drafter that did not draft must first read the tokens that it
 missed. The level is therefore reviewed only when requests arrive and then every few steps. A shrinking batch
 keeps its level.
 """
@@ -87,7 +87,7 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether a new, larger batch arrived. If a rest began with the last rows of the old batch,
+        """Return whether a new, larger batch arrived. If a rest began with the old batch's last rows,
         the rest must end now, because the drafters can read the new prompts only now.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows

@@ -1,8 +1,8 @@
 """Slots for grammars that many requests share, so that a log stores each such grammar only once.
 
-A QUEUED event names a slot. If the event also contains the source of a grammar, the source is stored in the
-slot. Otherwise the request uses the grammar that is already in the slot. The contents of the slots depend
-only on the events in the log, so `mmengine log verify` derives the slot of each event again.
+A QUEUED event names a slot. If the event also contains a grammar's source, the source is stored in the
+slot. Otherwise the request uses the grammar that is already in the slot. The slots' contents depend
+only on the events in the log, so `mmengine log verify` derives each event's slot again.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ LONGEST = 2**20  # maximum length in characters, which limits the size of all sl
 
 
 class GrammarSlots:
-    """The slots of one log, ordered by their last use. The most recently used slot is the last one."""
+    """One log's slots, ordered by their last use. The most recently used slot is the last one."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[str, str]] = {}  # slot -> (kind, source)
@@ -25,7 +25,7 @@ class GrammarSlots:
         self._slot_of: dict[tuple[str, str], int] = {}
 
     def whole(self, queued: Queued) -> Queued:
-        """Return QUEUED with the source of its grammar and without a slot number. Raises ValueError if the
+        """Return QUEUED with its grammar's source and without a slot number. Raises ValueError if the
         event refers to an empty slot.
         """
         grammar = queued.grammar
@@ -56,7 +56,7 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar_slot=slot)
 
     def named(self, queued: Queued) -> Queued:
-        """Return QUEUED with a slot number instead of the grammar's source. If no slot contains the grammar,
+        """Return QUEUED with a slot number in place of the grammar's source. If no slot contains the grammar,
         the event is returned unchanged.
         """
         grammar = queued.grammar

@@ -1,6 +1,6 @@
 """Decides whether the next step can be decided while a step runs, if `max_in_flight` is 2.
 
-The next step must wait if its decisions depend on the running step's result: on the number of accepted
+The next step must wait if its decisions depend on the running step's result: on how many drafts are accepted
 drafts, or on the drafts that the running step proposes. In this case the whole step waits, not only the rows
 with drafts. If these rows were left out of every other step, the batch would split into two halves that
 alternate. Each half would take as long as the whole batch, so all rows would decode at half the speed.
@@ -8,8 +8,8 @@ alternate. Each half would take as long as the whole batch, so all rows would de
 A row that ends with its next token does not make the step wait. Only this row is left out of the next step
 (core/decide/running.py).
 
-A grammar needs a row's last token to mask the logits of the next token. The forward pass does not need the
-mask, and the executor samples only after it has the tokens of the previous step, so rows with grammars do not
+A grammar needs a row's last token to mask the next token's logits. The forward pass does not need the
+mask, and the executor samples only after it has the previous step's tokens, so rows with grammars do not
 wait either. The exception is a row with a grammar and `on_truncation` "close". Its text may be changed after
 sampling, and the row must continue from the changed text.
 """
@@ -49,7 +49,7 @@ def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
 
 
 def waits_for(view: View) -> str:
-    """Return DRAFTS or GRAMMAR_ROWS if the next step must wait for the result of the running step, else
+    """Return DRAFTS or GRAMMAR_ROWS if the next step must wait for the running step's result, else
     "".
     """
     flight = view.flights[-1]
@@ -65,7 +65,7 @@ def waits_for(view: View) -> str:
 
 
 def runs_ahead_to(state: State, row: int, request: Request) -> int:
-    """Return the value of the column `runs_ahead_to` for a request that gets the row."""
+    """Return the value in the column `runs_ahead_to` for a request that gets the row."""
     end = int(state.max_total[row])
     if request.grammar is None:
         return end

@@ -1,6 +1,6 @@
 """Scheduling policies: they order waiting requests and select the running request that is preempted.
 
-A policy consists of two pure functions. `rank` gives the order of the waiting queue, smallest first. `victim`
+A policy has two pure functions. `rank` orders the waiting queue, smallest first. `victim`
 selects the running request that loses its blocks when no block is free.
 """
 

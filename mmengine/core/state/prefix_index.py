@@ -1,12 +1,12 @@
 """Finds the KV block that holds a given content, so that equal prefixes are computed only once.
 
-The content of a block consists of the previous block's content, the block's token ids, and its extra digest
+A block's content is the previous block's content, the block's token ids, and its extra digest
 (media, salt, adapter). Each distinct content has a number, the content id. The previous block's content id is
 called the parent.
 
 A block's hash key is the sum, modulo 2^64, of its parent times an odd factor, its token ids times odd
-factors, and a hash of the extra digest. A lookup also compares the parent, the tokens and the extra digest
-themselves. By induction over the blocks of a prefix, a hit is therefore exact. A collision of keys only
+factors, and the extra digest's hash. A lookup also compares the parent, the tokens and the extra digest
+themselves. By induction over a prefix's blocks, a hit is therefore exact. A key collision only
 causes a miss.
 """
 
@@ -26,10 +26,10 @@ _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """The prefix index of a block pool. For each block it has the content id (or NO_CONTENT), the parent, the
+    """A block pool's prefix index. For each block it has the content id (or NO_CONTENT), the parent, the
     tokens and the hash key.
 
-    `width`: number of tokens that determine the content of a block. This is the block size, or one more.
+    `width`: how many tokens determine a block's content. This is the block size, or one more.
     """
 
     def __init__(self, num_blocks: int, width: int):
@@ -66,7 +66,7 @@ class PrefixIndex:
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
         """Return the blocks, int32, that hold the longest known prefix of a sequence of blocks.
 
-        `tokens`: the tokens of each block, int32 [n, width]. `extras`: index into `tokens` -> extra digest.
+        `tokens`: each block's tokens, int32 [n, width]. `extras`: index into `tokens` -> extra digest.
         """
         blocks, parent = list[int](), ROOT
         for number, part in enumerate(self.token_parts(tokens).tolist()):
@@ -88,7 +88,7 @@ class PrefixIndex:
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
         """Record the content of `block`, and return its content id. If `parent` is NO_CONTENT, or if the key
-        collides with the key of another content, nothing is recorded and NO_CONTENT is returned.
+        collides with another content's key, nothing is recorded and NO_CONTENT is returned.
         """
         if parent == NO_CONTENT:
             return NO_CONTENT
@@ -113,7 +113,7 @@ class PrefixIndex:
     ) -> int:
         """Record the contents of n consecutive blocks of a row. Each block is the parent of the next block.
 
-        Returns the content id of the last block. If a key collides, this block and the following blocks are
+        Returns the last block's content id. If a key collides, this block and the following blocks are
         not recorded, and NO_CONTENT is returned. `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`:
         index into `blocks` -> extra digest.
         """
@@ -246,7 +246,7 @@ class PrefixIndex:
         next_content: int,
     ) -> None:
         """Restore a saved index into this empty index. `columns`: for each array that `columns()` returns,
-        the saved values of `blocks` (intp). `twins`: groups of blocks with equal content.
+        the saved values for `blocks` (intp). `twins`: groups of blocks with equal content.
         """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values

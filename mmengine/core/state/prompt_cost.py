@@ -24,7 +24,7 @@ class PromptCost:
             self.tokens, self.requests = self.tokens // 2, self.requests // 2
 
     def read(self, ns: int) -> None:
-        """Count the result of a step with prompts. `ns`: the time in which a draft head read these prompts;
+        """Count a returned step with prompts. `ns`: the time in which a draft head read these prompts;
         0 if no head read them.
         """
         if ns > 0:

@@ -35,7 +35,7 @@ Current = Annotated[T, "current"]
 @dataclass_transform(frozen_default=True)
 class ReadOnly:
     """A read-only view of another object, its target. The view has the attributes that a subclass declares,
-    with the values of the target's attributes.
+    with the target's values.
 
     `Current` attributes are read from the target at each access. All other attributes are read once, when the
     view is created. Arrays become views without write access, and dicts become mapping proxies. If an
@@ -81,7 +81,7 @@ def _read_only(value: Any, hint: Any) -> Any:
 
 
 class RequestView(ReadOnly):
-    """The read-only type of a RequestState. At run time the object is the state's RequestState itself."""
+    """The read-only type for a RequestState. At run time the object is the state's RequestState itself."""
 
     request: Request
     arrival: int
@@ -108,7 +108,7 @@ class RequestView(ReadOnly):
 
 
 class RequestsByRow(Protocol):
-    """The type of `State.requests_by_row`: the request in each row. A free row contains None, but callers
+    """The type for `State.requests_by_row`: the request in each row. A free row contains None, but callers
     never read free rows.
     """
 
@@ -126,7 +126,7 @@ class RunningView(ReadOnly):
 
 
 class SessionView(ReadOnly):
-    """The read-only type of a SessionState. At run time the object is the state's SessionState itself."""
+    """The read-only type for a SessionState. At run time the object is the state's SessionState itself."""
 
     session_id: str
     tokens: ReadOnlyArray
@@ -136,7 +136,7 @@ class SessionView(ReadOnly):
 
 
 class FlightView(ReadOnly):
-    """The read-only type of a Flight. At run time the object is the state's Flight itself."""
+    """The read-only type for a Flight. At run time the object is the state's Flight itself."""
 
     rows: ReadOnlyArray
     sampled: ReadOnlyArray
@@ -144,20 +144,20 @@ class FlightView(ReadOnly):
 
 
 class GoodputView(ReadOnly):
-    """The read-only type of a Goodput. At run time the object is the state's Goodput itself."""
+    """The read-only type for a Goodput. At run time the object is the state's Goodput itself."""
 
     draft_level_after: Callable[[int], int]
     draft_limits_of: Callable[[ReadOnlyArray], np.ndarray | None]
 
 
 class GrammarSlotsView(ReadOnly):
-    """A view of a GrammarSlots object."""
+    """A read-only GrammarSlots object."""
 
     written: Callable[[Queued], Queued]
 
 
 class BlocksView(ReadOnly):
-    """A view of a BlockPool with its free list and its prefix index. `references` and `content` have an entry
+    """A read-only BlockPool with its free list and its prefix index. `references` and `content` have an entry
     for each block.
     """
 
@@ -171,7 +171,7 @@ class BlocksView(ReadOnly):
 
 
 class WindowsView(ReadOnly):
-    """A view of a WindowTables object."""
+    """A read-only WindowTables object."""
 
     num_groups: int
     tables: ReadOnlyArray
@@ -179,7 +179,7 @@ class WindowsView(ReadOnly):
 
 
 class EncoderCacheView(ReadOnly):
-    """A view of an EncoderCache object."""
+    """A read-only EncoderCache object."""
 
     capacity: int
     used: Current[int]
@@ -193,7 +193,7 @@ class EncoderCacheView(ReadOnly):
 
 
 class StatesView(ReadOnly):
-    """A view of a StateSlots object."""
+    """A read-only StateSlots object."""
 
     num_free: Current[int]
     find: Callable[[int], int]
@@ -201,7 +201,7 @@ class StatesView(ReadOnly):
 
 
 class AdaptersView(ReadOnly):
-    """A view of an AdapterPool object."""
+    """A read-only AdapterPool object."""
 
     num_held: Current[int]
     loaded: Current[tuple[bytes, ...]]
@@ -212,14 +212,14 @@ class AdaptersView(ReadOnly):
 
 
 class TenantsView(ReadOnly):
-    """A view of a Tenants object."""
+    """A read-only Tenants object."""
 
     rest: Callable[[], Iterable[RequestView]]
     passed: Callable[[], Sequence[RequestView]]
 
 
 class SessionsView(ReadOnly):
-    """A view of a Sessions object."""
+    """A read-only Sessions object."""
 
     num_leased: Current[int]
     all: Mapping[str, SessionView]

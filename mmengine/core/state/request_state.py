@@ -1,4 +1,4 @@
-"""The state of one live request, except for the values in the columns of its row."""
+"""One live request's state, except for the values in its row's columns."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ NO_BLOCKS = np.zeros(0, np.int32)
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """The state of one live request. `arrival`: the request's number in the order of arrival, from 0. `rank`:
+    """One live request's state. `arrival`: the request's number in arrival order, from 0. `rank`:
     the request's sort key in the waiting queue.
     """
 

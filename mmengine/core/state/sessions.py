@@ -1,6 +1,6 @@
-"""Sessions: chains of requests, for example the turns of a chat, whose KV blocks are kept between requests.
+"""Sessions: chains of requests, for example a chat's turns, whose KV blocks are kept between requests.
 
-A session contains the tokens and media of its requests, and the positions at which the requests begin. The
+A session contains its requests' tokens and media, and the positions at which the requests begin. The
 next request continues after these tokens, and its prefix hits find the computed blocks. To protect these
 blocks from eviction, a session holds a *lease*: references to the full blocks of its tokens.
 
@@ -22,7 +22,7 @@ IDLE = "idle"  # the reason in SESSIONCLOSED for a session that was closed becau
 
 
 class Chunk(NamedTuple):
-    """The part of a session that one request added. `start`: position of its first token. `num_outputs`:
+    """What one request added to a session. `start`: its first token's position. `num_outputs`: the
     number of answer tokens at its end. The other fields are as in APPENDED.
     """
 
@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
 
 class Place(NamedTuple):
     """Describes how the running request continues its session, with the fields of APPENDED. `num_kept` is at
-    most the length of the session.
+    most the session's length.
     """
 
     num_kept: int
@@ -46,8 +46,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """One open session. `tokens`: int32. `live`: id of the session's unfinished request, or NO_REQUEST.
-    `leased`: the leased blocks in order, int32. `used`: the time of its last lease, on `Sessions.clock`.
+    """One open session. `tokens`: int32. `live`: the session's unfinished request, or NO_REQUEST.
+    `leased`: the leased blocks in order, int32. `used`: its last lease's time, on `Sessions.clock`.
     """
 
     session_id: str

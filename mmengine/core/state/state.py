@@ -55,7 +55,7 @@ class History:
 
 
 class State(Columns[np.ndarray]):
-    """The state of one engine: the rows' columns, the requests, the pools and the open step."""
+    """One engine's state: the rows' columns, the requests, the pools and the open step."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
@@ -126,7 +126,7 @@ class State(Columns[np.ndarray]):
         self.reset_step()
 
     def reset_step(self) -> None:
-        """Reset the budgets and lists of the open step."""
+        """Reset the open step's budgets and lists."""
         self.is_open = False
         self.preempted_in_step = False
         self.tokens_left = self.config.token_budget
@@ -172,7 +172,7 @@ class State(Columns[np.ndarray]):
         return tuple(item.mm_hash for item in request.media)
 
     def weigh_media(self, req_state: RequestState) -> None:
-        """Compute the encoder work of each media item of the request, if steps have a limit for this work."""
+        """Compute the encoder work of each of the request's media items, if steps limit this work."""
         piece, even = self.config.encoder_piece, self.config.encoder_even_patches
         media = req_state.request.media
         if piece and media:
@@ -180,14 +180,14 @@ class State(Columns[np.ndarray]):
             req_state.has_large = max(req_state.media_work) > piece
 
     def known_tokens(self, req_state: RequestState) -> np.ndarray:
-        """Return the prompt of a live request and its answer so far, int32. For a request with a row this
+        """Return a live request's prompt and its answer so far, int32. For a request with a row this
         is a view of the row, which later events change.
         """
         row = req_state.row
         return req_state.tokens if row == NO_ROW else self.token_ids[row, : self.num_tokens[row]]
 
     def sampled_drafts(self) -> np.ndarray:
-        """Return the number of drafts that each row in `sampled_rows` verifies, int32."""
+        """Return how many drafts each row in `sampled_rows` verifies, int32."""
         if self.flights and self.flights[0].num_drafts is not None:
             return self.flights[0].num_drafts
         return self.scheduled_drafts[self.sampled_rows()]

@@ -1,8 +1,8 @@
 """The pool of slots for recurrent states: which row holds a slot, and which kept states the other slots hold.
 
-A slot holds the recurrent states of one sequence, for all layers with such states. A row holds a slot from
+A slot holds one sequence's recurrent states, for all layers with such states. A row holds a slot from
 its admission until its end. A free slot may hold a *kept* state: the state after a full block, which is found
-by the content id of the block. A request whose prefix ends with this block can continue from the kept state.
+by the block's content id. A request whose prefix ends with this block can continue from the kept state.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """The state slots of one engine, as arrays with an entry for each slot. Only `evolve` calls methods that
-    change the slots. `block_content`: the content id of each KV block, int64.
+    """One engine's state slots, as arrays with an entry for each slot. Only `evolve` calls methods that
+    change the slots. `block_content`: each KV block's content id, int64.
     """
 
     def __init__(self, num_slots: int, block_content: np.ndarray):
@@ -102,7 +102,7 @@ class StateSlots:
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
     """Return whether any row may have a state to keep, if all its drafts are accepted. Most steps have no
-    such row, and comparing whole columns is faster than selecting the rows of the step.
+    such row, and comparing whole columns is faster than selecting the step's rows.
     """
     return bool((keep_at <= num_computed).any())
 

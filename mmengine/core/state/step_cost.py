@@ -1,10 +1,10 @@
-"""Measures the times of decode-only steps with and without drafts, for different numbers of rows.
+"""Measures decode-only steps' times with and without drafts, for different row counts.
 
-A bucket groups similar numbers of rows. For each bucket the last few steps of each kind are kept: steps
+A bucket groups similar row counts. For each bucket the last few steps of each kind are kept: steps
 without drafts and, for each draft level, steps that verified drafts. With two steps in flight the loop waits
 for a step after which drafters may draft, so such a step counts as a step with drafts too.
 
-The gain of a draft level is the tokens per time of its steps, relative to the lower quartile of the steps
+A draft level's gain is its steps' tokens per time, relative to the lower quartile of the steps
 without drafts. Other work on the machine can make a single step much longer, so a time counts as at most 1.5
 times the usual time. If a bucket has too few steps without drafts, a similar bucket is used.
 """
@@ -33,7 +33,7 @@ class StepCosts:
 
     @staticmethod
     def bucket(num_rows: int) -> int:
-        """Return the bucket of a number of rows.
+        """Return the bucket for a row count.
 
         Each number up to 8 has its own bucket. Larger numbers share a bucket if their binary forms have the
         same length and the same first three bits.
@@ -76,7 +76,7 @@ class StepCosts:
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
         """Return the tokens per time at a level, relative to steps without drafts (65536: equal), or None if
-        too few steps were measured. `beside_ns`: time per token that drafts cost outside of these steps.
+        too few steps were measured. `beside_ns`: time per token that drafts cost outside these steps.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -95,8 +95,8 @@ class StepCosts:
         """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
         unknown.
 
-        The probability is the time of a draft divided by the best time of a token, and divided by 3 because
-        the drafts of a step share some cost.
+        The probability is a draft's time divided by a token's best time, and divided by 3 because
+        a step's drafts share some cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -132,7 +132,7 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """Return the time of a row in a step without drafts, in ns, or None if it is unknown. It is taken
+        """Return a row's time in a step without drafts, in ns, or None if it is unknown. It is taken
         from the nearest measured bucket that has between half and twice as many rows.
         """
         rows, found = rows_of(bucket), None

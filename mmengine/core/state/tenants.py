@@ -1,7 +1,7 @@
-"""The waiting requests of each tenant, and the order in which tenants are served: deficit round robin by
+"""Each tenant's waiting requests, and the order in which tenants are served: deficit round robin by
 tokens.
 
-A tenant is the party to which a request belongs, such as the owner of an API key. While requests wait, a
+A tenant is the party to which a request belongs, such as an API key's owner. While requests wait, a
 tenant's debt grows by one for each token that a step computes for the tenant. The tenant with the smallest
 debt is served next. This is deficit round robin with a quantum of one token.
 
@@ -147,7 +147,7 @@ class Tenants:
         self.of_row[req_state.row] = self._of(req_state).number
 
     def digest_parts(self) -> bytes:
-        """Return the debts of several tenants as bytes, or b"" if there is only one tenant."""
+        """Return several tenants' debts as bytes, or b"" if there is only one tenant."""
         if len(self.all) < 2:
             return b""
         return msgspec.msgpack.encode((self.turns, [each[:3] for each in self.saved()]))

@@ -89,5 +89,5 @@ class View(Columns[ReadOnlyArray], RunningView):
         self._show(state)
 
     def due(self) -> np.ndarray:
-        """Return the result of `State.due`."""
+        """Return what `State.due` returns."""
         return self._target.due()

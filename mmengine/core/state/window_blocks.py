@@ -3,7 +3,7 @@
 Layers with a sliding window read only the last keys, so a row can release old blocks. The layers without a
 window form the first block group, which prefix_index.py handles. Rows number their blocks in the same way in
 all groups: block number n holds the tokens from n * block_size on. In a group with a window the row holds no
-blocks before the first key that a later query reads. The blocks of all groups come from one pool.
+blocks before the first key that a later query reads. All groups' blocks come from one pool.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ class WindowIndex:
         self.keys[blocks[new]] = keys[new]
 
     def forget(self, blocks: np.ndarray) -> None:
-        """Forget the contents of these blocks."""
+        """Forget these blocks' contents."""
         keys = self.keys[blocks]
         self.keys[blocks] = NO_CONTENT
         deque(map(self._block_of.pop, keys[keys != NO_CONTENT].tolist(), repeat(None)), maxlen=0)
@@ -63,13 +63,13 @@ class WindowIndex:
         self._block_of.clear()
 
     def restore(self, blocks: np.ndarray, keys: np.ndarray) -> None:
-        """Restore the keys of these blocks from a snapshot. This index must be empty."""
+        """Restore these blocks' keys from a snapshot. This index must be empty."""
         self.keys[blocks] = keys
         self._block_of.update(zip(keys.tolist(), blocks.tolist(), strict=True))
 
 
 class WindowTables:
-    """The block tables of all rows for the groups with a window. Only `evolve` calls methods that change
+    """All rows' block tables for the groups with a window. Only `evolve` calls methods that change
     them.
 
     `tables`: int32 [group, row, number], 0 for a number that the row does not hold. `first_held`: int32
@@ -93,10 +93,10 @@ class WindowTables:
     def fill_row(
         self, row: int, cached: np.ndarray, new: np.ndarray, computed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Put the blocks of an admitted row into its tables. Returns the first group's blocks as (cached,
+        """Put an admitted row's blocks into its tables. Returns the first group's blocks as (cached,
         new).
 
-        `cached`: the hits of each block group in turn. `new`: as in `deal`. `computed`: number of tokens in
+        `cached`: each block group's hits in turn. `new`: as in `deal`. `computed`: number of tokens in
         prefix hits, a multiple of the block size.
         """
         num_hits, first = computed // self._size, self.first_needed(computed)[:, 0]
@@ -141,7 +141,7 @@ class WindowTables:
         return blocks
 
     def held_by(self, row: int, num_numbers: int) -> np.ndarray:
-        """Return the row's blocks, int32, the blocks of each window group in turn. `num_numbers`: number of
+        """Return the row's blocks, int32, each window group's blocks in turn. `num_numbers`: number of
         the row's blocks in the first group."""
         tables = self.tables[:, row, :num_numbers]
         return tables[np.arange(num_numbers) >= self.first_held[:, row, None]]

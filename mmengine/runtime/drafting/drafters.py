@@ -60,7 +60,7 @@ def _own_head(model: Path) -> Path | None:
 def _automatic_head(
     config: EngineConfig, target: Target, model: Path, placement: Placement
 ) -> HeadFolder | None:
-    """Return the draft head of the checkpoint if the native kernels support it, else None.
+    """Return the checkpoint's draft head if the native kernels support it, else None.
 
     The user did not request this head, so a problem with the head is not an error.
     """
@@ -80,8 +80,8 @@ def _automatic_head(
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
-    """Return `config` with the number of drafts of a row, and the number of KV slots that a draft head needs
-    after the tokens of a row.
+    """Return `config` with the draft count for a row, and the number of KV slots that a draft head needs
+    after a row's tokens.
 
     Raises ConfigError for settings that contradict the setting `spec`.
     """

@@ -1,6 +1,6 @@
-"""Chooses the drafts of the next step. A row gets its drafts from the first drafter that has drafts for it.
+"""Chooses the next step's drafts. A row gets its drafts from the first drafter that has drafts for it.
 
-After the drafts of another drafter, a draft head may add drafts of its own. A drafter may be third-party
+After another drafter's drafts, a draft head may add drafts of its own. A drafter may be third-party
 code. If a drafter raises an exception or returns invalid drafts, it counts as having no drafts in this step.
 The failure is counted, and the first failure is logged.
 """
@@ -25,8 +25,8 @@ log = structlog.get_logger("mmengine.operators")
 
 
 class Drafts(NamedTuple):
-    """The drafts of s rows, as in StepResult. `token_ids`: int32 [counts.sum()]. `counts`: int32 [s].
-    `drafters`: int32 [s], the number of the last drafter of each row.
+    """The drafts for s rows, as in StepResult. `token_ids`: int32 [counts.sum()]. `counts`: int32 [s].
+    `drafters`: int32 [s], the number of each row's last drafter.
     """
 
     token_ids: np.ndarray
@@ -35,7 +35,7 @@ class Drafts(NamedTuple):
 
 
 class Drafting:
-    """The drafters of an engine, preferred drafters first. The index of a drafter is its number in the log.
+    """An engine's drafters, preferred drafters first. A drafter's index is its number in the log.
 
     A row gets at most `most` drafts, and not more drafts than its answer may still have tokens. Only drafts
     that its grammar allows are used.
@@ -63,7 +63,7 @@ class Drafting:
 
     @property
     def report(self) -> list[tuple[str, int]]:
-        """The name and the failure count of each drafter, in the order of the drafter numbers."""
+        """Each drafter's name and failure count, in the order of the drafter numbers."""
         return list(zip(self.names, self.failures, strict=True))
 
     def admit(self, admission: Admission) -> None:
@@ -98,9 +98,9 @@ class Drafting:
     ) -> Drafts | None:
         """Return the drafts after a step in which `rows` [s] got `token_ids`, or None if there are no drafts.
 
-        `counts` [s]: number of tokens that each row got. `going`: ascending indices (intp) of the rows that
+        `counts` [s]: how many tokens each row got. `going`: ascending indices (intp) of the rows that
         continue and may have drafts. `states`: the target's states in this step, for a draft head. `room`:
-        the maximum number of drafts of each row from each drafter (`StepPlan.draft_room`).
+        the maximum number of drafts for each row from each drafter (`StepPlan.draft_room`).
         """
         if not self.num_followed:
             return None
@@ -155,9 +155,9 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:
-        """Put tokens of drafter `number` for rows[selected] into `out`, within the `limits` of the rows.
+        """Put drafter `number`'s tokens for rows[selected] into `out`, within the rows' `limits`.
 
-        A draft head continues after the tokens of other drafters. Any other drafter drafts only for rows that
+        A draft head continues after other drafters' tokens. Any other drafter drafts only for rows that
         have no drafts yet.
         """
         drafts, found, _ = out
@@ -180,7 +180,7 @@ class Drafting:
     ) -> Proposed | None:
         """Return a drafter's proposal, or None if there is none or it is invalid.
 
-        `given`: the tokens of other drafters, after which a head continues.
+        `given`: other drafters' tokens, after which a head continues.
         """
         try:
             behind = () if given is None else (given,)

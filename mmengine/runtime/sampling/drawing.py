@@ -23,7 +23,7 @@ from mmengine.runtime.sampling.topk import topk_tokens
 def draw(
     logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
 ) -> torch.Tensor:
-    """Return a token for each row of float32 logits [r, vocab_size], int64 [r].
+    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
 
     `batch`: the same rows, all with a temperature above 0. `options` [r]: the rows' options. `kernels`: the
     module gpu.sampling_kernels, or None.

@@ -31,9 +31,9 @@ class _Draw(ctypes.Structure):
 
 
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """Return a token for each row of float32 logits [r, vocab], int32 [r], or None if there is no kernel.
+    """Return a token for each row in float32 logits [r, vocab], int32 [r], or None if there is no kernel.
 
-    For rows with UNSURE the caller must draw the token with torch. `columns` [r]: the records of the rows,
+    For rows with UNSURE the caller must draw the token with torch. `columns` [r]: the rows' records,
     all with a temperature above 0.
     """
     kernels = library.load()

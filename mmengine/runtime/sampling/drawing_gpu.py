@@ -1,6 +1,6 @@
 """Draws tokens on a GPU. The tokens are the same as with filters.py and gumbel.py. Not yet run on a GPU.
 
-The filters are converted to a lower bound for the logits of a row. The token of a row must be the same in any
+The filters are converted to a lower bound for a row's logits. A row's token must be the same in any
 batch. Therefore the kernels sum probabilities themselves: the cumsum of torch depends on the number of rows,
 and its softmax on the largest top_k of the batch. No function waits for the device.
 """
@@ -22,10 +22,10 @@ def draw_on_gpu(
     columns: np.ndarray,
     output_index: np.ndarray,
 ) -> torch.Tensor:
-    """Return a token for each row of float32 logits [r, vocab_size], int64 [r].
+    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
 
-    `columns` [r]: the records of the rows, all with a temperature above 0. `options` [r]: the rows' options.
-    `output_index` [r]: the index of each output token, from 0. `kernels`: the module gpu.sampling_kernels.
+    `columns` [r]: the rows' records, all with a temperature above 0. `options` [r]: the rows' options.
+    `output_index` [r]: each output token's index, from 0. `kernels`: the module gpu.sampling_kernels.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -2,7 +2,7 @@
 logits and a key.
 
 The token is argmax(logits + noise). This draws a token with the probabilities softmax(logits) (the Gumbel-max
-trick). The noise of token v is computed from 32 random bits. The generator is Philox4x32-10 (Salmon, Moraes,
+trick). The noise for token v is computed from 32 random bits. The generator is Philox4x32-10 (Salmon, Moraes,
 Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011), which returns four 32-bit words for each
 call:
 
@@ -28,7 +28,7 @@ _BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
-    """Return four words of the generator. All operands and results are int64 tensors with 32-bit values.
+    """Return four words from the generator. All operands and results are int64 tensors with 32-bit values.
 
     The operands must be broadcastable. A product may wrap in int64 without losing bits, because its high
     word is computed by a shift and a mask.

@@ -1,7 +1,7 @@
 """Applies sampling rules that depend on earlier tokens: no-repeat n-grams, and biased or excluded sequences.
 
-A biased sequence has a bias and several tokens. If a row ends with all tokens of the sequence except the
-last, the bias is added to the logit of the last token.
+A biased sequence has a bias and several tokens. If a row ends with all the sequence's tokens except the
+last, the bias is added to the last token's logit.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ _NOTHING = -2  # a position before a row's first token, which matches no token
 
 
 class TokenHistory:
-    """The tokens and biased sequences of rows with history rules, on the device.
+    """Tokens and biased sequences for rows with history rules, on the device.
 
-    Each such row takes 8 bytes for each token of the longest row, and 8 * c * (k - 1) + 20 * c bytes for
+    Each such row takes 8 bytes for each token in the longest row, and 8 * c * (k - 1) + 20 * c bytes for
     sequences. c is the largest number of sequences of a row, and k the length of the longest sequence.
     """
 
@@ -36,7 +36,7 @@ class TokenHistory:
         self._length = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Store the tokens and the sequences of an admitted row. A row without history rules gives up its
+        """Store an admitted row's tokens and sequences. A row without history rules gives up its
         place.
         """
         row = admission.row
@@ -66,7 +66,7 @@ class TokenHistory:
         self._added[place, : len(found)] = upload(added, self._device)
 
     def count(self, batch: SampleRows, selected: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Append `token_ids` (int64 [r]; negative: no token) to the rows at the indices `selected` of
+        """Append `token_ids` (int64 [r]; negative: no token) to the rows at the indices `selected` in
         `batch`.
         """
         index = self._known(batch, selected)
@@ -97,7 +97,7 @@ class TokenHistory:
         return (batch.columns["num_prompt"][selected] + batch.output_index[selected]).astype(np.int64)
 
     def _write_drafts(self, follows: np.ndarray, places: np.ndarray, known: np.ndarray) -> None:
-        """Write drafts into the table of tokens. Sampled tokens overwrite the drafts later."""
+        """Write drafts into the token table. Sampled tokens overwrite the drafts later."""
         is_draft = follows >= 0
         if is_draft.any():
             columns = np.stack((places[is_draft], known[is_draft], follows[is_draft].astype(np.int64)))
@@ -105,7 +105,7 @@ class TokenHistory:
             self._tokens[place, index] = token
 
     def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """Return the last `width` tokens of each row, right-aligned, [r, width]."""
+        """Return each row's last `width` tokens, right-aligned, [r, width]."""
         index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
         return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
 
@@ -127,8 +127,8 @@ class TokenHistory:
     def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
         """Enlarge the tables if necessary.
 
-        `places`: number of rows. `width`: number of tokens of a row. `count`: number of sequences of a row.
-        `longest`: number of tokens of a sequence, without its last token.
+        `places`: number of rows. `width`: number of tokens in a row. `count`: number of sequences in a row.
+        `longest`: number of tokens in a sequence, without its last token.
         """
         held, room = self._tokens.shape
         places, width = max(places, held), room if width <= room else max(width, 2 * room, 64)
@@ -158,7 +158,7 @@ def _repeats(
     """Return which tokens would complete a repeated n-gram, bool [r, vocab_size].
 
     An n-gram has `sizes` [r] tokens (0: no rule). It is repeated if it occurs in the row's earlier tokens.
-    These are the first `lengths` [r] entries of `tokens` [r, t].
+    These are the first `lengths` [r] entries in `tokens` [r, t].
     """
     place = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]

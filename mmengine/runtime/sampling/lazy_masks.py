@@ -34,7 +34,7 @@ class LazyMaskResult(NamedTuple):
 
 
 def uses_lazy_mask(options: np.ndarray) -> np.ndarray:
-    """Return which rows use lazy masks, bool [s]. `options`: the column `options` of the rows [s]."""
+    """Return which rows use lazy masks, bool [s]. `options`: the rows' column `options` [s]."""
     return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 
@@ -46,7 +46,7 @@ def apply_lazy_masks(
     runs: Runs | None,
     continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the grammars of the rows `continuing` (ascending indices among the sampling rows).
+    """Advance the grammars for the rows `continuing` (ascending indices among the sampling rows).
 
     A grammar consumes the row's sampled tokens up to and including the first token that differs from its
     draft. If the grammar refuses a token, an allowed token is sampled and replaces the refused token in
@@ -97,7 +97,7 @@ class _Walk:
         return True
 
     def _run_at(self, position: int) -> list[int]:
-        """Return the sampled tokens of a row from `position` on.
+        """Return a row's sampled tokens from `position` on.
 
         The tokens end after the first token that differs from its draft, and before any position whose logits
         are not finite.
@@ -110,7 +110,7 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Sample again, with a mask, at the refused token of each row. Returns the rows without an error."""
+        """Sample again, with a mask, at each row's refused token. Returns the rows without an error."""
         for row in rows:
             if self._at[row] in self._corrected:
                 why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))

@@ -1,4 +1,4 @@
-"""Applies the token masks of grammars, which have one bit for each token, to logits."""
+"""Applies grammars' token masks, which have one bit for each token, to logits."""
 
 import ctypes
 
@@ -30,7 +30,7 @@ class _Masks(ctypes.Structure):
 def keep_allowed(
     logits: torch.Tensor, masks: Masks, is_read: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest allowed logit of each masked row, float32 [m], and its token, int64 [m].
+    """Return each masked row's largest allowed logit, float32 [m], and its token, int64 [m].
 
     Of equal logits, the lowest token id is returned. The logit is -inf if no token is allowed, and undefined
     in a row with NaN. `is_read` (bool [m]): the rows that the caller reads later. In these rows the logits of

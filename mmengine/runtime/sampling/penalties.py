@@ -12,14 +12,14 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """The drafts that precede sampling positions of rows with penalties, as m pairs (position, token)."""
+    """The drafts that precede sampling positions in rows with penalties, as m pairs (position, token)."""
 
     rows: np.ndarray  # intp [m], the row of each pair
     pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, number of occurrences
 
 
 class TokenCounts:
-    """The token counts of rows with penalties: which tokens prompt and output contain, and how often the
+    """Token counts for rows with penalties: which tokens prompt and output contain, and how often the
     output contains each token.
 
     Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the number
@@ -36,7 +36,7 @@ class TokenCounts:
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Count the known tokens of an admitted row. A row without penalties gives up its place."""
+        """Count an admitted row's known tokens. A row without penalties gives up its place."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
             self._places.leave(row)
@@ -55,7 +55,7 @@ class TokenCounts:
             self._num_distinct[place] = len(distinct)
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Count the sampled tokens of `rows` [r]. `token_ids`: int64 [r] on the device; negative: no
+        """Count the sampled tokens for `rows` [r]. `token_ids`: int64 [r] on the device; negative: no
         token.
         """
         places = upload(self._places.of[rows], self._device)

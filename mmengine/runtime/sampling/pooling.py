@@ -1,4 +1,4 @@
-"""Computes the results of prefill-only requests from their last hidden states: embeddings, or a few
+"""Computes prefill-only requests' results from their last hidden states: embeddings, or a few
 logits.
 """
 
@@ -13,7 +13,7 @@ from mmengine.runtime.device.upload import upload
 
 
 class PooledRow(NamedTuple):
-    """The vector of a pooled row on the device, float32 [d]."""
+    """A pooled row's vector on the device, float32 [d]."""
 
     row: int
     vector: torch.Tensor
@@ -25,7 +25,7 @@ def pool_rows(
     places: np.ndarray | None,
     logits_of: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[PooledRow, ...]:
-    """Return the vectors of the plan's pooled rows, without waiting for the device.
+    """Return vectors for the plan's pooled rows, without waiting for the device.
 
     `hidden`: the step's normed hidden states. `places`: indices of the plan's tokens in `hidden` (intp [n];
     None: the first n). `logits_of`: returns the logits of hidden states.

@@ -1,6 +1,6 @@
-"""Gathers the logprobs of prompt tokens while the chunks of the prompt are computed.
+"""Gathers logprobs for prompt tokens while the prompt's chunks are computed.
 
-The logprob of a token comes from the position before it, so the first token has none. If a request is
+A token's logprob comes from the position before it, so the first token has none. If a request is
 preempted within its prompt, its KV is not swapped but dropped (core/decide). The whole prompt is then
 computed again, and all logprobs too.
 """
@@ -26,7 +26,7 @@ class _Prompt:
 
 
 class PromptLogprobsGatherer:
-    """Gathers the logprobs of rows whose request wants prompt logprobs."""
+    """Gathers logprobs for rows whose request wants prompt logprobs."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, _Prompt] = {}
@@ -50,9 +50,9 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """Store the logprobs that this step computed, and return those of prompts that end in this step.
+        """Store the logprobs that this step computed, and return those for prompts that end in this step.
 
-        Waits for the device if any row of the step wants prompt logprobs. `hidden`: the step's hidden states.
+        Waits for the device if any row in the step wants prompt logprobs. `hidden`: the step's hidden states.
         `places`: indices of the plan's tokens in `hidden` (intp [n]; None: the first n).
         """
         asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
@@ -79,7 +79,7 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """Store the logprobs of the tokens that follow the positions `start` to `stop`, which have these
+    """Store the logprobs for the tokens that follow the positions `start` to `stop`, which have these
     `logits`.
     """
     logprobs = logits.log_softmax(dim=-1)

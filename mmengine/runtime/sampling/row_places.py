@@ -8,10 +8,10 @@ from mmengine.ragged import NO_PLACE
 
 
 class RowPlaces:
-    """Assigns a place in the tables to each row that needs one. `of`: int64 [max_rows], the place of each
-    row, or NO_PLACE.
+    """Assigns a place in the tables to each row that needs one.
 
-    `grow`: a function that enlarges the tables to a given size. If it raises, the places stay unchanged.
+    `of`: int64 [max_rows], each row's place, or NO_PLACE. `grow`: a function that enlarges the tables to a
+    given size. If it raises, the places stay unchanged.
     """
 
     def __init__(self, max_rows: int, grow: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""Selects rows of a tensor on the device by indices on the host, without a copy if all rows are selected."""
+"""Selects rows from a device tensor by indices on the host, without a copy if all rows are selected."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from mmengine.runtime.device.upload import upload
 
 
 def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
-    """Return the rows `selected` (ascending indices) of `tensor`.
+    """Return the rows `selected` (ascending indices) from `tensor`.
 
     If all rows are selected, the result is the tensor itself, otherwise a copy.
     """

@@ -10,7 +10,7 @@ NOTHING = -2  # in place of a draft: there is none; differs from every token id 
 
 
 class Runs(NamedTuple):
-    """The sampling positions of s rows, p in total. A row samples at its last known token and at each
+    """The sampling positions for s rows, p in total. A row samples at its last known token and at each
     draft.
     """
 
@@ -20,7 +20,7 @@ class Runs(NamedTuple):
     follows: np.ndarray  # int32 [p], the draft after each position; NOTHING at the last position of a row
 
     def counts(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return the number of tokens that each row returns, int64 [s]. `token_ids`: the sampled tokens,
+        """Return how many tokens each row returns, int64 [s]. `token_ids`: the sampled tokens,
         int32 [p].
 
         A row returns its sampled tokens up to and including the first token that differs from the draft after
@@ -30,7 +30,7 @@ class Runs(NamedTuple):
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return the first position and the drafts of each row. `selected` must have all positions of its
+        """Return each row's first position and drafts. `selected` must have all positions in its
         rows.
         """
         heads = selected[selected == self.first[self.row_of[selected]]]
@@ -40,7 +40,7 @@ class Runs(NamedTuple):
 
 
 def runs_of(plan: StepPlan) -> Runs | None:
-    """Return the sampling positions of the plan, or None if no sampling row has drafts."""
+    """Return the plan's sampling positions, or None if no sampling row has drafts."""
     # If there are as many tokens as rows, each row has a single token, which is not a draft.
     if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):
         return None

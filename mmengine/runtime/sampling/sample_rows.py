@@ -15,7 +15,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     """s entries, one for each position that samples. If `in_runs`, rows have drafts and may have several
     entries.
 
-    `rows`: row numbers. `columns`: the records of the rows (rows.COLUMNS). `output_index`: the index of the
+    `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index of the
     sampled token in the row's output, from 0. `wanted`: the bitwise or of all rows' `options`. `drafted`: the
     drafts that precede each position, if rows have penalties. `follows` (int32 [s]): the draft after each
     position, if rows have history rules.
@@ -33,7 +33,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """Return the entries of `rows` [s]. `num_known` [s]: number of tokens of each row before it
+        """Return the entries of `rows` [s]. `num_known` [s]: how many tokens each row has before it
         samples.
         """
         records = columns.of(rows)

@@ -1,8 +1,8 @@
-"""Samples tokens from logits, for all rows of a step together.
+"""Samples tokens from logits, for all rows in a step together.
 
 The following operations are applied to a row in this order. Operations that a row does not use are left out.
 
-    1. Logprobs are computed from the unchanged logits of the model. Then tokens that the row's grammar does
+    1. Logprobs are computed from the model's unchanged logits. Then tokens that the row's grammar does
     not allow are excluded.
     2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
        presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded.
@@ -54,9 +54,9 @@ COUNTED = HISTORY | PENALTIES
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The logprobs of m sampling rows. `indices`: the indices of these rows, on the host.
+    """The logprobs for m sampling rows. `indices`: these rows' indices, on the host.
 
-    `chosen` [m]: the logprob of each chosen token. `best`, `best_ids` [m, k]: the k likeliest tokens in
+    `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens in
     descending order, where k is the largest number that a row requests.
     """
 
@@ -85,7 +85,7 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """The chosen tokens, int64 [s], and the largest allowed logit of each row [s].
+    """The chosen tokens, int64 [s], and each row's largest allowed logit [s].
 
     If `largest` is not finite, the row has failed. `logits`: if logprobs are wanted, the model's unchanged
     logits, without masks.
@@ -162,7 +162,7 @@ class Sampler:
         return TokenChoice(token_ids, largest, own_logits)
 
     def choose_again(self, chosen: TokenChoice, batch: SampleRows, masks: Masks) -> None:
-        """Replace the chosen tokens of the rows in `masks` by tokens that the masks allow, in place.
+        """Replace the chosen tokens for the rows in `masks` by tokens that the masks allow, in place.
 
         Only for a CPU.
         """
@@ -218,7 +218,7 @@ class Sampler:
         """Exclude the tokens that masks do not allow, in place, and replace `token_ids` by the likeliest
         allowed tokens.
 
-        The entry of a row in `largest` becomes its largest allowed logit, unless the row has already failed.
+        A row's entry in `largest` becomes its largest allowed logit, unless the row has already failed.
         """
         is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
@@ -271,7 +271,7 @@ class Sampler:
         logits[places] = kept
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Return the tokens of rows that have options in ADJUSTED or RANDOM.
+        """Return tokens for rows that have options in ADJUSTED or RANDOM.
 
         Rows of `logits` with options in ADJUSTED are overwritten.
         """
@@ -287,7 +287,7 @@ class Sampler:
         return token_ids
 
     def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Apply step 2 of the module docstring. Returns the changed logits, which may be `logits` itself."""
+        """Apply step 2 in the module docstring. Returns the changed logits, which may be `logits` itself."""
         selected = np.flatnonzero(options & BIAS)
         if len(selected):
             pairs = [self._rows.bias[row] for row in batch.rows[selected].tolist()]
@@ -349,7 +349,7 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
 def _scatter_index(
     selected: np.ndarray, ids: list[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two index tensors, rows and tokens. `ids`: the token ids of each row in `selected`."""
+    """Return two index tensors, rows and tokens. `ids`: the token ids for each row in `selected`."""
     rows = np.repeat(selected, [len(some) for some in ids])
     both = upload(np.stack((rows, np.concatenate(ids))), device)
     return both[0], both[1]

@@ -25,7 +25,7 @@ REPETITION_ENDS = {True: REPETITION_CLOSED, False: REPETITION}
 
 
 class StopWatcher(Protocol):
-    """Finds stop strings in the texts of rows. Called only for rows whose request has stop strings."""
+    """Finds stop strings in rows' texts. Called only for rows whose request has stop strings."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`, which has stop strings, and forget the row's previous request.

@@ -1,4 +1,4 @@
-"""Limits the reasoning of a text: when its token budget is used up, the tokens of the end marker are forced.
+"""Limits a text's reasoning: when its token budget is used up, the tokens of the end marker are forced.
 
 Which tokens are forced depends only on the row's earlier tokens. The reasoning therefore ends at the same
 token with and without drafts, and also after a preemption or a crash.
@@ -16,9 +16,9 @@ from mmengine.runtime.sampling.sampler import ForcedTokens
 
 
 class ReasoningState(NamedTuple):
-    """The progress of a text in its reasoning.
+    """A text's progress in its reasoning.
 
-    `opened`: number of tokens of the start marker so far. `said`: number of tokens after the start marker.
+    `opened`: how many start marker tokens were found so far. `said`: number of tokens after the start marker.
     `closed`: number of last tokens that are the beginning of the end marker. `is_over`: whether the text
     has no reasoning, or the reasoning has ended.
     """
@@ -30,7 +30,7 @@ class ReasoningState(NamedTuple):
 
     @classmethod
     def begin(cls, budget: ThinkingBudget) -> "ReasoningState":
-        """Return the state of an empty text."""
+        """Return the state for an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
@@ -53,7 +53,7 @@ class ReasoningState(NamedTuple):
 
 
 class ThinkingRows:
-    """The reasoning states of rows that have a reasoning budget and whose reasoning has not ended."""
+    """The reasoning states for rows that have a reasoning budget and whose reasoning has not ended."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, ReasoningState]] = {}
@@ -81,10 +81,10 @@ class ThinkingRows:
         return ForcedTokens(places, tokens)
 
     def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append the sampled tokens to the rows (int32 [s]). `counts` [s]: number of tokens of each row;
+        """Append the sampled tokens to the rows (int32 [s]). `counts` [s]: each row's token count;
         None: one token each.
 
-        `token_ids`: int32, the tokens of each row in turn.
+        `token_ids`: int32, each row's tokens in turn.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):
@@ -92,7 +92,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return the ascending indices of the `rows` whose reasoning may continue."""
+        """Return ascending indices for `rows` whose reasoning may continue."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

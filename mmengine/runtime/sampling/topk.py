@@ -1,11 +1,11 @@
-"""Finds the most likely tokens of each row. If tokens are equally likely, the lowest token id comes first."""
+"""Finds each row's most likely tokens. If tokens are equally likely, the lowest token id comes first."""
 
 import numpy as np
 import torch
 
 
 def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the largest logit of each row [r], and its token, int64 [r].
+    """Return each row's largest logit [r], and its token, int64 [r].
 
     Of several tokens with the largest logit, the lowest id is returned. NaN counts as the largest logit.
     """
@@ -17,10 +17,10 @@ def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `most` largest values of each row and their tokens, both [r, most], in descending order.
+    """Return each row's `most` largest values and their tokens, both [r, most], in descending order.
 
     `logprobs`: float32 [r, vocab_size]. Of equal values, the lowest token id comes first. (In `torch.topk`
-    the order of equal values depends on `most` and on the number of rows.)
+    the order of equal values depends on `most` and on the row count.)
     """
     if logprobs.device.type == "cpu":  # on a CPU, a check for equal values is cheap
         values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)

@@ -2,7 +2,7 @@
 
 If blocks run out, a step has three events: SCHEDULED for the rows before the first row that lacks blocks,
 PREEMPTED to free blocks for this row, and SCHEDULED for the remaining rows. EVICTED records evictions from
-the encoder cache that were made for a chunk that then cannot run. The rules are those of vLLM 0.33, except
+the encoder cache that were made for a chunk that then cannot run. The rules follow vLLM 0.33, except
 for situations in which vLLM is known to hang. versions.py has the exact rules of single versions.
 """
 
@@ -25,7 +25,7 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """The encoder work of one decision by vLLM's rules. `is_patient`: while other rows run, a row waits until
+    """One decision's encoder work by vLLM's rules. `is_patient`: while other rows run, a row waits until
     the item that its drafter would read next can be encoded.
     """
 
@@ -53,7 +53,7 @@ MakeDraft: TypeAlias = Callable[[View], VllmEncoderDraft]  # Returns an empty dr
 
 
 class UnreservedPlaces(AdapterPlaces):
-    """The places of adapters by vLLM's rules: a request that is passed over gets no reserved place."""
+    """The adapters' places by vLLM's rules: a request that is passed over gets no reserved place."""
 
     def pass_over(self, req_state: RequestView) -> None:
         """Do nothing, because vLLM reserves no places."""
@@ -84,10 +84,10 @@ class VllmAdmission(Admission):
         return UnreservedPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return the number of draft placeholders that make the request as long as the step's decoding rows.
+        """Return how many draft placeholders make the request as long as the step's decoding rows.
 
         vLLM adds placeholders if all running rows in the step decode, so that all rows have equal lengths. A
-        prompt of one token that runs alone gets no placeholders.
+        one-token prompt that runs alone gets no placeholders.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
@@ -101,7 +101,7 @@ class VllmAdmission(Admission):
         return num_drafts if (ran or num_computed) and decodes else 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return the number of blocks for the prompt, without the drafter's lookahead."""
+        """Return how many blocks the prompt needs, without the drafter's lookahead."""
         return -(-len(req_state.tokens) // view.block_size)
 
 
@@ -141,7 +141,7 @@ class VllmRunningRows(RunningRows):
         """Schedule the rows before the first row that lacks blocks. If there are no such rows, preempt a
         request to free blocks for this first row.
 
-        The scheduled rows keep their numbers of tokens. The first row's chunk keeps its length.
+        The scheduled rows keep their token counts. The first row's chunk keeps its length.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
         row = int(wanted.rows[short[lacking]])
@@ -155,7 +155,7 @@ class VllmRunningRows(RunningRows):
 
 
 class VllmScheduler(Scheduler):
-    """Decides by the rules of vLLM 0.33, without its known hangs."""
+    """Decides by vLLM 0.33's rules, without its known hangs."""
 
     ends_leavers_first = True
     preempts_in_flight = True

@@ -1,10 +1,10 @@
-"""The exact rules of single versions of vLLM, for logs that were recorded with these versions. In contrast to
+"""The exact rules of single vLLM versions, for logs that were recorded with these versions. In contrast to
 scheduler.py, these rules can run into the situations in which vLLM makes no progress.
 
     0.32   the scan of the waiting queue stops at a request that does not fit the encoder
            the scan of the running requests stops at a request that is preempted for its own chunk
            with EAGLE, a prefix hit leaves out the last block, and encoder outputs are held longer
-           only the adapters of scheduled requests count as running
+           only scheduled requests' adapters count as running
     0.33   with disable_chunked_mm_input, a chunk that starts at an item may not split the item either
 """
 
@@ -27,7 +27,7 @@ from mmengine.request import MediaItem
 
 
 class VllmEncoderDraft033(VllmEncoderDraft):
-    """The encoder work of one decision by the rules of vLLM 0.33."""
+    """One decision's encoder work by vLLM 0.33's rules."""
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
         return start <= item.start and end - self._ahead < item.end
@@ -37,7 +37,7 @@ class VllmEncoderDraft033(VllmEncoderDraft):
 
 
 class VllmScheduler033(VllmScheduler):
-    """Decides by the rules of vLLM 0.33."""
+    """Decides by vLLM 0.33's rules."""
 
     def __init__(self) -> None:
         super().__init__(VllmAdmission(VllmEncoderDraft033), VllmRunningRows(VllmEncoderDraft033))
@@ -45,7 +45,7 @@ class VllmScheduler033(VllmScheduler):
 
 
 class VllmEncoderDraft032(VllmEncoderDraft):
-    """The encoder work of one decision by the rules of vLLM 0.32: before an item that its drafter would read,
+    """One decision's encoder work by vLLM 0.32's rules: before an item that its drafter would read,
     a chunk ends one token earlier.
     """
 
@@ -57,7 +57,7 @@ class VllmEncoderDraft032(VllmEncoderDraft):
 
 
 class ScheduledPlaces(UnreservedPlaces):
-    """The places of adapters by the rules of vLLM 0.32: only rows of the current step occupy places."""
+    """The adapters' places by vLLM 0.32's rules: only the current step's rows occupy places."""
 
     def has_place(self, req_state: RequestView) -> bool:
         adapter, view = req_state.request.adapter, self._view
@@ -69,7 +69,7 @@ class ScheduledPlaces(UnreservedPlaces):
 
 
 class VllmAdmission032(VllmAdmission):
-    """Admits waiting requests by the rules of vLLM 0.32: admission stops at the first request that does not
+    """Admits waiting requests by vLLM 0.32's rules: admission stops at the first request that does not
     fit the encoder.
     """
 
@@ -80,7 +80,7 @@ class VllmAdmission032(VllmAdmission):
 
 
 class VllmScheduler032(VllmScheduler):
-    """Decides by the rules of vLLM 0.32."""
+    """Decides by vLLM 0.32's rules."""
 
     def __init__(self) -> None:
         super().__init__(VllmAdmission032(VllmEncoderDraft032), VllmRunningRows(VllmEncoderDraft032))

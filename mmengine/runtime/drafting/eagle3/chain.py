@@ -21,11 +21,11 @@ def draft(
     block_size: int,
     graphs: ChainGraphs | None = None,
 ) -> np.ndarray:
-    """Return the drafts of n rows as token ids of the target, int64 [n, max(most)], padded with NO_DRAFT.
+    """Return the drafts for n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
 
-    `z`, `carry`: [n, h], the results of `DraftHead.forward` for the last token of each row. `first_layer`:
-    the first layer of the head in the pool of `attention`. Call `begin` of `attention` again afterwards,
-    because it is used for other steps here. `graphs`: captured passes of the same head and pool.
+    `z`, `carry`: [n, h], the results of `DraftHead.forward` for each row's last token. `first_layer`:
+    the head's first layer in `attention`'s pool. Call `begin` of `attention` again afterwards,
+    because it is used for other steps here. `graphs`: captured passes for the same head and pool.
     """
 
     def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:

@@ -10,7 +10,7 @@ from mmengine.runtime.attention.base import AttentionMeta
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
     """n rows whose tokens the head has read, with the number of drafts for each row.
 
-    The KV of drafts is written after the first `kv_lens` tokens. This KV is provisional: the same slots are
+    The drafts' KV is written after the first `kv_lens` tokens. This KV is provisional: the same slots are
     written again when the target has decided which drafts are accepted.
     """
 
@@ -35,7 +35,7 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Return the metadata of the pass that computes draft number `ahead` (from 0) for the first `active`
+        """Return the metadata for the pass that computes draft number `ahead` (from 0) for the first `active`
         rows.
         """
         at = self.kv_lens[:active] + np.int32(ahead)

@@ -1,7 +1,7 @@
 """Stores the tokens that a draft head has not read yet, while no row may have drafts.
 
 A step is stored unchanged, which takes almost no time. Before the next drafts are made, this module finds the
-row to which each token belongs, and removes rejected drafts. The tokens of a finished request belong to no
+row to which each token belongs, and removes rejected drafts. A finished request's tokens belong to no
 row. A request that begins with the same blocks can still borrow these tokens.
 """
 
@@ -41,7 +41,7 @@ class Tokens(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deferred:
-    """All waiting tokens of the engine. `num_tokens`: number of stored tokens."""
+    """All waiting tokens in the engine. `num_tokens`: how many tokens are stored."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
@@ -53,7 +53,7 @@ class Deferred:
         self._since = np.full(num_rows, MERGED)
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
-        """Store the tokens of a step, from all rows or only from the rows with `late` True (bool [n])."""
+        """Store a step's tokens, from all rows or only from the rows with `late` True (bool [n])."""
         self._steps.append((states, late))
         self.num_tokens += len(states.plan.input_ids)
 
@@ -65,7 +65,7 @@ class Deferred:
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """Discard the waiting tokens of `rows` [n]."""
+        """Discard the waiting tokens in `rows` [n]."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
@@ -81,7 +81,7 @@ class Deferred:
         """Give `row` copies of the tokens that wait in `blocks` for other rows. The row's request begins with
         these blocks.
 
-        `table`: the block table of the row, int32 [b]. Returns False if tokens that precede the row's own
+        `table`: the row's block table, int32 [b]. Returns False if tokens that precede the row's own
         waiting tokens are missing.
         """
         tokens = self._merged()
@@ -105,9 +105,9 @@ class Deferred:
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
-        """Remove and return at most AT_ONCE waiting tokens of `rows`, row by row; None if there are none.
+        """Remove and return at most AT_ONCE waiting tokens in `rows`, row by row; None if there are none.
 
-        `rows`: intp [n]. `table`: the block tables of these rows, int32 [n, b].
+        `rows`: intp [n]. `table`: these rows' block tables, int32 [n, b].
         """
         tokens = self._merged()
         stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == UNOWNED)
@@ -152,7 +152,7 @@ class Deferred:
         return self._left
 
     def _waiting(self) -> Tokens:
-        """Return the waiting tokens of the steps that are not merged yet."""
+        """Return the waiting tokens from steps that are not merged yet."""
         plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])

@@ -1,8 +1,8 @@
 """Drafts tokens for running rows with an EAGLE-3 draft head.
 
-The head has its own KV pool, but uses the block tables of the target model. The slot of token x[p] contains
+The head has its own KV pool, but uses the target model's block tables. Token x[p]'s slot contains
 the head's KV for the target's hidden states at p and the next token x[p + 1]. After each step the head reads
-the target's states for accepted tokens, and overwrites the KV of its own drafts. Then the head drafts for the
+the target's states for accepted tokens, and overwrites its own drafts' KV. Then the head drafts for the
 rows that may have drafts. For this it reads its own output, and writes KV to slots that the next step
 frees or overwrites.
 
@@ -44,7 +44,7 @@ MOST_STEPS = 256  # maximum number of consecutive steps without drafts before th
 
 
 class GivenDrafts(NamedTuple):
-    """Tokens of other drafters for s rows, int32 [s, m], and the number of tokens of each row, intp [s]."""
+    """Other drafters' tokens for s rows, int32 [s, m], and each row's token count, intp [s]."""
 
     token_ids: np.ndarray
     counts: np.ndarray
@@ -60,7 +60,7 @@ class GivenDrafts(NamedTuple):
 class Eagle3Drafter:
     """A drafter with an EAGLE-3 head. Raises ConfigError if the memory for its KV pool cannot be allocated.
 
-    `rows`: the columns of the runner. `number`: the index of this drafter among all drafters. `is_asked`:
+    `rows`: the runner's columns. `number`: this drafter's index among all drafters. `is_asked`:
     whether any row may have drafts after the step that is being prepared. `graphs`: the captured passes, or
     None.
     """
@@ -84,7 +84,7 @@ class Eagle3Drafter:
         self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # the index of each row in `_z`
 
     def capture(self, recorder: Recorder, config: EngineConfig) -> None:
-        """Capture the passes of the head and replay them from now on, if the attention backend can be
+        """Capture the head's passes and replay them from now on, if the attention backend can be
         captured.
         """
         if self._attention.captures:
@@ -101,10 +101,10 @@ class Eagle3Drafter:
         self._kv.close()
 
     def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
-        """Prepare for the forward pass of the plan. The plan's block copies are applied to the head's pool.
+        """Prepare for the plan's forward pass. The plan's block copies are applied to the head's pool.
 
         Returns tensors to which the target writes its auxiliary states, or None if the head will never read
-        the states of this step.
+        this step's states.
         """
         if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
             self._enter(plan)
@@ -129,21 +129,21 @@ class Eagle3Drafter:
         return self.aux_hidden_states(len(plan.input_ids))
 
     def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
-        """Return tensors for the auxiliary states of `num_tokens` tokens."""
+        """Return tensors for `num_tokens` tokens' auxiliary states."""
         config = self._head.config
         width = len(config.aux_layers) * config.target_hidden_size
         rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
         return AuxHiddenStates(config.aux_layers, rows)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Copy blocks, and forget the earlier requests of admitted rows."""
+        """Copy blocks, and forget admitted rows' earlier requests."""
         self._kv.copy(plan)
         if plan.admitted:
             self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
         self.keys.prepare(plan)
 
     def _room(self, plan: StepPlan) -> np.ndarray | None:
-        """Return this drafter's entry in `StepPlan.draft_room`: the maximum number of drafts of each row."""
+        """Return this drafter's entry in `StepPlan.draft_room`: each row's maximum draft count."""
         room = plan.draft_room
         return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
@@ -151,18 +151,18 @@ class Eagle3Drafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Do nothing: the keys of the row are in its blocks, and are freed together with the blocks."""
+        """Do nothing: the row's keys are in its blocks, and are freed together with the blocks."""
 
     def wait(self, states: TargetStates) -> None:
-        """Store the states of a step until the next drafts are made."""
+        """Store a step's states until the next drafts are made."""
         self.keys.defer(states.plan)
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Read the states of a step if the next tokens are known, and the waiting states of rows that may
+        """Read a step's states if the next tokens are known, and the waiting states for rows that may
         have drafts.
 
-        Reading a state writes its KV. `states` None: the head has no keys for the rows of the step.
+        Reading a state writes its KV. `states` None: the head has no keys for the step's rows.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -190,7 +190,7 @@ class Eagle3Drafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """Add the step's states of rows[late] to the waiting states. Then read the waiting states of rows
+        """Add the step's states for rows[late] to the waiting states. Then read the waiting states for rows
         that may have drafts.
 
         Some rows (`lacks`) begin with cached blocks that the head has not read. These rows first borrow the
@@ -263,7 +263,7 @@ class Eagle3Drafter:
     def propose(
         self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
-        """Propose drafts (see Drafter). `given`: the tokens of other drafters, after which the head
+        """Propose drafts (see Drafter). `given`: other drafters' tokens, after which the head
         drafts.
         """
         counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))
@@ -293,5 +293,5 @@ class Eagle3Drafter:
 
 
 def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
-    """Return the slots of the rows with `selected` True (bool [n])."""
+    """Return the slots in the rows with `selected` True (bool [n])."""
     return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

@@ -1,7 +1,7 @@
-"""Captures the passes of a draft head for several numbers of rows, and replays them.
+"""Captures a draft head's passes for several row counts, and replays them.
 
-A pass consists mostly of a single layer, whose launches take longer than its computation. Passes are captured
-one by one instead of as whole chains, because rows have different numbers of drafts, and attention is planned
+A pass is mostly a single layer, whose launches take longer than its computation. Passes are captured
+one by one instead of as whole chains, because rows have different draft counts, and attention is planned
 on the host for each length. A pass may therefore have fewer rows than the previous pass, and the next pass is
 planned while the device computes.
 """
@@ -23,9 +23,9 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 
 
 class ChainGraphs:
-    """The captured passes of a draft head. Capturing writes to the dummy block in the head's KV pool.
+    """A draft head's captured passes. Capturing writes to the dummy block in the head's KV pool.
 
-    `most`: maximum number of drafts of a row, including given drafts. `num_chains`: the number of replayed
+    `most`: maximum number of drafts for a row, including given drafts. `num_chains`: the number of replayed
     chains, and the number of other chains by reason.
     """
 
@@ -88,7 +88,7 @@ class ChainGraphs:
         return Frame(Bucket(size_for(count, self._sizes), 1), slice(0, count))
 
     def _packed(self, rows: ChainRows, longest: int) -> np.ndarray:
-        """Return the initial values of `_inputs`: draft index 0, the positions, and `longest` rows of given
+        """Return the initial values for `_inputs`: draft index 0, the positions, and `longest` rows of given
         drafts.
         """
         count, first = len(rows.positions), 1 + self._max_rows
@@ -99,11 +99,11 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Choose the first draft of each row. This function is captured."""
+        """Choose each row's first draft. This function is captured."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Compute a pass and choose the next draft of each row. This function is captured."""
+        """Compute a pass and choose each row's next draft. This function is captured."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)

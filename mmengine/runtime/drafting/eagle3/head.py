@@ -1,8 +1,8 @@
-"""The network of an EAGLE-3 draft head (arXiv 2503.01840), for a ragged batch of t tokens from any rows.
+"""An EAGLE-3 draft head's network (arXiv 2503.01840), for a ragged batch with t tokens from any rows.
 
-For token x[p] at position p, the input is the target's auxiliary states, or the last output of the head
-itself, and the embedding of the next token x[p + 1]. The output predicts x[p + 2]. The KV is stored in the
-slot of x[p]. The flags of EAGLE 3.1 are read from the head's config if it has them.
+For token x[p] at position p, the input is the target's auxiliary states, or the last output from the head
+itself, and the next token's embedding, x[p + 1]. The output predicts x[p + 2]. The KV is stored in the
+slot for x[p]. EAGLE 3.1's flags are read from the head's config if it has them.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,13 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 @dataclass(slots=True)
 class HeadWeights:
-    """The weights of a draft head, whose hidden size is h.
+    """A draft head's weights. The hidden size is h.
 
     `fc_norms`: empty, one norm for all auxiliary states together, or one norm for each state. `layers`: the
-    `qkv` of the first layer takes embed_size + h values, because the first layer also reads the embeddings.
-    Its `input_norm`, with embed_size values, is the norm of these embeddings. `hidden_norm`: the norm of the
-    other input of the first layer. `target_ids`: int64 [draft_vocab_size], the id of each draft token in the
-    target's vocabulary, or None if both vocabularies are equal.
+    first layer also reads the embeddings, so its `qkv` takes embed_size + h values. Its `input_norm`, with
+    embed_size values, is the norm for these embeddings. `hidden_norm`: the norm for the first layer's other
+    input. `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's vocabulary, or None
+    if both vocabularies are equal.
     """
 
     fc: Linear
@@ -52,7 +52,7 @@ class HeadWeights:
 
 
 def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """Return a ModelSpec with the KV sizes of a draft head. `max_model_len`: maximum number of tokens of a
+    """Return a ModelSpec with a draft head's KV sizes. `max_model_len`: maximum number of tokens of a
     request; 0 if unknown.
     """
     return ModelSpec(
@@ -93,9 +93,9 @@ class DraftHead:
         return self._weights.fc(aux_hidden_states)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings [t, embed_size] of token ids of the target, int64 [t].
+        """Return the embeddings [t, embed_size] for target token ids, int64 [t].
 
-        If the head has no embedding, the embedding of the target is used.
+        If the head has no embedding, the target's embedding is used.
         """
         return self._weights.embed(input_ids)
 
@@ -111,8 +111,8 @@ class DraftHead:
         pass.
 
         `hidden` [t, h]: the result of `fuse`, or the `carry` of the previous pass. `next_embeds` [t,
-        embed_size]: the embeddings of the next tokens. `positions`: int64 [3, t], the positions of the hidden
-        states. `first_layer`: the first layer of the head in `attention`.
+        embed_size]: the next tokens' embeddings. `positions`: int64 [3, t], the positions for the hidden
+        states. `first_layer`: the head's first layer in `attention`.
         """
         c, eps = self.config, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(positions, hidden.dtype)
@@ -156,10 +156,10 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Return the drafts of n rows, int64 [max(most), n]: the given drafts, then greedily chosen drafts.
+        """Return the drafts for n rows, int64 [max(most), n]: the given drafts, then greedily chosen drafts.
 
-        The rows must be sorted by descending `most`. Entries beyond the `most` of a row are undefined. `z`,
-        `carry`: [n, h], the results of `forward` for the last token of each row.
+        The rows must be sorted by descending `most`. Entries beyond a row's `most` are undefined. `z`,
+        `carry`: [n, h], the results of `forward` for each row's last token.
         """
         drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
@@ -179,13 +179,13 @@ class DraftHead:
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return the likeliest token of each row, as a token id of the target, int64 [s]."""
+        """Return each row's likeliest token, as a target token id, int64 [s]."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]
 
     def scatter(self, logits: Tensor) -> Tensor:
-        """Return `logits` for the vocabulary of the target, float32 [s, vocab_size].
+        """Return `logits` for the target's vocabulary, float32 [s, vocab_size].
 
         Tokens that the head does not know have the logit minus infinity.
         """

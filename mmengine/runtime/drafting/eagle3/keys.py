@@ -1,7 +1,7 @@
 """Tracks for which rows and blocks a draft head has all keys and values.
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
-gets no drafts. The first blocks of a request may be prefix hits, or may come from the host. If the head has
+gets no drafts. A request's first blocks may be prefix hits, or may come from the host. If the head has
 not read these blocks yet, for another row, the row waits for them.
 """
 
@@ -15,7 +15,7 @@ KEPT = 64  # maximum number of recorded steps before all of them are processed t
 
 
 class Keys:
-    """Records gaps in the KV of the head.
+    """Records gaps in the head's KV.
 
     `whole`: bool [max_rows], whether a row has no gap. Tokens that wait to be read are not a gap. `lacking`:
     row -> first blocks that the head has not read, int32 [m], for each row that waits for blocks.
@@ -55,7 +55,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Prepare for the forward pass of the plan: copy the marks of copied blocks, and set up admitted
+        """Prepare for the plan's forward pass: copy marks for copied blocks, and set up admitted
         rows.
         """
         self.settle()
@@ -93,7 +93,7 @@ class Keys:
         return found
 
     def mark_written(self, read: HeadBatch) -> None:
-        """Record that the head now has the keys of these tokens."""
+        """Record that the head now has these tokens' keys."""
         self.settle()
         blocks = read.slots // self._size
         if read.is_all is not None:  # a block with further waiting tokens of its row is not complete yet

@@ -1,4 +1,4 @@
-"""Linear layers of a draft head, computed by a native kernel if it supports the matrix, otherwise by
+"""A draft head's linear layers, computed by a native kernel if it supports the matrix, otherwise by
 torch.
 """
 

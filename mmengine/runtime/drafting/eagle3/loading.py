@@ -1,4 +1,4 @@
-"""Loads the weights of a draft head onto the device of its target model."""
+"""Loads a draft head's weights onto its target model's device."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ _COMPARED_ROWS = 4096  # number of rows of two embeddings that are compared at a
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
     """Load the draft head from a checked folder. `model`: the target model, for which the head drafts.
 
-    The weights are converted to the dtype of `placement`. Raises ModelError if the head cannot be read or
+    The weights are converted to `placement`'s dtype. Raises ModelError if the head cannot be read or
     does not fit into memory.
     """
     device = placement.device.torch_device
@@ -69,7 +69,7 @@ def _read(
 def _embedding(
     config: HeadConfig, weights: WeightReader, model: VisionLanguageModel, device: torch.device
 ) -> Tensor | None:
-    """Return the embedding of the head, or None if it equals the embedding of the target."""
+    """Return the head's embedding, or None if it equals the target's embedding."""
     if not config.own_embedding:
         return None
     own = weights.read(EMBEDDING)

@@ -1,4 +1,4 @@
-"""The hidden states of the target model that a draft head reads: as a step returns them, and grouped by
+"""The target model's hidden states that a draft head reads: as a step returns them, and grouped by
 row.
 """
 
@@ -23,7 +23,7 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     """The t tokens, in n rows, that the head reads in one pass.
 
-    The tokens of a row are adjacent and have consecutive positions. The token after each token is known.
+    A row's tokens are adjacent and have consecutive positions. The token after each token is known.
     """
 
     rows: np.ndarray  # intp [n]
@@ -37,7 +37,7 @@ class HeadBatch(msgspec.Struct, frozen=True, eq=False):
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
-    """Return the tokens of the step in `rows[selected]` that the head can read. `rows`: intp [n], `selected`:
+    """Return the step's tokens in `rows[selected]` that the head can read. `rows`: intp [n], `selected`:
     bool [n].
 
     Rejected drafts are left out, and so is a last token after which no token is known.
