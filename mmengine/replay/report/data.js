@@ -51,7 +51,7 @@ function spansOf(/** @type {Data} */ data) {
   return { lane_spans, span_step: span_step.slice(0, count), span_state: span_state.slice(0, count) };
 }
 
-// Returns the lanes of each slot, ordered by time: slot s has lanes[starts[s]] to lanes[starts[s + 1] - 1].
+// Returns all lanes, sorted by slot and then by time. Slot s has lanes[starts[s]] to lanes[starts[s + 1] - 1].
 function groupBySlot(/** @type {Data} */ data) {
   const starts = new Int32Array(data.numSlots + 1);
   for (const slot of data.lane_slot) starts[slot + 1]++;
@@ -61,7 +61,7 @@ function groupBySlot(/** @type {Data} */ data) {
   return { starts, lanes };
 }
 
-// Returns the last index in [low, high) whose value is at most `value`; low - 1 if there is none.
+// Returns the last index in [low, high) whose value is at most `value`, or low - 1 if there is no such index.
 function lastAtMost(/** @type {Int32Array} */ column, /** @type {number} */ low, /** @type {number} */ high, /** @type {number} */ value) {
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -71,7 +71,7 @@ function lastAtMost(/** @type {Int32Array} */ column, /** @type {number} */ low,
   return low - 1;
 }
 
-// Returns the segment that a lane is in at a step, or -1.
+// Returns the lane's segment at a step, or -1.
 function segmentAt(/** @type {Data} */ data, /** @type {number} */ lane, /** @type {number} */ step) {
   if (step < data.lane_start[lane] || step >= data.lane_end[lane]) return -1;
   const first = data.lane_segments[lane];
@@ -93,7 +93,8 @@ function laneAt(/** @type {Data} */ data, /** @type {number} */ slot, /** @type 
   return low > starts[slot] && Math.max(data.lane_end[lane], data.lane_start[lane] + 1) > step ? lane : -1;
 }
 
-// Maps lanes to the number of tokens that they compute in a step. Lanes without an entry compute a single token.
+// Returns a map from each lane to the number of tokens that it computes in a step. Lanes without an entry compute a
+// single token.
 function tokensAt(/** @type {Data} */ data, /** @type {number} */ step) {
   const tokens = new Map();
   let place = lastAtMost(data.chunk_step, 0, data.chunk_step.length, step);
@@ -117,7 +118,8 @@ function stepAt(/** @type {Data} */ data, /** @type {number} */ step) {
   return { batch, waiting };
 }
 
-// Has sums and maxima over 1, 2, 4, … steps, so that a pixel that covers many steps needs only a few numbers.
+// Stores a column's sums and maxima over 1, 2, 4, … steps. A pixel that covers many steps then needs only a few
+// numbers.
 class Pyramid {
   constructor(/** @type {ArrayLike<number>} */ values) {
     this.length = values.length;

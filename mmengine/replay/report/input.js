@@ -1,4 +1,4 @@
-// Handles the pointer, the keys and the search, in the report page and in the live page.
+// Handles the pointer, the keys and the search field, on the report page and on the live page.
 
 /** @param {Record<string, (event: KeyboardEvent) => void>} keys maps a key to its action, which does not run while the user types into a field */
 function listenToKeys(keys) {
@@ -20,7 +20,8 @@ function writeLegend(/** @type {HTMLElement} */ legend, /** @type {string[]} */ 
   );
 }
 
-// Dragging pans, a click chooses the step and the lane under the pointer, and the wheel zooms.
+// Makes a canvas interactive. Dragging pans the view, a click selects the step and the lane under the pointer, and the
+// wheel zooms.
 function listenTo(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ view, /** @type {(step: number, lane?: number) => void} */ choose, /** @type {() => void} */ redraw) {
   /** @type {[number, number] | null} */
   let from = null, moved = false;

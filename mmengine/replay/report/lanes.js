@@ -1,4 +1,5 @@
-// Draws the lanes pixel by pixel, so that a frame with 100,000 steps takes no longer than a frame with 100.
+// Draws the lanes, one per request. Draws pixel by pixel, so that a frame with 100,000 steps takes no longer than a
+// frame with 100.
 
 class LaneChart {
   constructor(/** @type {HTMLCanvasElement} */ canvas, /** @type {View} */ view) {
@@ -75,7 +76,7 @@ class LaneChart {
       const state = states[span], to = span + 1 < last ? steps[span + 1] : end;
       if (to < first) continue;
       const x0 = Math.floor(left + steps[span] * scale), x1 = Math.max(Math.floor(left + to * scale), x0 + 1);
-      // A span narrower than a pixel is drawn only where no earlier span is; preemptions are always drawn.
+      // A span narrower than a pixel is drawn only if its pixel is still free. Preemptions are always drawn.
       if (x1 > drawn || state === PREEMPTED || state === SWAPPED) this.fill(x0, x1, top, bottom, state);
       if (x1 > drawn) drawn = x1;
     }
@@ -90,7 +91,7 @@ class LaneChart {
     for (let y = from; y < to; y++) this.pixels.fill(colour, y * width + low, y * width + high);
   }
 
-  // Draws names, ends, the chosen lane and the chosen step over the lanes.
+  // Draws the names, the ends, the selected lane and the selected step on top of the lanes.
   drawOver(/** @type {number} */ slotHeight, /** @type {number} */ gap, /** @type {number} */ firstSlot, /** @type {number} */ lastSlot) {
     const { context, view, scale } = this, { data } = view;
     context.save();

@@ -1,4 +1,4 @@
-// Starts the page: connects input, redrawing, the search and the theme.
+// Starts the report page: connects the input, the drawing, the search field and the colour theme.
 
 async function main() {
   const byId = (/** @type {string} */ id) => /** @type {any} */ (document.getElementById(id));

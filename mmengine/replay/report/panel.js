@@ -1,4 +1,5 @@
-// Writes the panel beside the charts. Texts from the log are inserted as text, never as HTML.
+// Writes the panel next to the charts, which describes the selected step and request. Texts from the log are inserted
+// as text, never as HTML.
 
 const MOST_ROWS = 60;
 
@@ -19,7 +20,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** Shows or hides the panel on a narrow screen; on a wide one it always shows. @param {boolean} isOpen */
+/** Shows or hides the panel on a narrow screen. On a wide screen, the panel is always visible. @param {boolean} isOpen */
 function openPanel(isOpen) {
   document.body.classList.toggle("panel-open", isOpen);
 }
@@ -100,7 +101,8 @@ function tableOf(/** @type {string} */ title, /** @type {Placed[]} */ entries, /
   return parts;
 }
 
-// Returns the id of the request that holds back later ones (the first without a row that lacks blocks), or "another".
+// Returns the id of the request that blocks all later waiting requests, or "another". It is the first request without a
+// row that lacks KV blocks.
 function firstThatDoesNotFit(/** @type {Data} */ data, /** @type {Placed[]} */ waiting) {
   const first = waiting.find(({ segment }) => {
     const kind = data.reasons[data.segment_reason[segment]];
@@ -109,7 +111,8 @@ function firstThatDoesNotFit(/** @type {Data} */ data, /** @type {Placed[]} */ w
   return first ? data.ids[first.lane] : "another";
 }
 
-// Returns in a few words why a lane gets no tokens at a step in a segment. `ahead`: the request that comes first.
+// Returns a short text that says why a lane gets no tokens at a step. `segment`: the lane's segment. `ahead`: the
+// request that comes first.
 function reasonOf(/** @type {Data} */ data, /** @type {number} */ segment, /** @type {number} */ step, ahead = "another") {
   const kind = data.reasons[data.segment_reason[segment] || data.step_common_reason[step]];
   const needed = formatCount(data.segment_needed[segment]);

@@ -1,4 +1,4 @@
-// Draws the curves under the lanes: memory, budgets and queues over the same steps as the lanes.
+// Draws the curves below the lanes, which show memory, budgets and queues over the same steps as the lanes.
 
 const TRACK_GAP = 8, AXIS = 20;
 
@@ -15,7 +15,7 @@ class TrackChart {
     this.renew();
   }
 
-  // Called when the view has other data.
+  // Called when the view gets other data.
   renew() {
     this.tracks = tracksOf(this.view.data);
   }
@@ -62,27 +62,28 @@ class TrackChart {
     if (view.data.numSteps) this.drawLabel(track.now(view.step), GUTTER + view.inner - 5, top + 3, "right");
   }
 
-  // For each pixel, draws the maximum over its steps pale, and the mean strong.
+  // For each pixel, draws the maximum over its steps in a pale colour, and the mean in a strong colour.
   drawCurve(/** @type {Pyramid} */ pyramid, /** @type {number} */ top, /** @type {number} */ height, /** @type {number} */ scale, /** @type {string} */ colour, /** @type {number} */ share) {
     const { context, view } = this;
     const bottom = top + height;
     /** @type {{ left: number, right: number, high: number, low: number }[]} */
     const runs = [];
     context.fillStyle = colour;
-    const wide = Math.max(1, view.stepWidth); // The width of a step, or of a pixel if it has several steps.
+    const wide = Math.max(1, view.stepWidth); // The width of a step, or of a pixel if a pixel covers several steps.
     const end = GUTTER + view.inner;
     for (let x = GUTTER + (wide > 1 ? (Math.floor(view.first) - view.first) * wide : 0); x < end; x += wide) {
       const first = Math.round(view.stepAt(x)), last = Math.max(first + 1, Math.round(view.stepAt(x + wide)));
       if (last <= 0 || first >= pyramid.length) continue;
       const { mean, most } = pyramid.over(first, last);
-      // Rounded to whole pixels; otherwise the edges between rectangles would show.
+      // Rounded to whole pixels, because the edges between rectangles would be visible otherwise.
       const left = Math.max(Math.round(x), GUTTER), right = Math.min(Math.round(x + wide), end);
       const high = Math.round(most * scale * this.scale) / this.scale, low = Math.round(mean * scale * this.scale) / this.scale;
       const before = runs[runs.length - 1];
       if (before && before.right === left && before.high === high && before.low === low) before.right = right;
       else runs.push({ left, right, high, low });
     }
-    // Neighbours with equal values are a single rectangle, because a frame's time depends on the number of rectangles.
+    // Neighbouring pixels with equal values are drawn as a single rectangle, because drawing time depends on the number
+    // of rectangles.
     context.globalAlpha = 0.3 * share;
     for (const { left, right, high, low } of runs) context.fillRect(left, bottom - high, right - left, high - low);
     context.globalAlpha = share;
@@ -120,7 +121,8 @@ class TrackChart {
   }
 }
 
-// Returns the tracks. A track's curves are drawn over one another, the largest first; `now` describes a step's values.
+// Returns the tracks. A track's curves are drawn on top of each other, largest curve first. `now` returns a text with a
+// step's values.
 function tracksOf(/** @type {Data} */ data) {
   const { config } = data, blocks = config.num_blocks - 1, count = formatCount;
   const used = data.step_free_blocks.map((/** @type {number} */ free) => blocks - free);

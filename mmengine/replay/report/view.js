@@ -1,8 +1,8 @@
-// The part of the log in view: a range of steps and a range of slots, and the chosen step and lane.
+// The visible part of the log: a range of steps and a range of slots. Also stores the selected step and lane.
 
 const QUEUED = 0, PREFILL = 1, DECODE = 2, PREEMPTED = 3, SWAPPED = 4, PASSED_OVER = 5;
 const STATE_CLASSES = ["queued", "prefill", "decode", "preempted", "swapped", "over"];
-const GUTTER = 10; // Pixels left and right of the drawing.
+const GUTTER = 10; // Margin in pixels on the left and right of the drawing.
 
 class View {
   constructor(/** @type {Data} */ data) {
@@ -15,7 +15,7 @@ class View {
     this.showAll();
   }
 
-  // Shows newer data of the same log. A view that showed the log's end still shows the end.
+  // Shows newer data for the same log. If the view showed the log's end before, it shows the new end.
   renew(/** @type {Data} */ data) {
     const before = this.data.numSteps, more = data.numSteps - before;
     const isAtEnd = more >= 0 && this.last >= before - 0.5, isWhole = isAtEnd && this.first <= 0.5;
@@ -30,9 +30,9 @@ class View {
   }
 
   showAll() {
-    this.first = 0; // The steps [first, last) are in view; both may be fractions.
+    this.first = 0; // The visible steps are [first, last). Both numbers may be fractions.
     this.last = Math.max(this.data.numSteps, 1);
-    this.top = 0; // The slots [top, bottom) are in view.
+    this.top = 0; // The visible slots are [top, bottom).
     this.bottom = Math.max(this.data.numSlots, 4);
   }
 
@@ -90,7 +90,7 @@ class View {
     }
   }
 
-  // Brings a lane into view, zoomed so that it is large enough to see.
+  // Scrolls and zooms so that a lane is visible and large enough to see.
   focus(/** @type {number} */ lane) {
     const { lane_start: start, lane_end: end, lane_slot: slot } = this.data;
     this.lane = lane;

@@ -1,4 +1,4 @@
-// Collects the columns of a growing log, and builds from them the data that the charts draw.
+// Collects a growing log's columns from the server's messages, and builds the data that the charts draw.
 
 /** @typedef {{ type: "begin", name: string, version: string, states: string[], first_step: number, config: Record<string, number> }} Begin */
 /** @typedef {{ ids: string[], start: number[], prompt: number[], media: number[], embeds: number[] }} Arrived */
@@ -151,7 +151,7 @@ function slotsOf(start, end) {
   return slots;
 }
 
-/** A binary heap of pairs, with the least pair first. */
+/** A binary heap of pairs. The smallest pair comes first. */
 class Heap {
   constructor() {
     /** @type {[number, number][]} */

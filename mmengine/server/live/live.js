@@ -1,8 +1,8 @@
-// The live page: the charts of the report for a log that is still being written.
+// The live page. It draws the same charts as a log's report, for a log that is still being written.
 
 const NOTHING = { type: /** @type {"begin"} */ ("begin"), name: "", version: "", states: [], first_step: 0, config: { num_blocks: 1, token_budget: 1, encoder_cache_size: 1, encoder_budget: 1, max_num_seqs: 1 } };
 const KEY = "mmengine key";
-const WARM_UP = "warm-up-"; // The ids of the requests with which a server warms up.
+const WARM_UP = "warm-up-"; // The ids of a server's warm-up requests begin with this text.
 
 class LivePage {
   constructor() {
@@ -155,7 +155,7 @@ class LivePage {
     this.redraw();
   }
 
-  /** Shows the connection's state, and below the head why the server refused a call. @param {string} text @param {unknown} [error] */
+  /** Shows the connection's state. If the server refused a call, also shows the reason below the head. @param {string} text @param {unknown} [error] */
   status(text, error) {
     const status = this.byId("status"), problem = this.byId("problem");
     status.textContent = text;
@@ -197,7 +197,7 @@ function writeSummary(summary, data) {
   summary.textContent = parts.join(" · ");
 }
 
-/** Returns the numbers of requests that run and wait after the last step. @param {any} data */
+/** Returns how many requests are running and how many are waiting after the last step. @param {any} data */
 function openOf(data) {
   const open = { running: 0, waiting: 0 };
   for (let lane = 0; lane < data.numLanes; lane++) {

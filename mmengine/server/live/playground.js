@@ -1,5 +1,5 @@
-// A chat with the model, with a system prompt and several turns. Colours each answer's tokens by their
-// probabilities and marks accepted drafts.
+// The live page's chat with the model, with a system prompt and several turns. Each token in an answer has a
+// colour that shows its probability, and accepted draft tokens are marked.
 
 const SHAPE = {
   type: "object",
@@ -67,7 +67,7 @@ class Playground {
     else this.byId("file").value = "";
   }
 
-  /** Forgets the turns so far. */
+  /** Removes all turns. */
   begin() {
     this.running?.abort();
     this.turns = [];
@@ -123,7 +123,7 @@ class Playground {
     }
   }
 
-  /** Adds an accepted question and its answer, which still grows, to the turns. @param {Message[]} turns
+  /** Adds an accepted question and its answer to the turns. The answer may still grow. @param {Message[]} turns
   @param {Message} question @param {HTMLElement} answer */
   keep(turns, question, answer) {
     turns.push(question, { role: "assistant", get content() { return answer.dataset.content ?? ""; } });
@@ -131,7 +131,7 @@ class Playground {
     this.show("");
   }
 
-  /** Removes a question without an answer, and puts its text back into the field. @param {Message[]} turns
+  /** Removes a question that got no answer, and puts its text back into the input field. @param {Message[]} turns
   @param {Message} question @param {HTMLElement[]} elements */
   takeBack(turns, question, elements) {
     for (const each of elements) each.remove();
@@ -184,8 +184,8 @@ function questionOf(text, image) {
 }
 
 /**
- * Returns the element for a piece of text and its tokens. The less likely its least likely token, the higher its class
- * p0 to p3.
+ * Returns the element for a piece of text and its tokens. The element's class (p0 to p3) depends on the least likely
+ * token. A less likely token gives a higher class.
  * @param {string} text
  * @param {Entry[]} entries
  * @param {number} first number of the first token in the answer

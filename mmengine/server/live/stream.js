@@ -1,8 +1,8 @@
-// Reads server-sent events with fetch, because EventSource cannot send the API key in a header.
+// Reads server-sent events from the server. Uses fetch, because EventSource cannot send the API key in a header.
 
 const LEAST_WAIT_MS = 500, MOST_WAIT_MS = 5000;
 
-/** An error response of the server. */
+/** An error response from the server. */
 class Refused extends Error {
   /** @param {number} status @param {string} message */
   constructor(status, message) {
