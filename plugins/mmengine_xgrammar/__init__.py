@@ -1,3 +1,3 @@
-"""The xgrammar grammar backend (backend.py). Writes schemas, regular expressions, numbers and words as
-xgrammar's EBNF, and notes on its limits (order_notes.py). Only backend.py imports xgrammar.
+"""The grammar backend xgrammar (backend.py). Writes schemas, regular expressions, numbers and words in
+xgrammar's EBNF, and writes notes on xgrammar's limits (order_notes.py). Only backend.py imports xgrammar.
 """

@@ -1,7 +1,8 @@
-"""The xgrammar grammar engine (`grammar_backend`). It supports grammars that xgrammar enforces exactly.
+"""The grammar engine xgrammar (setting `grammar_backend`), for grammars that xgrammar enforces exactly.
 
-schema.py writes a schema as EBNF, and regex.py a regex, so xgrammar never gets constructs that it would drop
-or misread. This module is imported only if the engine is chosen, because xgrammar imports transformers.
+schema.py writes a schema as EBNF, and regex.py writes a regex as EBNF, so that xgrammar never gets constructs
+that it would drop or misread. This module is imported only if the engine is chosen, because xgrammar imports
+transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +25,9 @@ from mmengine_xgrammar.regex import RegexRefused, parse_whole_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
-MAX_FORCED = 64  # Number of forced bytes after which the search for more ends.
-MAX_SPELLINGS = 64  # Maximum number of tokens that may begin the forced text.
-SHARED_BYTES = 128 * 2**20  # Memory for masks that grammars share.
+MAX_FORCED = 64  # Number of forced bytes after which the search for more bytes ends.
+MAX_SPELLINGS = 64  # Maximum number of tokens with which the forced text may begin.
+SHARED_BYTES = 128 * 2**20  # Memory in bytes for masks that grammars share.
 
 
 class XGrammar(OfTokenizer):
@@ -78,7 +79,7 @@ class XGrammar(OfTokenizer):
     def _get_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
         with self._lock:
             if self._made is None:
-                # xgrammar treats a token without bytes as a special token, which no text contains.
+                # xgrammar treats a token without bytes as a special token, which occurs in no text.
                 texts = self._texts(self._tokens_in_vocabulary())
                 vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
@@ -90,7 +91,7 @@ class XGrammar(OfTokenizer):
 
 
 class Vocabulary(NamedTuple):
-    """The tokenizer's vocabulary. `texts` holds each token's bytes, b"" for a special token; `encode`
+    """The vocabulary of the tokenizer. `texts`: the bytes of each token, b"" for a special token. `encode`:
     converts text to tokens.
     """
 
@@ -100,7 +101,9 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest allowed token's bytes if they begin with every other allowed token, else b""."""
+        """Return the bytes of the longest allowed token if they begin with all other allowed tokens, else
+        b"".
+        """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
             return b""
@@ -129,7 +132,7 @@ class CompiledGrammar:
 
 
 class XMatcher:
-    """A text's grammar state, as matcher.py defines the interface."""
+    """The grammar state of one text. matcher.py defines the interface."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
         self._inner, self._vocabulary = inner, vocabulary
@@ -144,8 +147,8 @@ class XMatcher:
         return not self._error
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
-        """Consume as many of these tokens as the grammar allows, and return their number. The matcher stays
-        valid.
+        """Consume tokens up to the first that the grammar does not allow, and return their number. The
+        matcher stays valid.
         """
         taken = 0
         while taken < len(token_ids) and self._may_follow() and self._accept(token_ids[taken]):
@@ -153,8 +156,8 @@ class XMatcher:
         return taken
 
     def _accept(self, token_id: int) -> bool:
-        """Consume a token. Special tokens are refused here, because xgrammar refuses them with a line on
-        stderr for each.
+        """Consume a token. Special tokens are refused before xgrammar sees them, because xgrammar would print
+        a line on stderr for each.
         """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]
@@ -173,8 +176,8 @@ class XMatcher:
         self._inner.rollback(num_tokens)
 
     def compute_ff_tokens(self) -> list[int]:
-        """Return the tokens that must come next, as the tokenizer spells them, except the last, whose
-        spelling may depend on the following text.
+        """Return the tokens that must come next, as the tokenizer would spell them. The last token is left
+        out, because its spelling may depend on the text after it.
         """
         forced = self._forced()
         text = forced.decode(errors="ignore")
@@ -185,8 +188,8 @@ class XMatcher:
         return self._forced()
 
     def _forced(self) -> bytes:
-        """Return the bytes that must come next, but stop at about MAX_FORCED bytes: a schema can force a text
-        of exponential length, for which xgrammar's own search does not end.
+        """Return the bytes that must come next, at most about MAX_FORCED. A schema can force a text of
+        exponential length, for which xgrammar's own search would not end.
         """
         forced, steps = b"", 0
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
@@ -201,8 +204,9 @@ class XMatcher:
         return forced
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
-        """Set `words[place]` (int32) to the tokens that may come next, none if the text is over. Set the
-        following masks to the tokens after each token in `ahead`, until a token is not allowed.
+        """Set `words[place]` (int32) to the mask of tokens that may come next, which is empty if the text is
+        over. Set the following masks to the tokens that may come after each token in `ahead`, up to the first
+        token that is not allowed.
         """
         self._fill(words, place)
         taken = 0
@@ -223,11 +227,11 @@ class XMatcher:
             words[place, -1] &= (1 << beyond) - 1
 
     def _may_follow(self) -> bool:
-        """Return whether xgrammar can compute the next tokens."""
+        """Return whether xgrammar can compute the tokens that may come next."""
         return not self._error and not self._inner.is_terminated()
 
     def compute_bitmask(self) -> bytes:
-        """Return the tokens that may come next: token t is bit t % 8 of byte t // 8."""
+        """Return a mask of the tokens that may come next: token t is bit t % 8 of byte t // 8."""
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
         self.fill(words, 0)
         return words.tobytes()
@@ -242,8 +246,8 @@ class XMatcher:
         return not self._error and self._inner.is_completed()
 
     def is_stopped(self) -> bool:
-        """Return whether nothing can follow. xgrammar says only whether the text may end; a mask shows
-        whether anything else may follow.
+        """Return whether no token may follow. xgrammar only tells whether the text may end, so a mask shows
+        whether another token may follow.
         """
         if not self._may_follow():
             return True
@@ -262,8 +266,8 @@ class XMatcher:
 
 
 def _ebnf_of(grammar: Grammar, max_digits: int) -> str:
-    """Return the grammar in xgrammar's own format. Raises InvalidRequest for constructs that xgrammar would
-    not enforce exactly.
+    """Return the grammar as EBNF. Raises InvalidRequest for constructs that xgrammar would not enforce
+    exactly.
     """
     match grammar:
         case JsonSchema(schema=schema):
@@ -295,5 +299,5 @@ def _ebnf_of(grammar: Grammar, max_digits: int) -> str:
 
 
 def _describe_error(error: str) -> str:
-    """Return xgrammar's error as a single line, without the location in its sources."""
+    """Return xgrammar's error as a single line, without the position in xgrammar's source code."""
     return describe_error(" ".join(error.split()).rpartition("error at ")[2] or error)

@@ -1,8 +1,8 @@
-"""Write number ranges and multiples as EBNF, digit by digit: a finite automaton with a rule for each state.
+"""Writes number ranges and multiples as EBNF, digit by digit: a finite automaton with one rule per state.
 
-A state says how many digits are still to come in the integer part, or how many are already written after the
-decimal point. It also says whether the digits so far equal the lower bound's and whether they equal the upper
-bound's, and holds their remainder modulo the multiple.
+A state contains how many digits of the integer part are still to come, or how many decimal places are already
+written. It also contains whether the digits so far equal those of the lower bound and those of the upper
+bound, and their remainder modulo the multiple.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,18 @@ from fractions import Fraction
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
-MAX_MODULUS = 100  # Maximum number of remainders, and thereby of states for each digit.
+MAX_MODULUS = 100  # Maximum number of remainders, and thus of states per digit.
 
 
 class NumberRefused(ValueError):
-    """Raised for a multiple that needs too many states."""
+    """A multiple that would need too many states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A number range. `low` or `high` None means no bound. `multiple` 0 means any number, with any decimal
-    places. `most`: maximum number of digits of each part of a number if a bound is missing; 0 for none.
+    """A range of numbers. `low` or `high` None means no bound. `multiple` 0 allows any number with any
+    decimal places. `most`: maximum number of digits in each part of a number if a bound is missing; 0 for no
+    maximum.
     """
 
     low: Fraction | None
@@ -34,7 +35,7 @@ class Range:
 
 
 def write_number(is_whole: bool, most: int) -> str:
-    """Return an expression for all numbers. `most` as in Range."""
+    """Return an expression for all numbers. `most`: as in Range."""
     more = f"{{0,{most - 1}}}" if most else "*"
     integer = f'"-"? ("0" | [1-9] [0-9]{more})'
     if is_whole:
@@ -44,7 +45,7 @@ def write_number(is_whole: bool, most: int) -> str:
 
 
 def write_range(wanted: Range, rules: Rules) -> str | None:
-    """Return an expression for the numbers in a range, without exponents; None if the range is empty."""
+    """Return an expression for the numbers of a range, without exponents, or None if the range is empty."""
     ways = []
     most = 0 if wanted.low is not None and wanted.high is not None else wanted.most
     if wanted.high is None or wanted.high >= 0:
@@ -77,7 +78,7 @@ def _digits(
 
 
 class _Bound:
-    """A non-negative bound's digits."""
+    """The digits of a non-negative bound."""
 
     def __init__(self, value: Fraction, inclusive: bool):
         places = count_decimals(value)
@@ -99,7 +100,7 @@ class _Automaton:
     high: _Bound | None
     multiple: Fraction
     rules: Rules
-    most: int = 0  # Maximum number of digits of each part; 0 for no maximum.
+    most: int = 0  # Maximum number of digits in each part; 0 for no maximum.
     known: dict[tuple, str | None] = field(default_factory=dict)
     places: int | None = None  # Maximum number of decimal places.
     modulus: int = 1
@@ -142,7 +143,7 @@ class _Automaton:
         remainder: int,
         leads: bool,
     ) -> str | None:
-        """Return an expression for a digit in the integer part and the text that may follow."""
+        """Return an expression for one digit of the integer part and the text after it."""
         at = -1 - rest
         ways: dict[str, list[int]] = {}
         for digit in range(1 if leads else 0, 10):
@@ -156,7 +157,7 @@ class _Automaton:
         return _join(ways)
 
     def _integer(self, rest: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """Return an expression for `rest` more digits in the integer part."""
+        """Return an expression for `rest` more digits of the integer part and the text after them."""
         if not rest:
             return self._behind(0, tight_low, tight_high, remainder)
         if not tight_low and not tight_high and self.modulus == 1:
@@ -169,9 +170,11 @@ class _Automaton:
         )
 
     def _more(self, rest: int, remainder: int) -> str | None:
-        """Return an expression for at least `rest` more digits in the integer part, without bounds."""
+        """Return an expression for at least `rest` more digits of the integer part, without an upper
+        bound.
+        """
         if self.modulus == 1:
-            # A lower bound with as many digits leaves no room for a maximum.
+            # If the lower bound has as many digits, no maximum is possible.
             most = self.most - 1 if self.most > rest else ""
             return self.rules.add(f"[0-9]{{{rest},{most}}} {self._behind(0, False, False, 0)}")
         if rest:
@@ -212,7 +215,7 @@ class _Automaton:
         return self.places is None or remainder * 10 ** (self.places - depth) % self.modulus == 0
 
     def _next(self, depth: int, tight_low: bool, tight_high: bool, remainder: int) -> str | None:
-        """Return an expression for a decimal place and the text that may follow."""
+        """Return an expression for one decimal place and the text after it."""
         if self.modulus == 1 and not tight_low and not tight_high:
             return f"[0-9]{{1,{self.places - depth}}}" if self.places else self._digits_behind(depth)
         if self.places is None and self._is_past(depth):
@@ -239,7 +242,7 @@ class _Automaton:
         return _join(ways)
 
     def _digits_behind(self, depth: int) -> str:
-        """Return an expression for any decimal places after `depth` places."""
+        """Return an expression for any further decimal places after `depth` places."""
         return f"[0-9]{{1,{max(1, self.most - depth)}}}" if self.most else "[0-9]+"
 
     def _is_past(self, depth: int) -> bool:

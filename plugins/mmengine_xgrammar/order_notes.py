@@ -1,4 +1,4 @@
-"""Notes on schemas that xgrammar narrows: an object's keys come in a fixed order."""
+"""Writes notes on schemas that xgrammar narrows, because it fixes the order of an object's keys."""
 
 import json
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ WHY = "grammar_backend xgrammar supports no other order"
 
 @lru_cache(maxsize=64)
 def order_notes(text: str) -> tuple[Note, ...]:
-    """Return a note on each object in a normalized schema whose keys could come in any order with
-    llguidance.
+    """Return a note on each object of a normalized schema for which llguidance would accept other orders of
+    keys.
     """
     notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []
     for schema, pointer in waiting:
@@ -27,7 +27,7 @@ def order_notes(text: str) -> tuple[Note, ...]:
 
 
 def _parts(schema: Json, pointer: str) -> Iterator[tuple[Json, str]]:
-    """Return the schemas inside a schema, with their pointers."""
+    """Return the schemas directly inside a schema, with their JSON pointers."""
     for keyword in ("anyOf", "prefixItems", "$defs", "properties", "patternProperties"):
         inside = schema.get(keyword)
         listed = enumerate(inside) if isinstance(inside, list) else ()

@@ -1,4 +1,4 @@
-"""Build a grammar in EBNF (the GBNF that xgrammar reads), rule by rule.
+"""Builds a grammar in EBNF (the GBNF dialect that xgrammar reads), rule by rule.
 
 Every character except ASCII letters and digits is written as its code point, so that no text is mistaken for
 syntax.
@@ -10,7 +10,7 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Ranges
 
 MAX_RULES = 20_000
-# Maximum number of counted repetitions: xgrammar takes 18 to 40 ms for each, with 150,000 tokens.
+# Maximum number of counted repetitions. Each takes xgrammar 18 to 40 ms, with 150,000 tokens.
 MAX_COUNTED = 128
 FEW_WORDS = 8
 MAX_DEPTH = 200  # Maximum recursion depth when words are grouped by their common beginnings.
@@ -18,25 +18,25 @@ EMPTY = '""'
 
 
 class Rules:
-    """Named expressions; equal expressions share a name."""
+    """A set of named expressions. Equal expressions share a name."""
 
     def __init__(self) -> None:
         self._bodies: dict[str, str] = {}
         self._names: dict[str, str] = {}
 
     def add(self, body: str) -> str:
-        """Return the name for a rule with `body`."""
+        """Return the name of the rule with `body`, and add the rule if it is new."""
         if body not in self._names:
             self._names[body] = self.reserve()
             self._bodies[self._names[body]] = body
         return self._names[body]
 
     def tail(self, end: str) -> str:
-        """Return `end` as a single symbol, which can be repeated after several alternatives."""
+        """Return `end` as a single symbol, so that it can be repeated after several alternatives."""
         return end if " " not in end else self.add(end)
 
     def reserve(self) -> str:
-        """Return a name whose rule is defined later with `give`."""
+        """Return a name whose rule is defined later, with `give`."""
         if len(self._bodies) >= MAX_RULES:
             raise InvalidRequest(
                 f"the grammar comes to more than {MAX_RULES:,} rules for xgrammar",
@@ -50,17 +50,18 @@ class Rules:
         self._bodies[name] = body
 
     def text(self, root: str) -> str:
-        """Return the whole grammar, which begins with the expression `root`."""
+        """Return the whole grammar, which starts with the expression `root`."""
         lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]
         return "\n".join(lines) + "\n"
 
     def counted(self, ways: list[str], low: int, high: int | None, end: str = EMPTY) -> str:
-        """Return an expression for `low` to `high` items, each from `ways`, and then `end`. `high` None means
-        no maximum.
+        """Return an expression for `low` to `high` items followed by `end`. Each item matches one of `ways`.
+        `high` None means no maximum.
 
         Each count has its own rule, and an unbounded repetition is a rule that refers to itself. With
-        xgrammar's own {low,high} and *, masks take milliseconds if the body is more than a character set, if
-        several repetitions are adjacent, or if groups are nested. No item in `ways` may match the empty text.
+        xgrammar's own {low,high} and *, masks would take milliseconds if the body is more than a character
+        set, if several repetitions are adjacent, or if groups are nested. No item of `ways` may match the
+        empty text.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high
@@ -77,8 +78,8 @@ class Rules:
         return self._names[body]
 
     def words(self, words: list[str], depth: int = 0) -> str:
-        """Return an expression for any word in `words`. Common beginnings are written once, because xgrammar
-        compares alternatives with each other.
+        """Return an expression for any of `words`. Common beginnings are written once, because xgrammar
+        compares all alternatives with each other.
         """
         if len(words) <= FEW_WORDS or depth >= MAX_DEPTH:
             return self.add(" | ".join(map(literal, words)))

@@ -1,9 +1,9 @@
-"""Write a normalized schema (json_schema/normalization.py) as EBNF for xgrammar, or refuse it if a keyword is
-not on the allow-list here.
+"""Writes a normalized schema (json_schema/normalization.py) as EBNF for xgrammar. Refuses a schema with a
+keyword that is not on this module's allow-list.
 
-xgrammar reads JSON Schema itself, but silently drops many keywords and misreads others. xgrammar therefore
-never sees a schema. Each keyword that emitter.py writes is either written as EBNF here, or refused with its
-JSON pointer in the normalized schema.
+xgrammar can read JSON Schema itself, but it silently drops many keywords and misreads others. Therefore
+xgrammar never gets a schema. This module either writes a keyword of the normalized schema as EBNF, or refuses
+it with its JSON pointer.
 """
 
 import json
@@ -36,19 +36,19 @@ _KEYWORDS = {
     "array": ("prefixItems", "items", "minItems", "maxItems"),
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties"),
-        # MARK allows any order; here the order is fixed.
+        # MARK allows any order of keys; the EBNF fixes one order.
         *("minProperties", "maxProperties", "$comment", MARK),
     ),
 }
 
 
 def schema_ebnf(text: str, most_digits: int = 0) -> str:
-    """Write a normalized schema as EBNF, with `most_digits` as in Range. Raises SchemaRefused for parts that
-    cannot be enforced exactly.
+    """Write a normalized schema as EBNF. `most_digits`: as `most` in Range. Raises SchemaRefused for
+    constructs that cannot be enforced exactly.
     """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
-    options.pop("json_allow_general_unicode_escapes", None)  # Allows other spellings of the same texts.
+    options.pop("json_allow_general_unicode_escapes", None)  # Would allow other spellings of the same texts.
     definitions = schema.pop("$defs", {})
     writer = _Writer(*_spacing(options), most_digits)
     names = {name: writer.rules.reserve() for name in definitions}
@@ -56,14 +56,15 @@ def schema_ebnf(text: str, most_digits: int = 0) -> str:
     root = writer.value(schema, "")
     for name, definition in definitions.items():
         writer.rules.give(names[name], writer.value(definition, f"/$defs/{name}"))
-    for option in options:  # A construct that needs such an option is refused above, under its own keyword.
+    for option in options:  # Constructs that need such an option were refused above.
         refuse(option, "/x-guidance", f"cannot be enforced {ADVICE}")
     return writer.rules.text(root)
 
 
 def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """Return expressions for white space inside brackets, a comma and a colon, as `options` (from the schema
-    or a draft grammar) set them. These options are removed.
+    """Return expressions for the white space inside brackets, around a comma and around a colon.
+
+    Removes the options that set the white space from `options` (of the schema or of a draft grammar).
     """
     pattern = options.pop("whitespace_pattern", None)
     if options.pop("whitespace_flexible", True) is False:
@@ -83,11 +84,11 @@ class _Writer:
     colon: str
     most_digits: int = 0
     rules: Rules = field(default_factory=Rules)
-    names: dict[str, str] = field(default_factory=dict)  # Rule names of definitions, keyed by reference.
-    budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
+    names: dict[str, str] = field(default_factory=dict)  # Reference -> rule name of the definition.
+    budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names with patterns.
 
     def value(self, schema: Any, pointer: str) -> str:
-        """Return an expression for a schema's values."""
+        """Return an expression for the values of a schema."""
         if schema is True or schema == {}:
             return self._anything()
         if "$ref" in schema:
@@ -157,7 +158,7 @@ class _Writer:
 
     def _string(self, schema: dict, pointer: str) -> str:
         low, high = schema.get("minLength", 0), schema.get("maxLength")
-        if "enum" in schema:  # Normalization has applied the lengths.
+        if "enum" in schema:  # Normalization has already applied the lengths.
             self._only(schema, ("type", "enum"), pointer)
             return self._constants(schema["enum"])
         if "pattern" not in schema:
@@ -170,7 +171,7 @@ class _Writer:
         return self._quoted(schema["pattern"], "pattern", pointer, low, high)
 
     def _quoted(self, pattern: str, keyword: str, pointer: str, low: int = 0, high: int | None = None) -> str:
-        """Return an expression for all spellings of strings that a pattern matches."""
+        """Return an expression for all JSON spellings of strings that match a pattern."""
         try:
             node = with_width(parse_whole_regex(pattern), low, high)
             if node is None:
@@ -197,7 +198,7 @@ class _Writer:
     def _listed(
         self, opens: str, items: list[str], rest: str | None, low: int, high: int | None, ends: str
     ) -> str:
-        """Return an expression for `low` to `high` items: first `items` in order, then copies of `rest`."""
+        """Return an expression for `low` to `high` items: `items` in order, then any number of `rest`."""
         tail = EMPTY
         if rest is not None:
             most = None if high is None else high - max(1, len(items))
@@ -237,11 +238,13 @@ class _Writer:
         return self.rules.add(f"{key} {self.colon} {value}")
 
     def _other_pairs(self, schema: dict, names: list[str], pointer: str) -> str | None:
-        """Return an expression for unnamed keys with their values; None if there can be none."""
+        """Return an expression for keys without a name in the schema and their values, or None if not
+        allowed.
+        """
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
             why = f"several patterns on one string cannot be enforced {ADVICE}"
-            # Normalization wrote the pointer of these patterns in the original schema into $comment.
+            # Normalization wrote the pointer to these patterns, in the original schema, into $comment.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             raise SchemaRefused("patternProperties", at, why)
         for pattern, part in patterns.items():
@@ -260,7 +263,7 @@ class _Writer:
 
     def _check_name(self, name: str, pattern: str, pointer: str) -> None:
         try:
-            matches = self.budget.matches(pattern[1:-1], name)  # Without ^ and $.
+            matches = self.budget.matches(pattern[1:-1], name)  # The pattern without ^ and $.
         except PatternError as error:
             self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
         if matches:
@@ -268,10 +271,10 @@ class _Writer:
             self._refuse("patternProperties", pointer, why)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
-        """Return an expression for the named members in order (optional members may be left out) and then
-        `least` to `most` other members.
+        """Return an expression for an object's members: the named members in order, of which optional ones
+        may be left out, and then `least` to `most` other members.
         """
-        # The rest of the object after a member, and the rest if there was no member yet.
+        # Expressions for the rest of the object: after a member, and before the first member.
         after = before = EMPTY
         if other is not None and most != 0:
             after = _times(f"{self.comma} {other}", least, most)
@@ -289,7 +292,7 @@ class _Writer:
 
 
 def _times(body: str, low: int, high: int | None) -> str:
-    """Return a repetition with xgrammar's own counts, which are fast enough for list items and members."""
+    """Return a repetition with xgrammar's own counts, which are fast enough for items and members."""
     if high == 0:
         return EMPTY
     return f"({body}){{{low},{'' if high is None else high}}}"
