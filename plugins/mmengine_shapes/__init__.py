@@ -1,15 +1,15 @@
-"""A tiny Qwen3-VL checkpoint that answers questions about drawn shapes, and the scenes that it was trained
-on.
+"""The embedded checkpoint: a tiny Qwen3-VL model that answers questions about drawn shapes. Also contains the
+scenes on which it was trained.
 """
 
 import pathlib
 
 
 def checkpoint_path() -> pathlib.Path:
-    """Return the embedded checkpoint's folder, in hub layout."""
+    """Return the folder of the embedded checkpoint, in hub layout."""
     return pathlib.Path(__file__).resolve().parent / "checkpoint"
 
 
 def draft_head_path() -> pathlib.Path:
-    """Return the embedded checkpoint's draft head, an EAGLE-3 head: a folder in hub layout."""
+    """Return the folder of the embedded checkpoint's draft head (EAGLE-3), in hub layout."""
     return pathlib.Path(__file__).resolve().parent / "draft_head"

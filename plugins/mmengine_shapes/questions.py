@@ -2,10 +2,10 @@
 
     image_questions(scene)["where"]  ->  [("Where is the star?", "The star is at the top left.")]
 
-Every function returns a dict from task name to its (question, answer) pairs; the list is empty if the scene
-does not fit the task. Without `rng` a question has its task's first wording; with `rng` the wording is
-random. In every answer a thing's position comes before its other properties, so that each can be looked up by
-the position just written.
+Every function returns a dict from task name to (question, answer) pairs. The list of a task is empty if the
+scene does not fit the task. Without `rng`, a question has the first wording of its task; with `rng`, a random
+one. In every answer, the position of a thing comes before its other properties, so that the model can look
+them up by the position that it has just written.
 """
 
 import json
@@ -52,7 +52,7 @@ WORDINGS = {
 
 
 def wording(task: str, rng: random.Random | None) -> str:
-    """Return a wording for the question; the first wording without `rng`."""
+    """Return a wording of the question: the first one without `rng`, else a random one."""
     choices = WORDINGS[task]
     return rng.choice(choices) if rng else choices[0]
 
@@ -70,7 +70,7 @@ def scene_json(scene: Scene) -> str:
 
 
 def scene_schema() -> dict:
-    """Return a JSON Schema that `scene_json` always satisfies."""
+    """Return a JSON Schema that the result of `scene_json` always satisfies."""
     thing = {
         "type": "object",
         "properties": {
@@ -101,9 +101,7 @@ def describe(scene: Scene) -> str:
 
 
 def how_many(number: int, kind: str) -> str:
-    """Return the sentence that tells how many shapes there are. `kind`: a colour followed by a space, or
-    "".
-    """
+    """Return the sentence that tells the number of shapes. `kind`: a colour followed by a space, or ""."""
     return f"There is 1 {kind}shape." if number == 1 else f"There are {number} {kind}shapes."
 
 
@@ -131,7 +129,7 @@ def image_questions(scene: Scene, rng: random.Random | None = None) -> dict[str,
 
 
 def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pairs]:
-    """Return questions that name a shape which occurs once in the scene."""
+    """Return questions that name a shape that occurs exactly once in the scene."""
     shapes = Counter(thing.shape for thing in scene.things)
     single = [thing for thing in scene.things if shapes[thing.shape] == 1]
 
@@ -146,14 +144,14 @@ def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pair
 
 
 def _balanced(present: list[str], words: tuple[str, ...], rng: random.Random | None) -> list[str]:
-    """Return the present words and at most as many absent words, so that the answer is not "no" too often."""
+    """Return the present words and at most as many absent words, so that not too many answers are "no"."""
     absent = [word for word in words if word not in present]
     number = min(len(present), len(absent))
     return present + (rng.sample(absent, number) if rng else absent[:number])
 
 
 def _exists(scene: Scene, rng: random.Random | None) -> Pairs:
-    """Return questions whether some shape is present."""
+    """Return questions that ask whether a shape is present."""
     present = list({thing.shape: None for thing in scene.things})
     return [
         (
@@ -165,7 +163,7 @@ def _exists(scene: Scene, rng: random.Random | None) -> Pairs:
 
 
 def pair_questions(first: Scene, second: Scene, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """Return all questions about two images shown one after the other, keyed by task."""
+    """Return all questions about two images that are shown one after the other, keyed by task."""
     items: dict[str, Pairs] = {"more": [], "count_in": [], "describe_in": []}
     if len(first.things) != len(second.things):
         larger = "first" if len(first.things) > len(second.things) else "second"

@@ -1,11 +1,11 @@
 """Draws random scenes of coloured shapes with Pillow, and short clips of one shape.
 
-A scene has a plain background and one to four things, at most one in each cell of a 3x3 grid, so that reading
-order is never in doubt. Lengths are fractions of the side.
+A scene has a plain background and one to four things, at most one per cell of a 3x3 grid, so that the reading
+order is never in doubt. Lengths are fractions of the picture's side.
 
-Training and held-out scenes never share a layout. A layout (background, and the position, shape, colour and
-size of every thing) belongs to the held-out split if its checksum falls in one bucket of eight, and
-`random_scene` draws until the split fits.
+Training and held-out scenes never share a layout. A layout is the background, and the position, shape, colour
+and size of every thing. One layout in eight, chosen by checksum, belongs to the held-out split.
+`random_scene` draws layouts until one belongs to the wanted split.
 """
 
 import math
@@ -45,7 +45,7 @@ SPLITS = ("train", "held_out")
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape. `x`, `y` (centre) and `radius` are fractions of the side; `angle` is in degrees."""
+    """One shape. `x` and `y` (centre) and `radius` are fractions of the side. `angle` is in degrees."""
 
     shape: str
     colour: str
@@ -70,8 +70,8 @@ class Scene:
     noise_seed: int
 
     def layout(self) -> str:
-        """Return the scene's content as text, without random deviations; scenes with equal layouts have equal
-        answers.
+        """Return the content of the scene as text, without random deviations. Scenes with equal layouts have
+        equal answers.
         """
         words = [f"{t.position} {t.shape} {t.colour} {t.size}" for t in self.things]
         return f"{self.background}: " + ", ".join(words)
@@ -90,7 +90,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Clip:
-    """A short film in which one thing moves, or changes its colour once."""
+    """A short clip in which one thing moves, or changes its colour once."""
 
     scenes: tuple[Scene, ...]
     fps: float
@@ -105,7 +105,7 @@ class Clip:
         return self.scenes[-1].things[0]
 
     def layout(self) -> str:
-        """Return the content as text, without random deviations."""
+        """Return the content of the clip as text, without random deviations."""
         return f"{self.scenes[0].layout()} {self.action} {self.last.colour} {len(self.scenes)}"
 
     def frames(self) -> list[Image.Image]:
@@ -113,12 +113,12 @@ class Clip:
         return [scene.draw() for scene in self.scenes]
 
     def timestamps(self) -> list[float]:
-        """Return the middle of each pair of frames in seconds, as the prompt writes it."""
+        """Return the middle time of each pair of frames in seconds, as the prompt writes it."""
         return [(2 * pair + 0.5) / self.fps for pair in range(len(self.scenes) // 2)]
 
 
 def draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
-    """Fill one thing's outline on a canvas with `side` pixels."""
+    """Fill the outline of one thing on a canvas of `side` pixels."""
     x, y, radius = thing.x * side, thing.y * side, thing.radius * side
     if thing.shape == "circle":
         pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=thing.rgb)
@@ -135,13 +135,13 @@ def draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
 
 
 def _star() -> list[tuple[float, float]]:
-    """Return a five-pointed star's ten corners, in a circle with radius 1.1."""
+    """Return the ten corners of a five-pointed star in a circle of radius 1.1."""
     rays = [(1.1 if k % 2 == 0 else 0.45, math.pi * (k / 5 - 0.5)) for k in range(10)]
     return [(length * math.cos(turn), length * math.sin(turn)) for length, turn in rays]
 
 
 def _cross(arm: float = 1.0, half: float = 0.32) -> list[tuple[float, float]]:
-    """Return an upright cross's twelve corners."""
+    """Return the twelve corners of an upright cross."""
     return [
         (-half, -arm),
         (half, -arm),
@@ -167,7 +167,7 @@ OUTLINES = {
 
 
 def add_noise(picture: Image.Image, strength: float, seed: int) -> Image.Image:
-    """Blend in uniform noise, drawn from `seed`, with a weight `strength` from 0 to 1."""
+    """Blend the picture with uniform noise from `seed`. `strength`: weight of the noise, 0 to 1."""
     if strength == 0:
         return picture
     width, height = picture.size
@@ -181,7 +181,7 @@ def in_split(layout: str, split: str) -> bool:
 
 
 def random_thing(rng: random.Random, position: str) -> Thing:
-    """Return a random thing near the middle in the cell at `position`."""
+    """Return a random thing near the middle of the cell at `position`."""
     size = rng.choice(list(SIZES))
     colour = rng.choice(list(COLOURS))
     row, column = divmod(POSITIONS.index(position), 3)
@@ -246,7 +246,7 @@ def random_clip(
 
 
 def _move(start: Scene, number: int, direction: str) -> list[Thing]:
-    """Return the thing in `start` for each frame, moved across the picture in even steps."""
+    """Return the thing of `start` in each frame, moved across the picture in even steps."""
     thing, (dx, dy) = start.things[0], DIRECTIONS[direction]
     moved = []
     for k in range(number):
@@ -258,7 +258,7 @@ def _move(start: Scene, number: int, direction: str) -> list[Thing]:
 
 
 def _recolour(rng: random.Random, start: Scene, number: int) -> list[Thing]:
-    """Return the thing in `start` for each frame, with a second colour from a random frame on."""
+    """Return the thing of `start` in each frame, with a second colour from a random frame on."""
     thing = start.things[0]
     colour = rng.choice([name for name in COLOURS if name != thing.colour])
     second = replace(thing, colour=colour, rgb=COLOURS[colour])

@@ -1,2 +1,3 @@
-"""Code that made the checkpoint: tokenizer, model, data, training, export, evaluation. Not part of the
-wheel."""
+"""The code that made the embedded checkpoint: tokenizer, model, data, training, export and evaluation. Not
+part of the wheel.
+"""

@@ -1,9 +1,9 @@
-"""Measures exact matches of greedy answers on held-out items, with transformers' own `generate`.
+"""Measures how many greedy answers on held-out items are exact, with transformers' own `generate`.
 
     python -m mmengine_shapes.training.evaluate [--checkpoint FOLDER] [--items 200] [--tasks where json]
 
-Prints a table row per task: the share of answers equal to the expected string, at 96 x 96 pixels and at mixed
-sizes (64 to 256 pixels; clips 64 or 96), and for JSON the share that parses.
+Prints one table row per task: the share of answers that equal the expected text, at 96 x 96 pixels and at
+mixed sizes (64 to 256 pixels; clips 64 or 96), and for JSON the share that parses.
 """
 
 import argparse
@@ -25,16 +25,16 @@ IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 
 
 class Answerer:
-    """Answers items in batches with a checkpoint."""
+    """Answers items in batches, with a checkpoint."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        # fp32 arithmetic on the bf16 weights, so that answers do not depend on the batch.
+        # fp32 arithmetic with the bf16 weights, so that answers do not depend on the batch.
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """Return the greedy answer to each item. All items must have the same media: images, clips or
+        """Return the greedy answer to each item. All items must have the same kind of media: images, clips or
         none.
         """
         pixels, grids, texts = [], [], []
@@ -67,8 +67,8 @@ class Answerer:
 
 
 def image_text(text: str, grids: torch.Tensor) -> str:
-    """Return the prompt with each image's placeholder repeated for its merged tokens. `grids`: (t, h, w) per
-    image.
+    """Return the prompt, in which the placeholder of each image is repeated once per merged token. `grids`:
+    (t, h, w) of each image.
     """
     first, *others = text.split(IMAGE)
     fills = [IMAGE * (int(grid.prod()) // 4) for grid in grids]
@@ -76,7 +76,7 @@ def image_text(text: str, grids: torch.Tensor) -> str:
 
 
 def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a clip's patches, fp32 (T * P, 1536), and its grid, (1, 3)."""
+    """Return the patches of a clip, fp32 (T * P, 1536), and its grid, (1, 3)."""
     frames = clip.frames()
     views = [(frames[k], frames[k + 1], clip.scenes[k]) for k in range(0, len(frames), 2)]
     side = clip.scenes[0].side // 16
@@ -84,7 +84,7 @@ def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def clip_text(clip: Clip) -> str:
-    """Return a clip's placeholder: a timestamp and the pads for each pair of frames."""
+    """Return the text that stands for a clip: a timestamp and placeholders for each pair of frames."""
     pads = VIDEO * (clip.scenes[0].side // 32) ** 2
     return "".join(f"<{t:.1f} seconds>{VISION_START}{pads}{VISION_END}" for t in clip.timestamps())
 
@@ -99,7 +99,7 @@ def parses(answer: str) -> bool:
 
 
 def measure(answerer: Answerer, task: str, items: list[Item], show: int) -> dict[str, float]:
-    """Return the share of exact answers, and the share that parses."""
+    """Return the share of exact answers, and the share of answers that parse as JSON."""
     answers = []
     for start in range(0, len(items), BATCH):
         answers += answerer.answer(items[start : start + BATCH])

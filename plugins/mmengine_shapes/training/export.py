@@ -17,7 +17,7 @@ from mmengine_shapes.training.tokenizer import write_tokenizer
 
 
 def special_ids(folder: pathlib.Path) -> dict[str, int]:
-    """Return the tokenizer's vocabulary: a dict from token text to id."""
+    """Return the vocabulary of the tokenizer: text -> id."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
 
 
@@ -25,7 +25,7 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
     """Write config.json and generation_config.json."""
     config = model.config.to_dict()
     config["architectures"] = ["Qwen3VLForConditionalGeneration"]
-    # The sub-configs name the dtype in which the model was built, but the file's weights have another dtype.
+    # The sub-configs name the dtype in which the model was built. The weights in the file have another dtype.
     for part in (config, config["text_config"], config["vision_config"]):
         part["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -38,13 +38,13 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
 
 
 def export(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path) -> None:
-    """Write the model into `folder`; an existing tokenizer is not overwritten."""
+    """Write the model into `folder`. An existing tokenizer is not overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "tokenizer.json").exists():
         write_tokenizer(folder)
     write_processors(folder)
     write_config(model, special_ids(folder), folder)
-    # The output head shares the embedding's memory, so it is left out of the file.
+    # The output head is left out of the file, because it shares the embedding's memory.
     weights = {
         name: value.detach().to(torch.bfloat16).contiguous()
         for name, value in model.state_dict().items()
@@ -55,7 +55,7 @@ def export(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path) -> None
 
 
 def main() -> None:
-    """Export a training run's weights."""
+    """Export the weights of a training run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=pathlib.Path)
     parser.add_argument("folder", type=pathlib.Path)

@@ -1,8 +1,8 @@
-"""A training forward pass with the weights in transformers' model.
+"""Computes a training forward pass with the weights of transformers' model.
 
 All views in a batch have the same size, so the vision tower processes them as one batch. The text model uses
-a mask for the trees that `packing` builds. Both compute the same as transformers' own forward pass, which
-`evaluate` uses.
+a mask for the trees that `packing` builds. Both compute the same results as transformers' own forward pass,
+which `evaluate` uses.
 """
 
 import torch
@@ -17,7 +17,7 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate (..., D) by cos and sin that broadcast to it."""
+    """Rotate x, (..., D), by cos and sin, which broadcast to its shape."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
@@ -25,7 +25,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def vision_block(
     block: Qwen3VLVisionBlock, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """Run a vision block over (V, P, H). Attention stays within a view."""
+    """Run a vision block on x, (V, P, H). Attention stays within a view."""
     views, patches, hidden = x.shape
     attention = block.attn
     qkv = attention.qkv(block.norm1(x)).view(views, patches, 3, attention.num_heads, -1)
@@ -38,7 +38,7 @@ def vision_block(
 def text_block(
     layer: Qwen3VLTextDecoderLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Run a decoder layer over (B, L, H) with mask (B, 1, L, L), bool."""
+    """Run a decoder layer on x, (B, L, H), with a bool mask, (B, 1, L, L)."""
     attention = layer.self_attn
     shape = (*x.shape[:2], -1, attention.head_dim)
     normed = norm(layer.input_layernorm, x)
@@ -63,8 +63,8 @@ def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def tree_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Return the attention mask, bool (B, 1, L, L). A token sees earlier tokens in its branch and in the
-    prefix; padding sees padding.
+    """Return the attention mask, bool (B, 1, L, L). A token sees the earlier tokens of its branch and of the
+    prefix. Padding sees padding.
     """
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
@@ -74,7 +74,7 @@ def tree_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 class Forward:
-    """Computes features, hidden states and logits with a model's weights."""
+    """Computes features, hidden states and logits with the weights of a model."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, compiled: bool = True) -> None:
         self.vision = model.model.visual
@@ -85,8 +85,8 @@ class Forward:
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
 
     def _geometry(self, grid: int) -> tuple[torch.Tensor, ...]:
-        """Return, for a `grid` x `grid` view, the position embeddings' indices and weights, and rotary cos
-        and sin.
+        """Return, for a view of `grid` x `grid` patches, the indices and weights of the position embeddings,
+        and the rotary cos and sin.
         """
         if grid not in self.geometry:
             vision, thw = self.vision, torch.tensor([[1, grid, grid]])
@@ -103,7 +103,7 @@ class Forward:
         return self.geometry[grid]
 
     def features(self, patches: torch.Tensor, grid: int) -> list[torch.Tensor]:
-        """Return merged tokens and deepstack features for (V, P, 1536) patches, each (V * P/4, H)."""
+        """Return merged tokens and deepstack features of patches, (V, P, 1536): each (V * P/4, H)."""
         vision = self.vision
         aux_hidden_states, shares, cos, sin = self._geometry(grid)
         weight = vision.patch_embed.proj.weight
@@ -131,8 +131,8 @@ class Forward:
         return norm(self.text.norm, x).flatten(0, 1)
 
     def logits(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the logits at the N target tokens, fp32 (N, vocab), the targets' indices in the flattened
-        batch, and the merged visual tokens.
+        """Return the logits of the N target tokens, fp32 (N, vocab), the indices of the targets in the
+        flattened batch, and the merged visual tokens.
         """
         features = self.features(batch["patches"], batch["grid"])
         places = (batch["targets"].flatten() >= 0).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Groups samples into padded batches with similar lengths."""
+"""Groups a draft head's training samples into padded batches of similar lengths."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from mmengine_shapes.training.head_data import Sample
 from mmengine_shapes.training.head_model import HeadBatch
 
-POOL = 16  # Number of batches whose samples are sorted by length together.
+POOL = 16  # Number of batches whose samples are sorted together by length.
 
 
 def collate(samples: Sequence[Sample]) -> HeadBatch:
-    """Return the samples as a batch, padded at the end.
+    """Return the samples as one batch, padded at the end.
 
-    Drafts begin at the last prompt token and at every answer token except the last two, after which a draft
-    has no token to predict.
+    Drafts begin at the last prompt token, and at every answer token except the last two, after which there is
+    no token for a draft to predict.
     """
     length = max(len(sample.ids) for sample in samples)
     counts = [max(1, len(sample.ids) - sample.num_prompt - 1) for sample in samples]
@@ -41,7 +41,9 @@ def collate(samples: Sequence[Sample]) -> HeadBatch:
 
 
 def batches(samples: Sequence[Sample], size: int, seed: int) -> Iterator[HeadBatch]:
-    """Yield batches endlessly: each epoch in a new order, with similar lengths in a batch to save padding."""
+    """Yield batches endlessly. Each epoch has a new order, with similar lengths in a batch to save
+    padding.
+    """
     rng = random.Random(f"batches {seed}")
     while True:
         order = rng.sample(range(len(samples)), len(samples))

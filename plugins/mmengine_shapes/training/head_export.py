@@ -1,5 +1,5 @@
-"""Writes a trained draft head as a hub folder, in the layout for EAGLE, SpecForge and SGLang or in
-speculators' layout. Reads the first layout.
+"""Writes a trained draft head as a hub folder, in one of two layouts: the layout of EAGLE, SpecForge and
+SGLang, or the layout of speculators. Also reads the first layout.
 
 python -m mmengine_shapes.training.head_export HEAD.pt FOLDER [--speculators FOLDER]
 """
@@ -23,8 +23,8 @@ STORED = torch.float16
 
 
 def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
-    """Return the stored tensors, keyed by their names on the hub. `d2t`, int64 [draft_vocab]: the offset from
-    a draft id to the target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
+    """Return the stored tensors by their names on the hub. `d2t`, int64 [draft_vocab]: the offset from a
+    draft id to the target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
     """
     weights = {name: value.detach().to(STORED).contiguous() for name, value in head.state_dict().items()}
     known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
@@ -33,7 +33,7 @@ def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
 
 
 def layer_config(head: DraftHead) -> dict[str, Any]:
-    """Return the layer's configuration with LlamaConfig's names. The rotary embedding is the target's."""
+    """Return the configuration of the layer, with LlamaConfig's names and the target's rotary embedding."""
     config = head.config
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -61,8 +61,8 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 
 def switches(head: DraftHead) -> dict[str, Any]:
-    """Return the options that both layouts store beside the layer's configuration. An auxiliary layer id i
-    means layer i's input.
+    """Return the options that both layouts store besides the layer's configuration. In these options, an
+    auxiliary layer id i stands for the input of layer i.
     """
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,
@@ -76,8 +76,8 @@ def switches(head: DraftHead) -> dict[str, Any]:
 
 
 def write_hub(head: DraftHead, vocabulary: Tensor, folder: Path) -> None:
-    """Write the layout that EAGLE, SpecForge and SGLang read; the embedding is the target's and is left
-    out.
+    """Write the layout that EAGLE, SpecForge and SGLang read. The embedding is left out, because it is the
+    target's.
     """
     config = {
         **layer_config(head),
@@ -90,11 +90,11 @@ def write_hub(head: DraftHead, vocabulary: Tensor, folder: Path) -> None:
 
 
 def write_speculators(head: DraftHead, vocabulary: Tensor, folder: Path, num_drafts: int = 4) -> None:
-    """Write speculators' layout, which includes the target's embedding."""
+    """Write the layout of speculators, which includes the target's embedding."""
     tensors = {
         name.replace("midlayer.", "layers.0."): value for name, value in tensors_of(head, vocabulary).items()
     }
-    tensors["embed_tokens.weight"] = head.embedding.to(torch.bfloat16)  # In the target's dtype.
+    tensors["embed_tokens.weight"] = head.embedding.to(torch.bfloat16)  # The dtype of the target.
     config = {
         **switches(head),
         "architectures": ["Eagle3DraftModel"],
@@ -123,7 +123,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 
 def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tensor]:
-    """Return a head that `write_hub` wrote, in float32, and its draft vocabulary, int64 target ids.
+    """Return a head that `write_hub` wrote, in float32, and its draft vocabulary (int64 target ids).
 
     `target`: the checkpoint for which the head drafts (default: the embedded checkpoint).
     """
@@ -145,7 +145,7 @@ def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tenso
 
 
 def main() -> None:
-    """Export a training run's weights."""
+    """Export the weights of a training run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
     parser.add_argument("folder", type=Path)

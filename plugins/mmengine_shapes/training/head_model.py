@@ -1,10 +1,10 @@
-"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads some target layers' inputs
-and predicts tokens ahead.
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the inputs of some target
+layers and predicts tokens ahead.
 
-At position p the head reads the tapped layers' inputs at p and the token at p + 1, and predicts the token at
-p + 2. In later draft steps the head's own output replaces the target's states. Parameters have the same names
-as in published heads. The options `fc_norm` (norm each tapped state before they are joined) and `norm_output`
-(norm the state for the next step) are EAGLE 3.1's.
+At position p, the head reads the inputs of the tapped layers at p and the token at p + 1, and predicts the
+token at p + 2. In later draft steps, the head's own output replaces the target's states. The parameters are
+named as in published heads. The options `fc_norm` (norm each tapped state before joining them) and
+`norm_output` (norm the state for the next step) come from EAGLE 3.1.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from mmengine.models.decoder.rotary import Rotary
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The head's own sizes; all other sizes are the target's."""
+    """Sizes of the head that differ from the target's. All other sizes equal the target's."""
 
-    levels: tuple[int, ...]  # Tapped layers: i means the input of the target's layer i.
+    levels: tuple[int, ...]  # Tapped layers: i stands for the input of the target's layer i.
     draft_vocab_size: int
     intermediate_size: int
     fc_norm: bool = True
@@ -31,21 +31,19 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """B conversations, padded to n tokens, each with up to R positions at which drafts begin
-    (`rows`).
-    """
+    """B conversations, padded to n tokens. Each has up to R positions at which drafts begin (`rows`)."""
 
     ids: Tensor  # int64 [B, n], padding at the end.
     positions: Tensor  # int64 [3, B, n]
     aux_hidden_states: Tensor  # float32 [B, n, levels, hidden]
-    # int64 [B, R]: index of the last prompt token, then of answer tokens; padding repeats the last index.
+    # int64 [B, R]: index of the last prompt token, then of answer tokens. Padding repeats the last index.
     rows: Tensor
     valid: Tensor  # bool [B, R]
     lengths: Tensor  # int64 [B]
 
 
 class DraftAttention(nn.Module):
-    """The attention's projections. q, k and v read the embedding joined with the hidden state."""
+    """The projections of the attention. q, k and v read the embedding joined with the hidden state."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -57,7 +55,7 @@ class DraftAttention(nn.Module):
 
 
 class DraftMLP(nn.Module):
-    """A Llama layer's gated MLP."""
+    """The gated MLP of a Llama layer."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -70,7 +68,7 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """The decoder layer."""
+    """The head's decoder layer."""
 
     def __init__(self, config: DecoderConfig, intermediate_size: int) -> None:
         super().__init__()
@@ -83,7 +81,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """The draft head. `embedding` is the target's; it is frozen and not a parameter."""
+    """The draft head. `embedding`: the target's embedding, which is frozen and no parameter of the head."""
 
     embedding: Tensor
 
@@ -100,7 +98,7 @@ class DraftHead(nn.Module):
         self._rotary = Rotary(config.rope, config.head_dim, embedding.device)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Combine the tapped states, [..., levels, hidden], into a single hidden state, [..., hidden]."""
+        """Combine the tapped states, [..., levels, hidden], to one hidden state, [..., hidden]."""
         if self.fc_norm:
             aux_hidden_states = torch.stack(
                 [norm(aux_hidden_states[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2
@@ -110,11 +108,12 @@ class DraftHead(nn.Module):
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
-        """Draft from every position in `rows` at once, and return each step's logits, [B, R, draft_vocab].
+        """Draft from all positions in `rows` at once. Return the logits of each step, [B, R, draft_vocab].
 
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
-        the target's states. At step k a draft sees step 0's keys up to the position where it begins and, from
-        steps 1 to k, only its own keys. An engine that drafts from this position sees the same.
+        the target's states. At step k, a draft sees the keys of step 0 up to the position where the draft
+        begins, and of steps 1 to k only its own keys. An engine that drafts from this position sees the same
+        keys.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)
@@ -145,7 +144,7 @@ class DraftHead(nn.Module):
         return outputs
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Return the normed embeddings of `tokens` joined with the normed `hidden` states, [..., 2 *
+        """Return the normed embeddings of `tokens`, joined with the normed `hidden` states: [..., 2 *
         hidden].
         """
         layer = self.midlayer
@@ -166,10 +165,10 @@ class DraftHead(nn.Module):
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Return the attention output, [B, R, heads * d], for queries q, [B, R, heads, d].
+    """Return the output of the attention, [B, R, heads * d], for queries q, [B, R, heads, d].
 
-    A query attends to step 0's keys and values, [B, n, kv, d], where `visible` [B, R, n] is true, and to its
-    own keys and values from the later steps (`own`, each [B, R, kv, d]).
+    A query attends to the keys and values of step 0, [B, n, kv, d], where `visible` [B, R, n] is true, and to
+    its own keys and values of the later steps (`own`, each [B, R, kv, d]).
     """
     batch, rows, heads, d = q.shape
     kv = keys.shape[2]

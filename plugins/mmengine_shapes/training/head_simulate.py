@@ -1,8 +1,8 @@
-"""Simulates exactly how many tokens a target pass yields with a head's drafts.
+"""Computes exactly how many tokens a target pass yields with the drafts of a head.
 
-The head and the target are greedy, so the accepted drafts depend only on the position where drafting begins.
-First the head drafts from all positions in an answer at once. Then the answer is walked through as an engine
-would decode it: each pass yields the accepted drafts and a token from the target.
+Head and target are greedy, so the number of accepted drafts depends only on the position where drafting
+begins. First the head drafts from all positions in an answer at once. Then the answer is decoded as an engine
+would decode it: each pass yields the accepted drafts and one token of the target.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ BATCH = 50
 
 
 def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: int) -> list[Sample]:
-    """Return `number` held-out conversations per task at mixed sizes, answered greedily by the target."""
+    """Return `number` held-out conversations per task, at mixed sizes, answered greedily by the target."""
     samples: list[Sample] = []
     with Engine(checkpoint_path(), config=EngineConfig(num_threads=1)) as engine:
         for task in tasks:
@@ -36,8 +36,8 @@ def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: in
 
 @torch.no_grad()
 def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> list[list[int]]:
-    """Return, for each sample and each position from which the head drafts (the batch's `rows`), how many
-    of the k drafts the target accepts.
+    """Return, for each sample and each position from which the head drafts (`rows` of the batch), how many of
+    the k drafts the target accepts.
     """
     batch = collate(samples)
 
@@ -55,10 +55,10 @@ def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample]
 
 
 def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
-    """Return how many tokens each pass yields, for an answer with `num_answer` tokens.
+    """Return how many tokens each pass yields for an answer of `num_answer` tokens.
 
     The prefill yields the first token and is not counted. `accepted[i]`: how many drafts are accepted if
-    token i in the answer is the last known token.
+    token i of the answer is the last known token.
     """
     yields, known = [], 0
     while known < num_answer - 1:
@@ -69,9 +69,9 @@ def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
 
 
 def acceptance(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> float:
-    """Return the mean tokens per pass over all answers, including the target's own token.
+    """Return the mean number of tokens per pass over all answers, including the token of the target.
 
-    One-token answers need no pass and do not count.
+    Answers of one token need no pass and are not counted.
     """
     passes: list[int] = []
     for start in range(0, len(samples), BATCH):

@@ -1,4 +1,4 @@
-"""Initialises a draft head from the target's last layer, for weights with equal shapes."""
+"""Initialises a draft head with the weights of the target's last layer, where shapes are equal."""
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ NORMS = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attent
 
 @torch.no_grad()
 def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHead:
-    """Return a head that mostly reads the highest tapped state and transforms it like the target's last
+    """Return a head that mostly reads the highest tapped state, and transforms it like the target's last
     layer.
 
-    The half of q, k and v that reads the embedding begins with noise only, and so does the part of fc that
-    reads the lower states. The target's norm weights for q and k are multiplied into the projections, because
-    the head has no such norms.
+    The half of q, k and v that reads the embedding starts as noise, and so does the part of fc that reads the
+    lower states. The target's norm weights of q and k are multiplied into the projections, because the head
+    has no such norms.
     """
     config = target.config.text
     embedding, final_norm = stored(target.folder, EMBEDDING, "text.norm.weight")
@@ -44,7 +44,7 @@ def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHea
     layer.hidden_norm.weight.copy_(weights["input_layernorm"])
     layer.post_attention_layernorm.weight.copy_(weights["post_attention_layernorm"])
     head.norm.weight.copy_(final_norm)
-    head.lm_head.weight.copy_(embedding[vocabulary])  # The checkpoint's head is its embedding.
+    head.lm_head.weight.copy_(embedding[vocabulary])  # The checkpoint's output head shares its embedding.
     head.fc.weight.normal_(std=NOISE)
     head.fc.weight[:, -hidden:] += torch.eye(hidden)
     return head

@@ -1,9 +1,9 @@
-"""Computes the target's layer inputs for whole conversations at once.
+"""Computes the inputs of the target's layers, which a draft head reads, for whole conversations at once.
 
-A draft head reads the residual stream at some layers' inputs, after deepstack features are added; the layer
-id `num_layers` means the final norm's input. The engine's decoder computes these states, with dense attention
-over a padded batch. transformers' `output_hidden_states` cannot be used: these are recorded before deepstack
-features are added, and the last one after the final norm.
+A draft head reads the residual stream at the inputs of some layers, after deepstack features were added. The
+layer id `num_layers` stands for the input of the final norm. The engine's decoder computes these states, with
+dense attention over a padded batch. transformers' `output_hidden_states` cannot be used, because it records
+states before deepstack features are added, and the last state after the final norm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ PAD = 0
 
 
 class DenseAttention:
-    """Implements the decoder's attention port for `rows` sequences padded to equal length. Padding is at the
-    end, so causal attention never sees it.
+    """Implements the decoder's attention port for `rows` sequences that are padded to equal length. Padding
+    is at the end, so causal attention never sees it.
     """
 
     def __init__(self, rows: int) -> None:
@@ -53,7 +53,7 @@ def stored(folder: Path, *names: str) -> list[Tensor]:
 
 
 class Target:
-    """The frozen checkpoint in float32."""
+    """The frozen target checkpoint, in float32."""
 
     def __init__(self, folder: Path, levels: Sequence[int]) -> None:
         """Load the target. `levels`: the layers whose inputs are recorded; num_layers stands for the final
@@ -65,7 +65,7 @@ class Target:
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run the conversations as a batch, and yield each with the tapped layers' inputs."""
+        """Run the conversations as one batch. Yield each with the inputs of the tapped layers."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
@@ -82,12 +82,12 @@ class Target:
             yield Sample(conversation.task, ids[number], conversation.num_prompt, places[number], kept)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Project the final norm's inputs, [..., hidden], to logits [..., vocab]."""
+        """Project inputs of the final norm, [..., hidden], to logits, [..., vocab]."""
         normed = F.rms_norm(states, states.shape[-1:], self._final_norm, self.config.text.rms_norm_eps)
         return self._model.logits(normed.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def _positions(self, conversation: Conversation) -> Tensor:
-        """Return the prompt's and the answer's positions, int64 [3, n]."""
+        """Return the positions of the prompt and the answer, int64 [3, n]."""
         media = [one.item for one in conversation.prepared.media]
         prompt, delta = plugin.positions(conversation.prepared.prompt_token_ids, media)
         answer = torch.arange(len(conversation.answer_ids)) + conversation.num_prompt + delta
@@ -96,8 +96,8 @@ class Target:
     def _inputs(
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the input embeddings, with media embeddings for placeholders, and the deepstack features
-        [levels, t, hidden].
+        """Return the input embeddings, in which media embeddings replace the placeholders, and the deepstack
+        features [levels, t, hidden].
         """
         embeds = self._model.embed(flat)
         media, places = [], []

@@ -1,10 +1,10 @@
-"""Trains the embedded checkpoint's draft head, on a single CPU core.
+"""Trains the draft head of the embedded checkpoint, on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 
-Uses training-time test (arXiv 2503.01840): from every position in an answer the head drafts for four steps.
-Each step reads the previous step's output and is trained on the target's distribution. Every 500 steps
-head.pt is written into the folder, and the tokens per pass on held-out items are printed.
+Uses training-time test (arXiv 2503.01840): from every position in an answer, the head drafts for four steps.
+Each step reads the output of the previous step, and is trained on the distribution of the target. Every 500
+steps, head.pt is written into the folder, and the tokens per pass on held-out items are printed.
 """
 
 import argparse
@@ -35,7 +35,7 @@ REPORT_EVERY, SAVE_EVERY = 100, 500
 
 
 def collect(target: Target, number: int, seed: int) -> list[Sample]:
-    """Return `number` conversations with the target's layer inputs for the head (about 70 KB per
+    """Return `number` conversations with the target layers' inputs that the head reads (about 70 KB per
     conversation).
     """
     samples: list[Sample] = []
@@ -52,8 +52,8 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
 
 
 def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: int) -> list[Sample]:
-    """Return `collect`'s result. If `path` is given, read it from that file or, if there is none, write it
-    there (1.4 GB) for the next run.
+    """Return the result of `collect`. If `path` is given, read the result from this file, or write it there
+    (1.4 GB) for the next run if there is no file.
     """
     if path is not None and path.exists():
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]
@@ -67,29 +67,29 @@ def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: i
 
 
 def aux_rows(target: Target, conversations: list[Conversation], size: int = 32) -> list[Sample]:
-    """Run the conversations through the target, in batches with similar lengths."""
+    """Run the conversations through the target, in batches of similar lengths."""
     ordered = sorted(conversations, key=lambda one: len(one.token_ids))
     parts = [ordered[k : k + size] for k in range(0, len(ordered), size)]
     return [sample for part in parts for sample in target.samples(part)]
 
 
 def draft_vocabulary(samples: Sequence[Sample], vocab_size: int, size: int) -> Tensor:
-    """Return the `size` most frequent token ids in answers, ascending, int64 [size]."""
+    """Return the ids of the `size` most frequent tokens in answers, ascending, int64 [size]."""
     counts = Counter(token for sample in samples for token in sample.ids[sample.num_prompt :].tolist())
     order = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(order[:size]))
 
 
 class Teacher:
-    """Computes the target's distribution for the next token, over the draft vocabulary."""
+    """Computes the target's distribution of the next token, over the draft vocabulary."""
 
     def __init__(self, target: Target, vocabulary: Tensor) -> None:
         self._target, self._vocabulary = target, vocabulary
 
     @torch.no_grad()
     def probabilities(self, batch: HeadBatch, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities after the tokens at `places` [B, R], float32 [B, R, draft_vocab], and
-        whether the draft vocabulary contains the most likely token, bool [B, R].
+        """Return the probabilities after the tokens at `places` [B, R], float32 [B, R, draft_vocab]. Also
+        return whether the draft vocabulary contains the most likely token, bool [B, R].
         """
         last = batch.aux_hidden_states[:, :, -1].gather(
             1, places[..., None].expand(-1, -1, batch.aux_hidden_states.shape[-1])
@@ -100,12 +100,12 @@ class Teacher:
 
 
 def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor, list[Tensor]]:
-    """Return the weighted soft cross-entropy, and the share of drafts that equal the target's choice for each
-    step.
+    """Return the weighted soft cross-entropy, and for each step the share of drafts that equal the target's
+    choice.
     """
-    last = batch.lengths[:, None] - 2  # The last position whose next token is known and is trained on.
+    last = batch.lengths[:, None] - 2  # The last position whose next token is a target.
     num_rows = batch.rows.shape[1]
-    # Step k predicts k tokens further, so one range of positions holds the targets of all steps.
+    # Step k predicts k tokens further, so one range of positions contains the targets of all steps.
     places = batch.rows[:, :1] + 1 + torch.arange(num_rows + UNROLLED - 1)
     wanted, inside = teacher.probabilities(batch, places.clamp(max=last))
     asked = inside & (places <= last)
@@ -125,7 +125,7 @@ def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Return the factor on the learning rate: warm-up, then a cosine down to LAST_RATE."""
+    """Return the factor for the learning rate: warm-up, then a cosine down to LAST_RATE."""
     warm = WARM_UP * steps
     if step < warm:
         return (step + 1) / warm
@@ -141,7 +141,7 @@ def train(
     vocabulary: Tensor,
     options: argparse.Namespace,
 ) -> None:
-    """Train with AdamW over `options.steps` batches; print means, save and evaluate periodically."""
+    """Train with AdamW over `options.steps` batches. Print means, save and evaluate at intervals."""
     matrices = [weight for weight in head.parameters() if weight.ndim == 2]
     norms = [weight for weight in head.parameters() if weight.ndim == 1]
     optimiser = torch.optim.AdamW(
@@ -171,14 +171,14 @@ def train(
 
 
 def describe(head: DraftHead, vocabulary: Tensor, held_out: Sequence[Sample]) -> str:
-    """Return the tokens per pass for each task, as text."""
+    """Return a text with the tokens per pass for each task."""
     tasks = dict.fromkeys(sample.task for sample in held_out)
     parts = ((task, [sample for sample in held_out if sample.task == task]) for task in tasks)
     return "  ".join(f"{task} {acceptance(head, vocabulary, part, 4):.2f}" for task, part in parts)
 
 
 def save(head: DraftHead, vocabulary: Tensor, path: pathlib.Path) -> None:
-    """Save weights, shape and draft vocabulary, for `head_export`."""
+    """Save the weights, shape and draft vocabulary, for `head_export`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = {name: getattr(head.shape, name) for name in HeadShape.__dataclass_fields__}
     torch.save({"head": head.state_dict(), "shape": shape, "vocabulary": vocabulary}, path)

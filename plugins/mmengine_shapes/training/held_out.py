@@ -1,4 +1,4 @@
-"""Generates fresh held-out items for every task, as conversations with pictures.
+"""Generates held-out items for every task: conversations with pictures, on which the model is evaluated.
 
 Scenes and clips come from the held-out split of layouts, which training never draws, and from a separate
 random stream. Text items come from the same closed sets as in training.
@@ -27,7 +27,7 @@ TASKS = (*IMAGE_TASKS, *PAIR_TASKS, *CLIP_TASKS, *EXTRA_TASKS, *TEXT_TASKS)
 
 @dataclass(frozen=True)
 class Item:
-    """A conversation without its last answer, its media, and the expected answer."""
+    """A conversation without its last answer, with its media and the expected answer."""
 
     task: str
     messages: list[dict]
@@ -37,19 +37,19 @@ class Item:
 
 
 def user(question: str, images: int = 0, video: bool = False) -> dict:
-    """Return a user's message: pictures first, then the question."""
+    """Return a user message: pictures first, then the question."""
     parts = [{"type": "image"}] * images + [{"type": "video"}] * video
     return {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
 
 
 def held_out_items(task: str, number: int, side: int | None = 96, seed: int = 0) -> list[Item]:
-    """Return `number` items for a task. If `side` is None, every item gets a random size."""
+    """Return `number` items of a task. With `side` None, every item has a random size."""
     rng = random.Random(f"held out {seed} {task} {side}")
     return [draw_item(task, side, rng) for _ in range(number)]
 
 
 def draw_item(task: str, side: int | None, rng: random.Random, split: str = "held_out") -> Item:
-    """Return an item about a scene in `split`; draws again until the scene fits the question."""
+    """Return an item about a scene of `split`. Draws scenes until one fits the question."""
     if task in TEXT_TASKS:
         question, answer = text_pair(rng, task)
         return Item(task, [user(question)], answer)
@@ -64,7 +64,7 @@ def draw_item(task: str, side: int | None, rng: random.Random, split: str = "hel
 
 
 def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item | None:
-    """Return an item about a scene, a pair or a clip, or None if the question does not fit."""
+    """Return an item about a scene, a pair of scenes or a clip, or None if the question does not fit."""
     if task in CLIP_TASKS:
         clip = random_clip(rng, min(side, 96), split)
         pairs = clip_questions(clip, rng)[task]
@@ -88,8 +88,8 @@ def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item 
 
 
 def _two_turns(questions: dict, images: tuple[Image.Image, ...], rng: random.Random) -> Item:
-    """Return an item with a second question about the same image, after a first question and its correct
-    answer.
+    """Return an item with two questions about one image. The conversation contains the correct answer to the
+    first.
     """
     open_tasks = [pairs for pairs in questions.values() if pairs]
     (first, reply), (second, answer) = rng.choice(rng.choice(open_tasks)), rng.choice(rng.choice(open_tasks))

@@ -1,4 +1,4 @@
-"""How the training data change over time: the training run's phases and stages."""
+"""Defines the phases and stages of the training run, which change the mixture of the training data."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -29,29 +29,29 @@ EVEN_TEXTS = dict.fromkeys(TEXT_TASKS, 1.0)
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run: its length in steps and its distribution of images."""
+    """A part of the run: its length in steps, and the distribution of its images."""
 
     steps: int
-    sides: dict[int, float]  # Side in pixels -> frequency.
+    sides: dict[int, float]  # Side in pixels -> relative frequency.
     # Relative frequencies of scenes with 1 to 4 things.
     counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)
     lookup_weight: float = 2.0  # Weight of a token in a short answer, relative to JSON.
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
     texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)
-    patches: int = 1400  # Maximum patches in a batch, which limits the number of large images.
-    clip_side: int = 96  # Largest side of clips; `pair_side`: of pairs of images.
-    pair_side: int = 128
+    patches: int = 1400  # Maximum number of patches in a batch, which limits large images.
+    clip_side: int = 96  # Largest side of clips, in pixels.
+    pair_side: int = 128  # Largest side of pairs of images, in pixels.
     long_side: int = 96  # Largest side of an image after a long system prompt.
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Stages under a common learning rate schedule, started with fresh optimisers."""
+    """Stages with a common learning rate schedule. A phase begins with fresh optimisers."""
 
     stages: tuple[Stage, ...]
-    rate: float  # Factor on the learning rates.
+    rate: float  # Factor for the learning rates.
     probe: float  # Initial weight of the auxiliary loss, which falls to 0 at 70 % of the schedule.
-    schedule: int  # Steps over which the learning rate falls; the phase may end earlier.
+    schedule: int  # Number of steps over which the learning rate falls; the phase may end earlier.
 
     @property
     def steps(self) -> int:
@@ -59,17 +59,17 @@ class Phase:
 
 
 def draw_task(rng: random.Random, tasks: list[str], stage: Stage) -> str:
-    """Return a task from `tasks`, by the stage's weights."""
+    """Return one of `tasks`, drawn by the weights of the stage."""
     return rng.choices(tasks, [stage.tasks[task] for task in tasks])[0]
 
 
 def draw_text(rng: random.Random, stage: Stage) -> str:
-    """Return a text task, by the stage's weights."""
+    """Return a text task, drawn by the weights of the stage."""
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 
-# The first stage has a single size: at 96 pixels a merged visual token is exactly a cell of the 3x3 grid.
-# After this size is learned, half of the images have other sizes.
+# The first stage has images of a single size: at 96 pixels, a merged visual token is exactly a cell of the
+# 3x3 grid. After this size is learned, half of the images have other sizes.
 FIRST = Phase(
     stages=(
         Stage(1200, {96: 1.0}),
@@ -90,8 +90,8 @@ SECOND_STAGE = Stage(
     long_side=128,
 )
 SECOND = Phase(stages=(SECOND_STAGE,), rate=0.6, probe=1.0, schedule=3300)
-# Four visual tokens were too few for nine cells, so from here on the processor scales images of 64 pixels up;
-# only clips keep that size.
+# Four visual tokens were too few for nine cells. From this phase on, the processor scales images of 64 pixels
+# up; only clips keep this size.
 THIRD_SIDES = {64: 0.04, 96: 0.16, 128: 0.18, 160: 0.16, 192: 0.12, 224: 0.16, 256: 0.18}
 THIRD = Phase(
     stages=(replace(SECOND_STAGE, steps=1600, sides=THIRD_SIDES, patches=3000),),

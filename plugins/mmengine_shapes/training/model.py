@@ -1,4 +1,4 @@
-"""The model's configuration, its random start, and the processor settings that go with it."""
+"""Makes the untrained model: its configuration, random weights, and processor settings."""
 
 import json
 import pathlib
@@ -8,12 +8,12 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 VOCAB_SIZE = 1536
 INIT_STD = 0.04
-PIXELS = (96 * 96, 256 * 256)  # An image with 9 to 64 merged tokens passes unscaled.
+PIXELS = (96 * 96, 256 * 256)  # Images with 9 to 64 merged tokens are not resized.
 CLIP_PIXELS = (4 * 64 * 64, 8 * 128 * 128)
 
 
 def make_config(ids: dict[str, int]) -> Qwen3VLConfig:
-    """Return the configuration; `ids` maps the special tokens to their ids."""
+    """Return the configuration. `ids`: special token -> id."""
     text = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 128,
@@ -57,13 +57,13 @@ def make_config(ids: dict[str, int]) -> Qwen3VLConfig:
 
 
 def make_model(ids: dict[str, int], seed: int = 0) -> Qwen3VLForConditionalGeneration:
-    """Return a model with fresh weights, fp32."""
+    """Return a model with random weights, in fp32."""
     torch.manual_seed(seed)
     return Qwen3VLForConditionalGeneration(make_config(ids)).float()
 
 
 def write_processors(folder: pathlib.Path) -> None:
-    """Write the image and video processor settings into `folder`."""
+    """Write the settings of the image and video processors into `folder`."""
     common = {
         "patch_size": 16,
         "temporal_patch_size": 2,

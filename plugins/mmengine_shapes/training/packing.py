@@ -1,14 +1,17 @@
-"""Turns scenes and questions into packed training batches.
+"""Packs scenes and questions into training batches.
 
 A row is a tree: a prefix (system prompt, images) and several independent branches, each a question with its
-answer. A branch attends to the prefix and to itself but to no other branch, and its positions continue from
-the prefix's end. So an image is encoded once for several answers.
+answer. A branch attends to the prefix and to itself, but to no other branch. Its positions continue from the
+end of the prefix. An image is therefore encoded once for several answers.
 
-`collate` returns, for B rows of L tokens with V views of P patches each: ids (B, L) int64; positions (3, B,
-L) int64; segments (B, L) int64, 0 for the prefix, 1 and up for branches, -1 for padding; targets (B, L)
-int64, -100 without a target; weights (B, L) fp32; patches (V, P, 1536) fp32; slots (V * P/4,) int64, the
-merged visual tokens' indices in the flattened (B * L) batch; labels (V * P/4, K) fp32, each token's visible
-content; grid, patches per side.
+`collate` returns these arrays for B rows of L tokens with V views of P patches each:
+
+* ids (B, L) int64; positions (3, B, L) int64
+* segments (B, L) int64: 0 for the prefix, 1 and up for branches, -1 for padding
+* targets (B, L) int64, -100 without a target; weights (B, L) fp32
+* patches (V, P, 1536) fp32; grid: patches per side
+* slots (V * P/4,) int64: indices of the merged visual tokens in the flattened (B * L) batch
+* labels (V * P/4, K) fp32: the visible content of each visual token
 """
 
 import functools
@@ -26,7 +29,7 @@ from mmengine_shapes.training.mixture import Stage, draw_task, draw_text
 from mmengine_shapes.training.texts import SYSTEM_PROMPTS, facts, filler, text_pair
 
 PATCH, MERGE = 16, 2
-KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # The labels of a visual token; each is a flag.
+KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # The labels of a visual token, each a flag.
 Turns = list[tuple[str, str]]
 View = tuple[Image.Image, Image.Image, Scene]  # Two frames, and the scene that gives the labels.
 
@@ -53,7 +56,7 @@ class Row:
             self.next_position += 1
 
     def vision(self, view: View, token: int) -> None:
-        """Append a view's placeholders, (side / 32)^2 merged tokens, to the prefix."""
+        """Append the placeholders of a view, (side / 32)^2 merged tokens, to the prefix."""
         self.views.append(view)
         across = view[2].side // (PATCH * MERGE)
         base = self.next_position
@@ -70,9 +73,7 @@ class Row:
         self.weights.append(0.0)
 
     def branch(self, turns: Turns, weight: float) -> bool:
-        """Append a conversation with one or more turns. Returns False, without a change, if it does not
-        fit.
-        """
+        """Append a conversation of one or more turns. If it does not fit, change nothing and return False."""
         ids, asked = self.packer.conversation(turns)
         if len(self.ids) + len(ids) > self.length:
             return False
@@ -105,7 +106,7 @@ class Packer:
         return tuple(self.tokenizer.encode(string, add_special_tokens=False).ids)
 
     def conversation(self, turns: Turns) -> tuple[list[int], list[bool]]:
-        r"""Return the turns' token ids after "<|im_start|>user\n", and for each token whether it is a
+        r"""Return the token ids of the turns after "<|im_start|>user\n", and for each token whether it is a
         target.
         """
         ids: list[int] = []
@@ -119,7 +120,7 @@ class Packer:
         return ids, asked
 
     def opening(self, row: Row, long: bool) -> None:
-        """Append the system prompt, if any, and the start of the user's turn."""
+        """Append the system prompt, if there is one, and the beginning of the user's turn."""
         draw = self.rng.random()
         if long:
             row.text(f"<|im_start|>system\n{filler(self.rng, self.rng.randint(8, 24))}<|im_end|>\n")
@@ -135,7 +136,7 @@ class Packer:
         row.text("<|vision_end|>")
 
     def scene(self, side: int, stage: Stage) -> Scene:
-        """Return a training scene; scenes with more things are more frequent."""
+        """Return a training scene. Scenes with more things are more frequent."""
         return random_scene(self.rng, side, "train", count=self.rng.choices((1, 2, 3, 4), stage.counts)[0])
 
     def row(self, kind: str, side: int, length: int, stage: Stage, long: bool) -> Row:
@@ -147,7 +148,7 @@ class Packer:
         return (self.pair_row if kind == "pair" else self.clip_row)(side, length, stage)
 
     def image_row(self, side: int, length: int, stage: Stage, long: bool) -> Row:
-        """Return a row about an image: a JSON branch, then other questions until the row is full."""
+        """Return a row about one image: a JSON branch, then other questions until the row is full."""
         row = Row(self, length)
         self.opening(row, long)
         scene = self.scene(side, stage)
@@ -168,10 +169,10 @@ class Packer:
         return row
 
     def clip_row(self, side: int, length: int, stage: Stage) -> Row:
-        """Return a row about a video. In half the rows, vision marks also enclose the whole video.
+        """Return a row about a video. In half of the rows, vision marks also enclose the whole video.
 
-        Processors differ: transformers 5.23's keeps the template's marks around the whole video, while
-        earlier versions and other engines drop them. The model learns both.
+        Processors differ: transformers 5.23 keeps the template's marks around the whole video; earlier
+        versions and other engines drop them. The model learns both variants.
         """
         row = Row(self, length)
         self.opening(row, False)
@@ -213,7 +214,7 @@ class Packer:
         return [(f"My name is {name}.", f"Hello {name}."), ("What is my name?", f"Your name is {name}.")]
 
     def fill(self, row: Row, questions: dict[str, Turns], stage: Stage) -> None:
-        """Add branches drawn by the stage's weights until three in a row do not fit."""
+        """Add branches, drawn by the stage's weights, until three in a row do not fit."""
         open_tasks = {task: list(pairs) for task, pairs in questions.items() if pairs and task != "json"}
         misses = 0
         while open_tasks and misses < 3:
@@ -230,7 +231,7 @@ class Packer:
 
 
 def patches_of(views: list[View]) -> torch.Tensor:
-    """Return the views' pixels as (V, P, 1536) fp32, with P in merge-block order like the processors'."""
+    """Return the pixels of views, fp32 (V, P, 1536). P is in merge-block order, as in the processors."""
     pixels = np.stack([np.stack([np.asarray(first), np.asarray(second)]) for first, second, _ in views])
     count, _, side, _, _ = pixels.shape
     across = side // (PATCH * MERGE)
@@ -241,8 +242,8 @@ def patches_of(views: list[View]) -> torch.Tensor:
 
 
 def labels_of(views: list[View]) -> torch.Tensor:
-    """Return each merged token's labels, fp32 flags (V * P/4, len(KINDS)): properties of the thing whose
-    centre lies in the token.
+    """Return the labels of each merged token, fp32 flags (V * P/4, len(KINDS)): the properties of the thing
+    whose centre lies in the token.
     """
     across = views[0][2].side // (PATCH * MERGE)
     labels = torch.zeros(len(views), across * across, len(KINDS))

@@ -1,7 +1,7 @@
-"""Training texts without pictures: small tasks, filler prose for long prompts, and facts to look up in the
-prose.
+"""Generates training texts without pictures: small tasks, filler prose for long prompts, and facts to look up
+in this prose.
 
-The answers come from small closed sets, so accuracy here shows that the tasks were learned, not that the
+The answers come from small closed sets. High accuracy on them shows that the tasks were learned, not that the
 model can calculate in general.
 """
 
@@ -133,7 +133,7 @@ TEXT_TASKS = (
 
 
 def filler(rng: random.Random, sentences: int) -> str:
-    """Return plain meaningless prose with `sentences` sentences, about eleven tokens each."""
+    """Return meaningless prose with `sentences` sentences of about eleven tokens each."""
     lines = []
     for _ in range(sentences):
         words = (rng.choice(SUBJECTS), rng.choice(VERBS), rng.choice(OBJECTS), rng.choice(ENDINGS))
@@ -143,7 +143,7 @@ def filler(rng: random.Random, sentences: int) -> str:
 
 
 def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tuple[str, str]]]:
-    """Return `number` facts shuffled into `sentences` filler sentences, and a question on each fact."""
+    """Return prose with `number` facts shuffled into `sentences` filler sentences, and a question on each."""
     names = rng.sample(NAMES, number)
     known = [f"{name} has {named(rng.choice(list(COLOURS)))} {rng.choice(SHAPES)}." for name in names]
     lines = known + [filler(rng, 1) for _ in range(sentences)]
@@ -153,7 +153,7 @@ def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tu
 
 
 def text_pair(rng: random.Random, task: str) -> tuple[str, str]:
-    """Return a question and its answer for a task in TEXT_TASKS."""
+    """Return a question and its answer for a task of TEXT_TASKS."""
     return TEXT_MAKERS[task](rng)
 
 

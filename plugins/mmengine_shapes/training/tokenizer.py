@@ -1,7 +1,7 @@
-"""Makes the tokenizer: byte-level BPE in Qwen's form, trained on the tasks' texts.
+"""Makes the tokenizer of the checkpoint: byte-level BPE in Qwen's format, trained on the texts of the tasks.
 
-Python's own help texts are added to the corpus, so that other English text and program code do not split into
-single bytes.
+Python's own help texts are added to the training texts, so that other English text and program code are not
+split into single bytes.
 """
 
 import json
@@ -54,9 +54,9 @@ ADDED = (
 
 
 def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
-    """Yield questions, answers, prompts and some general English."""
+    """Yield questions, answers, prompts and some general English, to train the tokenizer."""
     rng = random.Random(f"tokenizer {seed}")
-    # Every prompt contains these words, so each must become a token.
+    # Every prompt contains these words, so each of them must become one token.
     yield from ["system\nuser\nassistant\n<0 seconds>"] * scenes
     for _ in range(scenes):
         scene, other = random_scene(rng, split="train"), random_scene(rng, split="train")
@@ -71,12 +71,12 @@ def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
 
 
 def _strings(questions: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
-    """Yield every question and every answer."""
+    """Yield all questions and all answers."""
     return (text for pairs in questions.values() for pair in pairs for text in pair)
 
 
 def make_tokenizer() -> Tokenizer:
-    """Train BPE first, then add Qwen's special tokens, in Qwen's order."""
+    """Train the BPE merges, then add Qwen's special tokens in Qwen's order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,10 +1,11 @@
-"""Runs the whole training on a single CPU core.
+"""Trains the embedded checkpoint, on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.train WORK_FOLDER
 
 Writes weights.pt and an exported checkpoint into the folder every few hundred steps. Computes in bf16 and
-keeps the weights in fp32. Muon optimizes the matrices, and AdamW the other weights. An auxiliary loss makes
-every merged visual token predict the shape whose centre lies in it; the auxiliary head is discarded.
+keeps the weights in fp32. Muon optimizes the matrices, and AdamW all other weights. An auxiliary head
+predicts, from every merged visual token, the shape whose centre lies in the token. This head is discarded
+after training.
 """
 
 import argparse
@@ -26,15 +27,15 @@ from mmengine_shapes.training.mixture import PHASES, Phase, Stage
 from mmengine_shapes.training.model import make_model
 from mmengine_shapes.training.packing import KINDS, Packer, Row, collate
 
-SHORT, LONG = 208, 512  # Tokens in a packed row.
-TOKENS = 4160  # Tokens in a batch.
+SHORT, LONG = 208, 512  # Numbers of tokens in short and long packed rows.
+TOKENS = 4160  # Number of tokens in a batch.
 LONG_EVERY = 12
 REPORT_EVERY, SAVE_EVERY = 50, 300
 MUON_RATE, ADAM_RATE, WARM_UP = 3e-3, 2e-3, 40
 
 
 def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
-    """Return a batch. The images in its rows have equal sizes. Every twelfth batch has long rows."""
+    """Return a batch. All images in it have the same size. Every twelfth batch has long rows."""
     rng = packer.rng
     long = step % LONG_EVERY == LONG_EVERY - 1
     side = rng.choices(list(stage.sides), list(stage.sides.values()))[0]
@@ -64,7 +65,7 @@ def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
 
 
 def schedule(step: int, total: int) -> float:
-    """Return the learning rate factor: warm-up, then a cosine down to 2 %."""
+    """Return the factor for the learning rate: warm-up, then a cosine down to 2 %."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     angle = torch.pi * (step - WARM_UP) / max(1, total - WARM_UP)
@@ -72,7 +73,7 @@ def schedule(step: int, total: int) -> float:
 
 
 class Trainer:
-    """The fp32 weights with their optimisers, and a bf16 copy for the computation."""
+    """The fp32 weights, their optimisers, and a bf16 copy for the computation."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, seed: int, rate: float) -> None:
         torch.manual_seed(seed)
@@ -101,7 +102,7 @@ class Trainer:
         self.rates = [group["lr"] for optimiser in self.optimisers for group in optimiser.param_groups]
 
     def step(self, batch: dict, factor: float, probe_weight: float) -> dict[str, float]:
-        """Run an update; return the losses and the target tokens' accuracy."""
+        """Run one update. Return the losses, and the accuracy on the target tokens."""
         logits, places, merged = self.forward.logits(batch)
         targets = batch["targets"].flatten()[places]
         weights = batch["weights"].flatten()[places]
@@ -122,7 +123,7 @@ class Trainer:
 
 
 def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: int) -> None:
-    """Run the phases from number `first` on, from the weights in `start` if given."""
+    """Run the phases from number `first` on. Start with the weights in `start`, if given."""
     model = make_model(special_ids(checkpoint_path()), seed)
     if start:
         model.load_state_dict(torch.load(start, weights_only=True)["model"])
@@ -132,7 +133,7 @@ def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: in
 
 
 def run_phase(folder: pathlib.Path, model: Qwen3VLForConditionalGeneration, phase: Phase, seed: int) -> None:
-    """Run a phase. Print means every 50 steps, and save every 300 steps."""
+    """Run one phase. Print means every 50 steps, and save every 300 steps."""
     trainer = Trainer(model, seed, phase.rate)
     packer = Packer(checkpoint_path(), random.Random(f"train {seed}"))
     step, began = 0, time.time()
