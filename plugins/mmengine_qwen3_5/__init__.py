@@ -1,5 +1,5 @@
-"""The plugin for Qwen3.5 and its successors with the same architecture. Importing this module imports neither
-torch nor the processor.
+"""The model plugin for Qwen3.5, and for later models with the same architecture. Importing this module
+imports neither torch nor the processor.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen35Plugin(DescribedPlugin):
-    """Models with images and video, and the text-only model."""
+    """Serves the models with images and video, and the text-only models."""
 
     architectures = ARCHITECTURES
     names = NAMES

@@ -1,8 +1,8 @@
-"""Reads and checks config.json for Qwen3.5 and similar models.
+"""Reads and checks config.json of Qwen3.5 and of later models with the same architecture.
 
-The file has `text_config` and `vision_config`, or only a text model's fields. The model is dense, or a
-mixture of experts with a shared expert in every layer. Fields that have a default in transformers may be
-missing, but not the sizes.
+The file contains `text_config` and `vision_config`, or only the fields of a text model. The model is dense,
+or a mixture of experts with a shared expert in every layer. Fields with a default in transformers may be
+missing, but the sizes must be there.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ TEXT_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 MIXTURES = (WITH_MEDIA[1], TEXT_ALONE[1])
 ARCHITECTURES = (*WITH_MEDIA, *TEXT_ALONE)
 LINEAR, FULL = "linear_attention", "full_attention"
-IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # The ids if the file does not name them.
+IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # Default token ids, used if the file names none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,9 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
 
 
 def _experts(text: Fields) -> ExpertsConfig:
-    """Read the experts, which are in every layer. The fields `decoder_sparse_step` and `mlp_only_layers`,
-    which other mixtures have, are ignored.
+    """Read the sizes of the experts, which are in every layer.
+
+    Ignores the fields `decoder_sparse_step` and `mlp_only_layers`, with which other models choose the layers.
     """
     if not text.flag("norm_topk_prob", True):
         text.fail(f"{text.prefix}norm_topk_prob is false; this family always divides by the sum")
@@ -115,8 +116,8 @@ def _experts(text: Fields) -> ExpertsConfig:
 
 
 def _layer_types(text: Fields) -> list[str]:
-    """Return each layer's type. By default every fourth layer has full attention, and the others linear
-    attention.
+    """Return the type of each layer. By default, every fourth layer has full attention, and all others have
+    linear attention.
     """
     count = text.integer("num_hidden_layers", 1, MAX_LAYERS)
     kinds = text.values.get("layer_types")

@@ -1,5 +1,5 @@
-"""Maps the tensor names in published files to canonical names. The draft head in these files (`mtp.`) is not
-loaded.
+"""Maps the tensor names in published Qwen3.5 files to canonical names. The draft head in these files (`mtp.`)
+is not loaded.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Describes this family's prompts and media to the shared processor. Images, videos, placeholders and
+"""Describes the prompts and media of Qwen3.5 to the shared processor. Images, videos, placeholders and
 timestamps are the same as in Qwen3-VL.
 """
 

@@ -1,4 +1,4 @@
-"""The plugin for Qwen3-VL. Importing this module imports neither torch nor the processor."""
+"""The model plugin for Qwen3-VL. Importing this module imports neither torch nor the processor."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen3VLPlugin(DescribedPlugin):
-    """Qwen3-VL models of every size, dense models and mixtures of experts."""
+    """Serves Qwen3-VL models of every size: dense models and mixtures of experts."""
 
     architectures = ARCHITECTURES
     names = NAMES

@@ -1,7 +1,7 @@
-"""Reads and checks Qwen3-VL's config.json, for dense models and mixtures of experts.
+"""Reads and checks config.json of Qwen3-VL, for dense models and mixtures of experts.
 
-Accepts the hub's style (`rope_scaling` beside `rope_theta`) and transformers 5's style (`rope_parameters`).
-Fields that have a default in transformers may be missing, but not the sizes.
+Accepts the style of hub files (`rope_scaling` and `rope_theta`) and the style of transformers 5
+(`rope_parameters`). Fields with a default in transformers may be missing, but the sizes must be there.
 """
 
 import math
@@ -18,7 +18,7 @@ from mmengine.models.vision.config import VisionConfig
 
 DENSE, MIXTURE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
 ARCHITECTURES = (DENSE, MIXTURE)
-VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # Maps a name to F.gelu's `approximate`.
+VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # Name -> `approximate` of F.gelu.
 _ROPE_TYPES = ("default", "mrope")  # "mrope" is an old name for "default".
 
 
@@ -74,8 +74,10 @@ def _text_config(root: Fields) -> DecoderConfig:
 def text_rope(
     text: Fields, head_dim: int, sections: tuple[int, ...] = (24, 20, 20), theta: float = 500000.0
 ) -> RopeConfig:
-    """Read the rotary embedding from either config style. `head_dim`: number of rotated values per head.
-    `sections`, `theta`: the values if the file has none.
+    """Read the rotary embedding from either style of config.
+
+    `head_dim`: number of rotated values per head. `sections`, `theta`: the values to use if the file has
+    none.
     """
     modern = text.values.get("rope_parameters") is not None
     rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
@@ -95,8 +97,8 @@ def text_rope(
 
 
 def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
-    """Read the vision tower. `deepstack`: whether the file must name the layers whose outputs are deepstack
-    features.
+    """Read the vision tower's sizes. `deepstack`: whether the file must name the layers whose outputs are
+    deepstack features.
     """
     depth = vision.integer("depth", 1, 1024)
     num_heads = vision.integer("num_heads", 1, 1024)

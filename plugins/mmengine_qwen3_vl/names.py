@@ -1,5 +1,5 @@
-"""Maps the tensor names in files that transformers 4.5x and 5 write, and in files derived from them, to
-canonical names.
+"""Maps tensor names to canonical names, for files that transformers 4.5x and 5 write and for files derived
+from them.
 """
 
 import re

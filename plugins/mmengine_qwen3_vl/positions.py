@@ -1,10 +1,10 @@
-"""Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631; the rule of transformers'
+"""Computes the M-RoPE positions of a prompt (Qwen3-VL, arXiv 2511.21631; the rule is transformers'
 get_rope_index).
 
-A position has three components: time, row and column. Text tokens count up in all three. In an image that
-begins at position `start`, the embedding of the merged patch (y, x) has position (start, start + y, start +
-x); the next token has position start + max(height, width). A temporal patch of a video has positions like an
-image. The timestamps before the patches are text, and they tell the model the time.
+A position has three components: time, row and column. For a text token, all three count up. In an image that
+begins at position `start`, the embedding of the merged patch (y, x) has the position (start, start + y, start
++ x). The next token has the position start + max(height, width). Each temporal patch of a video has positions
+like an image. The timestamps before the patches are text, and tell the model the time.
 """
 
 import math
@@ -20,8 +20,8 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
     """Return the positions, int32 [3, num_tokens], and the delta for output tokens (position = index +
     delta).
 
-    `media` is in prompt order. Raises InvalidRequest if runs overlap, lie outside the prompt, or do not match
-    their grid.
+    `media` must be in prompt order. Raises InvalidRequest if runs of embeddings overlap, lie outside the
+    prompt, or do not match their grid.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     frames = np.array([frame for item in media for frame in _frames(item)], dtype=np.int64)
@@ -30,11 +30,11 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
         return positions, 0
     starts, lengths, heights, widths = frames.T
     ends, extents = starts + lengths, np.maximum(heights, widths)
-    before = np.concatenate(([0], ends[:-1]))  # First index of the text before each frame.
+    before = np.concatenate(([0], ends[:-1]))  # First token of the text before each frame.
     _check_places(frames, before, num_tokens)
     bases = np.cumsum(starts - before) + np.cumsum(extents) - extents
     last = bases[-1] + extents[-1] - ends[-1]
-    ahead = np.append(bases - starts, last)  # Distance from a text token's index to its position.
+    ahead = np.append(bases - starts, last)  # Position minus index, for text tokens.
     positions[:] = np.arange(num_tokens) + np.repeat(ahead, np.append(ends - before, num_tokens - ends[-1]))
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     index, base = within + np.repeat(starts, lengths), np.repeat(bases, lengths)
@@ -56,7 +56,7 @@ def _check_places(frames: np.ndarray, before: np.ndarray, num_tokens: int) -> No
 def _frames(item: MediaItem) -> list[tuple[int, int, int, int]]:
     """Return (first token, number of tokens, merged height, merged width) for each run.
 
-    The merge size follows from the run length: an embedding stands for merge x merge patches.
+    The merge size follows from the length of the run, because an embedding stands for merge x merge patches.
     """
     grid_t, grid_h, grid_w = item.grid
     patches = grid_h * grid_w

@@ -1,4 +1,4 @@
-"""Describes Qwen3-VL's prompts and media to the shared processor."""
+"""Describes the prompts and media of Qwen3-VL to the shared processor."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
 
 VERSION = "qwen3-vl-processing-1"  # Changes when the same input would give other pixels or tokens.
-NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # The vision tower's constants.
+NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # The tower's constants.
 _IM_END = "<|im_end|>"
 
 
@@ -45,14 +45,15 @@ def load_processor(folder: Path) -> ChatProcessor:
 def media_of(
     folder: Path, vision: VisionConfig, pads: dict[int, str], tokenizer: ChatTokenizer, names: TensorNames
 ) -> MediaDescription:
-    """Return the media description for this family and for families with the same media. `pads`: maps a
-    placeholder's id to the modality. `names`: maps the tensor names in the folder's files.
+    """Return the media description of Qwen3-VL, and of other models with the same media.
+
+    `pads`: placeholder id -> modality. `names`: maps the tensor names in the folder's files.
     """
     settings = read_grids(folder, _defaults(vision), NORMALISATION)
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens. Each temporal patch of a video is written like an image, after its
+        """Yield the tokens of an item. Each temporal patch of a video is written like an image, after its
         timestamp.
         """
         run = Run(pad, settings.patches.embeds(loaded.grid))
@@ -65,7 +66,7 @@ def media_of(
 
 
 def _defaults(vision: VisionConfig) -> GridSettings:
-    """Return the settings for fields that are missing in the files."""
+    """Return the settings that apply to fields that are missing in the files."""
     return GridSettings(
         PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size),
         ImageSettings(min_pixels=56 * 56, max_pixels=28 * 28 * 1280),
