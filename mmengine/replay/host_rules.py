@@ -1,5 +1,5 @@
-"""Selects the decision rules with which a recorded log is verified. A recorded log contains another engine's
-decisions, its host, such as vLLM. The rules depend on the host's version.
+"""Selects the decision rules with which a recorded log is verified. A recorded log contains the decisions of
+another engine, such as vLLM, which is called the host. The rules depend on the host's version.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""A state's named invariants. They hold between any two events. Tests, `mmengine log verify --invariants` and
-`mmengine log minimize` use them.
+"""The named invariants of a state, which hold between any two events. Tests, `mmengine log verify
+--invariants` and `mmengine log minimize` use them.
 
 Each invariant counts the rows, requests and steps again, and compares the result with the counters in the
 state.
@@ -200,7 +200,7 @@ def _budgets(state: State) -> Iterator[str]:
 
 def _computed(state: State) -> Iterator[str]:
     """Check that rows compute only known tokens, and only into blocks that they hold."""
-    # Rows whose step was lost or crashed start again.
+    # Rows whose step was lost or crashed are excluded, because they start again.
     rows = state.running[~np.isin(state.ended[state.running], (LOST, CRASHED))]
     known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     room = state.num_blocks[rows] * state.block_size

@@ -58,7 +58,7 @@ def broken_plan(state: State, plan: StepPlan) -> Iterator[str]:
 
 
 def _broken_windows(state: State, plan: StepPlan, owners: np.ndarray, positions: np.ndarray) -> Iterator[str]:
-    """Check the slots and block tables of groups with windows. `owners` and `positions`: the row and each
+    """Check the slots and block tables of groups with windows. `owners`: each token's row. `positions`: each
     token's position.
     """
     size = state.block_size

@@ -157,7 +157,7 @@ class Step:
 
     `logged`: the decisions in the log, in order. `record`: the first decision's record, with its time.
     `is_whole` is False if the log may end before the step's last decision, or if the process that wrote the
-    log may have ended before.
+    log may have ended before this decision.
     """
 
     def __init__(self, log: CheckedLog, state: State, records: list[Record], following: list[Record]):

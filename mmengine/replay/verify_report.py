@@ -56,7 +56,7 @@ class Divergence:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """`verify`'s result.
+    """The result of verifying a log, which `verify` returns.
 
     `rederived` is False if the log was written under other decision rules, so that `logged_version` differs
     from `version`. Such a log is only folded, and its digests are compared. `unfinished`: the ids of requests

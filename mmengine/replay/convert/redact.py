@@ -83,9 +83,7 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
 
 
 class _Redactor:
-    """Produces the events of the redacted log in order, and keeps the original log's states and of the
-    redacted log.
-    """
+    """Produces the redacted log's events in order, and keeps the states of both logs."""
 
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = KeyedHashes(key)

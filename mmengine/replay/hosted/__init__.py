@@ -1,4 +1,4 @@
-"""Recorded logs: logs with the decisions of another engine's scheduler, which is called the host. This
-package reads the steps of such a log, and derives them again with the host's rules.
-docs/reference/recorded-logs.md describes the format of such a log.
+"""Recorded logs. A recorded log contains the decisions that another engine's scheduler made; this engine is
+called the host. The package reads the steps of such a log, and derives them again with the host's rules.
+docs/reference/recorded-logs.md describes the log's format.
 """

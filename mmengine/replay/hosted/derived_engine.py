@@ -1,5 +1,5 @@
-"""Derives a host's decisions, the engine that a log was recorded in. The derived engine has a state and a
-scheduler with the host's rules, and receives the observations in the log.
+"""Derives the decisions of a host, which is the engine that a log was recorded in. The derived engine has a
+state and a scheduler with the host's rules, and receives the observations in the log.
 """
 
 from collections import deque

@@ -25,7 +25,7 @@ from mmengine.replay.verify_report import Divergence, VerifyReport
 
 MAX_WAITING = 2**20  # The largest value of the setting. vLLM has no such limit, so it refuses no request.
 _NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
-PROGRESS = "progress"  # Name of the invariant that a call schedules something if it can.
+PROGRESS = "progress"  # Name of an invariant: a call schedules something if it can.
 _CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
 
 
@@ -104,7 +104,7 @@ class HostedVerifier:
         self._engine = engine
         self._folded = log.first_state() if self._engine is None else None
         self._rows = RecordedRows(log.config.block_size)
-        self._is_over = False  # Whether the rest of the log is not derived.
+        self._is_over = False  # Whether deriving has stopped, so that the rest of the log is only counted.
         self._call: list[Record] = []  # The records of the scheduling call that is being read.
         self._recent: deque[Record] = deque(maxlen=RECENT)
         self._last: Record | None = None

@@ -22,7 +22,7 @@ class Numbered(NamedTuple):
     """An encoded batch with its number. A log's batches are numbered 0, 1, … in order.
 
     If the log's beginning was deleted, the first batch has the number of the first record. A record creates
-    at most one batch, so this number is never smaller than the batch's number in the complete log would be.
+    at most one batch, so this number is at least the batch's number in the complete log.
     """
 
     seq: int

@@ -186,7 +186,7 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
     """Keep only these requests, and make their prompts longer, so that they fill the whole pool.
 
-    The first prompt gets `more` additional tokens. The other prompts together get as many fewer.
+    The first prompt gets `more` additional tokens, which are taken from the other prompts' share.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
@@ -267,8 +267,8 @@ def set_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
 
 
 def _without_tokens(event: ev.Queued, start: int, count: int) -> ev.Queued:
-    """Return the request without `count` prompt tokens from `start` on. Media after these tokens move
-    forward.
+    """Return the request without `count` prompt tokens from `start` on. Media after these tokens get smaller
+    positions.
     """
     media = tuple(
         msgspec.structs.replace(

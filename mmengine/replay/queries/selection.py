@@ -50,9 +50,10 @@ class Selection(NamedTuple):
         return self.slower_ns < 0 or line.end_ns < 0 or line.end_ns > self.slower_ns
 
     def of(self, lines: Iterable[RequestLine], limit: int) -> tuple[list[RequestLine], int]:
-        """Return at most `limit` lines, and the total number of selected requests. With an order, lines with
-        the largest values come first; requests that have no value because they still wait or run precede
-        them. Without an order, the last lines are returned.
+        """Return at most `limit` lines, and the total number of selected requests.
+
+        With an order, lines are sorted by their values, largest first. Requests that have no value yet,
+        because they still wait or run, come before all others. Without an order, the last lines are returned.
         """
         found = [line for line in lines if self.has(line)]
         if self.sort is None:

@@ -1,4 +1,4 @@
-"""Extracts the requests and a log's answers, without the scheduling, so that the requests can be run again.
+"""Extracts requests and answers from a log, without the scheduling, so that the requests can be run again.
 
 A script consists of observations and answers. The observations are the arrivals, grammars, cancels and resets
 in the log, with the step and the time at which the scheduler saw them. An answer contains a request's tokens,

@@ -86,8 +86,9 @@ class EventStreams:
         return found
 
     def _interrupted(self, request_id: str, can_reattach: bool) -> tuple[str, ApiError] | None:
-        """Return the way in which the server ends a stream early, and the error for the client. The server
-        ends streams when it shuts down, and when the log cannot be written. Otherwise returns None.
+        """If the server must end the stream early, return how the stream ends, and the error for the client.
+        Otherwise return None. The server ends streams early when it shuts down, and when the log cannot be
+        written.
         """
         if self._admission.is_draining:
             return "shutdown", self._admission.interrupted_error(request_id, can_reattach=can_reattach)

@@ -34,7 +34,8 @@ from mmengine.server.storage.storage import Storage
 
 # Endpoints that a line of a batch file may use.
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-# The engine calls `structured_outputs` "grammar". It calls `structured_outputs.grammar` "lark" or "gbnf".
+# The engine's names are "grammar" for `structured_outputs`, and "lark" or "gbnf" for
+# `structured_outputs.grammar`.
 _GRAMMAR_NAMES = FieldNames(
     (),
     (

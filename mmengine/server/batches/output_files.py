@@ -1,6 +1,4 @@
-"""Writes the output file and a batch's error file. Only these two files record which lines have been
-answered.
-"""
+"""Writes a batch's output file and error file. Only these two files record which lines have been answered."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class BatchFiles:
-    """The output file and a batch's error file, open for appending.
+    """A batch's output file and error file, open for appending.
 
     All methods block. The constructor raises OSError. It raises InvalidRequest if a file contains lines of
     another batch.

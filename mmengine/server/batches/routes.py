@@ -35,7 +35,7 @@ from mmengine.server.http.pagination import page
 from mmengine.server.storage.batches import Batch
 from mmengine.server.storage.storage import Storage
 
-MAX_METADATA = 16  # entries
+MAX_METADATA = 16  # Maximum number of entries in metadata.
 MAX_WINDOW_S = 14 * 86400
 MAX_PAGE = 100  # Maximum number of batches in a list.
 _SHOWN = 20  # Number of batches in a list if the call sets no limit.

@@ -22,7 +22,7 @@ from mmengine.server.storage.batches import Batch, LineError
 from mmengine.server.storage.storage import Storage
 
 DISK_AGAIN_S = 5.0  # Seconds until a failed write is repeated, for example when the disk is full.
-# Maximum pause in seconds before a request is tried again that was refused for lack of capacity.
+# Maximum pause in seconds before a request that was refused for lack of capacity is tried again.
 MAX_PAUSE_S = 30.0
 # Minimum weight of a line in `bodies`. The minimum limits how many small lines wait for the engine.
 MIN_HELD_BYTES = 2**18
@@ -62,7 +62,7 @@ class BatchRun:
         self._asking: asyncio.Task[None] | None = None
         self._ready: list[tuple[Answer, LineOutcome]] = []  # Answers that wait to be written.
         self._came = asyncio.Event()
-        # `_is_asked`: whether no more answers will arrive. `_gives_up`: whether a failed write is not
+        # `_is_asked`: True when no more answers will arrive. `_gives_up`: True if a failed write must not be
         # repeated.
         self._is_asked = self._gives_up = False
 
@@ -163,7 +163,7 @@ class BatchRun:
                 await self._disk(lambda: out.expire(self._name))
             elif not self._stopped and len(out.answered) < len(requests):
                 # This condition is a bug. The next run submits these lines again.
-                raise KeepFailed("some lines could not be asked")
+                raise KeepFailed("some lines were not submitted")
             await self._end(out)
         finally:
             await asyncio.shield(self._disk(out.close))
@@ -256,7 +256,9 @@ class BatchRun:
     # Writing answers
 
     async def _write(self, out: BatchFiles) -> None:
-        """Write answers as they arrive, until no more answers will arrive and all are written."""
+        """Write answers as they arrive. Returns when no more answers will arrive and all answers are
+        written.
+        """
         while self._ready or not self._is_asked:
             await self._came.wait()
             self._came.clear()

@@ -18,8 +18,8 @@ class WeightedSemaphore:
         return self._size - self._free
 
     async def take(self, amount: int) -> int:
-        """Wait until `amount` units are free, but at most `size` units. Take these units and return their
-        number. The caller releases them with `give`.
+        """Wait for `amount` units (at most `size`), take them, and return their number. The caller releases
+        the units with `give`.
         """
         amount = min(amount, self._size)
         if not self._waiting and amount <= self._free:
@@ -42,7 +42,7 @@ class WeightedSemaphore:
         self._free += amount
         while self._waiting:
             wanted, granted = self._waiting[0]
-            if granted.done():  # cancelled
+            if granted.done():  # The waiting task was cancelled.
                 self._waiting.popleft()
             elif wanted <= self._free:
                 self._waiting.popleft()

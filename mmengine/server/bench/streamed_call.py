@@ -77,7 +77,7 @@ async def send_call(target: Target, body: bytes, timeout_s: float) -> Call:
         async with asyncio.timeout(timeout_s):
             await _answer(target, body, call)
     except TimeoutError:
-        call.error = f"no end within {timeout_s:g} s"
+        call.error = f"not finished within {timeout_s:g} s"
     except (OSError, h11.RemoteProtocolError, ValueError) as error:
         call.error = in_one_line(error, 120) or type(error).__name__
     call.over = time.monotonic()
@@ -117,7 +117,7 @@ async def _read(connection: h11.Connection, reader: asyncio.StreamReader, call: 
         now = time.monotonic()
         *whole, held = (held + bytes(event.data)).split(b"\n\n")
         if len(held) > MAX_EVENT_BYTES:
-            raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            raise ValueError(f"an event has more than {MAX_EVENT_BYTES} bytes")
         for each in whole if status == 200 else ():
             if each.startswith(b"data: ") and each != b"data: [DONE]":
                 _take(json.loads(each[6:]), now, call)

@@ -11,7 +11,7 @@ from mmengine.server.calls.stored_responses import StoredResponses
 
 TOGETHER_S = 0.5  # Seconds that an answer waits for further answers. The log has the answer in the meantime.
 AGAIN_S = 1.0  # Seconds until a failed write is repeated.
-MAX_TOGETHER = 256  # Answers per write.
+MAX_TOGETHER = 256  # Maximum number of answers per write.
 MAX_WAITING = 256  # If the store fails and this many answers are waiting, new calls are refused.
 
 

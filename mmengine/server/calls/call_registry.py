@@ -54,7 +54,7 @@ class CallRegistry:
         self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, stored_responses
         self._calls: dict[Key, DetachedCall] = {}
         self._unread: dict[DetachedCall, int] = {}  # Sizes of calls without a reader, oldest first.
-        self._num_unread = 0  # The sum of `_unread`.
+        self._num_unread = 0  # The sum of the sizes in `_unread`.
         # Responses whose input is being written to the store before the request is written to the log.
         self._beginning: set[tuple[str, str]] = set()
         # Holds the tasks, so that they are not garbage collected.

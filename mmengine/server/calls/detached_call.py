@@ -35,7 +35,7 @@ class DetachedCall:
     """A call that continues when its client disconnects.
 
     `keys`: a later call with one of these keys gets the answer. `is_stored`: the finished answer is written
-    to the store. The streams are read from the first call of `readers` or `go_on` on.
+    to the store. The first call of `readers` or `go_on` starts reading the streams.
     """
 
     def __init__(

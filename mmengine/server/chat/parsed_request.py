@@ -1,5 +1,5 @@
-"""The parsed request, which is the common form of the calls of all APIs. The request has an envelope: the
-call's data that is written to the log.
+"""The parsed request, to which the calls of all APIs are converted. A parsed request has an envelope with the
+call data that is written to the log.
 """
 
 import math

@@ -26,7 +26,8 @@ class ChoiceUpdate(NamedTuple):
 
 
 class PromptStream:
-    """A prompt of a call, with its n choices. `first`: the index of its first choice in the call.
+    """A prompt of a call, with its n choices. `first`: the index of the prompt's first choice among all
+    choices of the call.
 
     The owner calls `push` for each output. If the output has a `finish_reason`, the owner then calls `end`.
     """
@@ -37,8 +38,8 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """Prepare the choices. Must be called after the request is accepted, because the texts that end its
-        reasoning are unknown before.
+        """Prepare the choices. Must be called after the request is accepted, because the texts that end
+        reasoning are unknown until then.
         """
         parsed_request = self._asked
         self._choices = [

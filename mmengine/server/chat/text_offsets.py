@@ -23,8 +23,8 @@ class TextOffsets:
     """Computes the offsets of an answer's tokens, in order. The text is the echoed prompt followed by the
     answer.
 
-    If several tokens form a character, the character counts with the last of them. Special tokens are not
-    part of an answer's text.
+    If several tokens form a character, the character belongs to the last of these tokens. Special tokens are
+    not part of an answer's text.
     """
 
     def __init__(self, texts: TokenTexts, prompt: str = ""):

@@ -22,7 +22,7 @@ class TokenTexts:
         self.of = lru_cache(maxsize=_KEPT)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
-        """Return the text and a token's bytes. In the text, U+FFFD replaces incomplete characters."""
+        """Return a token's text and bytes. In the text, U+FFFD replaces incomplete characters."""
         if token < len(self._bytes):
             data = self._bytes[token]
         else:

@@ -39,7 +39,8 @@ class Admission:
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
         self.is_draining = False  # New calls are refused.
-        # The reason why the log cannot be written, so that running calls cannot continue. Otherwise empty.
+        # The reason why the log cannot be written, or "". While a reason is set, running calls cannot
+        # continue.
         self._stuck = ""
         self._tasks: set[asyncio.Task[object]] = set()  # The admitted calls' tasks.
 

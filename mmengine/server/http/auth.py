@@ -24,9 +24,9 @@ class ApiKeys:
     def __init__(self, path: Path | None, variable: str = ENVIRONMENT):
         self._path, self._variable = path, variable
         self._digests: list[bytes] = []
-        self._salts: dict[str, str] = {}  # by owner
+        self._salts: dict[str, str] = {}  # Maps an owner to the cache salt.
         self._secret = secrets.token_bytes(32)
-        self._tenants: dict[str, str] = {}  # by owner, from the previous process
+        self._tenants: dict[str, str] = {}  # Maps an owner to the tenant from the previous process.
         self.read()
 
     def read(self) -> None:

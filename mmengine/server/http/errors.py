@@ -94,7 +94,7 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
         text = f"the server failed ({type(error).__name__}); its log says more"
         return ApiError(ErrorCode.INTERNAL_ERROR, text)
     code, text = error.code, error.text
-    # The original message may quote an error of a library, with addresses and paths.
+    # The original message may quote a library's error, with addresses and paths.
     if code is ErrorCode.EXECUTOR_FAILED:
         text = _STOPPED
     elif code in INTERNAL:
@@ -131,8 +131,8 @@ def cancelled_error() -> ApiError:
 def request_failed_error(request_id: str) -> ApiError:
     """Return the error for a request that failed in the engine.
 
-    The message does not contain the reason, because the reason may quote an error of a library, with
-    addresses and paths. The server's log has the reason under the request id.
+    The message does not contain the reason, because the reason may quote a library's error, with addresses
+    and paths. The server's log has the reason under the request id.
     """
     return ApiError(ErrorCode.REQUEST_FAILED, f"request {request_id} failed; the server's log says why")
 

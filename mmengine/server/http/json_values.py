@@ -9,8 +9,8 @@ from collections.abc import Iterator
 # A body with the maximum number of tools and message parts, with two fields each, stays below the limit.
 MAX_VALUES = 2**18
 _PIECE = 2**16  # Bytes that are counted in each step.
-# The signs that count as a value. A comma stands before each value except the first in its array or object;
-# the opening bracket counts as this first value.
+# The number of these signs equals the number of values. A comma precedes every value except the first in an
+# array or object, for which the opening bracket is counted.
 _SIGNS = (b",", b"[", b"{")
 
 

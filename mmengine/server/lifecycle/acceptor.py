@@ -35,8 +35,8 @@ class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
     `connect`: passes a connection to the event loop. This object must be created on the event loop. `health`
-    returns the state for probes, and `probed` is then called with whether the server was alive. Both run on
-    the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
+    returns the state for probes. `probed` is then called with True if the server was alive. Both functions
+    run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
     """
 
     def __init__(

@@ -201,7 +201,7 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     template = {"chat_template": chat_template} if chat_template else None
     options = {"local_files": False}
     prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
-    # Without a limit on digits, the log gets no warning about such a limit.
+    # max_digits 0 sets no limit on digits. With a limit, a note about it would be written to the log.
     form: dict[str, object] = {"type": "json_object", "bounds": {"max_digits": 0}}
     try:
         await engine.generate(
@@ -212,7 +212,8 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
 
 
 async def _warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
-    # A full queue or a shutdown also makes the warm-up fail. The calls of clients report both.
+    # A full queue or a shutdown also makes the warm-up fail. No message is needed here, because clients' own
+    # calls report these errors.
     with suppress(MMEngineError):
         await _warm_up(engine, chat_template)
 

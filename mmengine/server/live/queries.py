@@ -1,5 +1,5 @@
-"""Answers the queries of a live page about the log. Each query runs in a separate process, and only one query
-runs at a time.
+"""Runs a live page's queries about the log. Each query runs in a separate process, and only one query runs at
+a time.
 
 `python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the result to stdout.
 """

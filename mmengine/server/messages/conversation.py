@@ -39,8 +39,8 @@ class Conversation:
 
     @property
     def continues_answer(self) -> bool:
-        """Whether the answer continues the last turn, because the last turn is the assistant's. Raises
-        ApiError if this turn calls tools.
+        """Whether the last turn is the assistant's, so that the answer continues this turn. Raises ApiError
+        if this turn calls tools.
         """
         last = self.messages[-1]
         if last["role"] != "assistant":
@@ -190,7 +190,7 @@ class Conversation:
                 if not kind.startswith("image/"):
                     text = f"{FIELD} must be an image type, not {shown(kind)}"
                     raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "media_type")
-                bare = data.replace("%", "%25").replace("#", "%23")  # Escapes are no base64.
+                bare = data.replace("%", "%25").replace("#", "%23")  # In base64, % and # have no meaning.
                 return self._payloads.of(data) or f"data:{kind};base64,{bare}"
             case "url":
                 return _text(where, source, "url")
@@ -232,8 +232,8 @@ class Conversation:
 
 
 def check_fields(where: FieldPath, given: Json, kind: str, unsupported: Unsupported) -> None:
-    """Ignore a block's unknown fields or tool, or raise ApiError if the server is strict. `kind`: a block
-    type, or "custom" for a tool.
+    """Ignore the unknown fields in a block or tool, or raise ApiError if the server is strict. `kind`: a
+    block type, or "custom" for a tool.
     """
     taken, ignored = BLOCKS[kind]
     for name in given:

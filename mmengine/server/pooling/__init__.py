@@ -1,1 +1,1 @@
-"""Embeddings, reranking and scores over HTTP, in OpenAI's formats, vLLM, Jina and Cohere."""
+"""Embeddings, reranking and scores over HTTP, in the formats of OpenAI, vLLM, Jina and Cohere."""

@@ -47,7 +47,7 @@ def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Jso
 
 def _tool(where: FieldPath, tool: Json) -> Json:
     if "function" in tool:
-        text = f"{FIELD} is chat's form of a tool; put name and parameters beside type"
+        text = f"{FIELD} has the format of chat completions; put name and parameters next to type"
         raise ApiError(ErrorCode.UNKNOWN_FIELD, text, where / "function")
     function = {name: value for name, value in tool.items() if name != "type"}
     return {"type": "function", "function": function}
@@ -90,7 +90,7 @@ def chat_form(text: TextOptions | None) -> dict[str, msgspec.Raw] | None:
     form = text.format if text is not None else None
     if form is not None and "json_schema" in form:
         where = "text.format.json_schema"
-        why = f"{FIELD} is chat's form of a format; put name and schema beside type"
+        why = f"{FIELD} has the format of chat completions; put name and schema next to type"
         raise ApiError(ErrorCode.UNKNOWN_FIELD, why, where)
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form

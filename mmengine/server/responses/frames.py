@@ -30,8 +30,8 @@ _encode = msgspec.json.encode
 class ResponsesFrames:
     """Renders responses as events or bodies.
 
-    `texts`: the token texts for logprobs; None if the call asks for no logprobs. `after`: the number that the
-    client's last received event has. Events up to this number are omitted.
+    `texts`: the token texts for logprobs; None if the call asks for no logprobs. `after`: the number of the
+    last event that the client has received. Events up to this number are omitted.
     """
 
     done = b""

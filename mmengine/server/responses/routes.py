@@ -249,7 +249,7 @@ def _request_id(request: Request) -> str:
 
 
 def _after(request: Request) -> int:
-    """Return the number that the client's last received event has, or -1. Raises ApiError."""
+    """Return the number of the last event that the client has received, or -1. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
         raise ApiError(

@@ -116,7 +116,7 @@ class SessionDeleted(msgspec.Struct, frozen=True):
 
 
 class StoredSession(msgspec.Struct, frozen=True):
-    """The owner and a session's options, as they are stored in the log."""
+    """A session's owner and options, as they are stored in the log."""
 
     owner: str = ""
     created: int = 0

@@ -1,4 +1,4 @@
-"""Stores batches as rows in the database. A row contains the options, the status and a batch's counts."""
+"""Stores batches as rows in the database. A row contains a batch's options, status and counts."""
 
 import hashlib
 import secrets

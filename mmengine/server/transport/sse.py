@@ -82,7 +82,7 @@ def unless_gone(scope: Scope) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # If this task was not cancelled here, the server's shutdown cancelled it.
+        # If `uncancel` returns a number above 0, the server's shutdown has cancelled the task too.
         if left and task is not None and not task.uncancel():
             raise ClientLeft from None
         raise

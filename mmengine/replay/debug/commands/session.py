@@ -1,7 +1,7 @@
 """A debugger session, which runs the command lines that a person types."""
 
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.replay.debug.commands import movement, questions, stopping, views  # noqa: F401 -importing registers the commands
+from mmengine.replay.debug.commands import movement, questions, stopping, views  # noqa: F401 - registers them
 from mmengine.replay.debug.commands.registry import MAX_LINE, find
 from mmengine.replay.debug.commands.session_base import SessionBase
 from mmengine.replay.debug.debugger import Debugger

@@ -20,7 +20,7 @@ def break_(session: SessionBase, rest: str) -> list[Block]:
     break entry 080f references > 1
     break finished if request ~ batch and waiting > 0
     A condition is FIELD OPERATOR LITERAL, joined with and; help fields lists the fields.
-    In the terminal it may be a Python expression: break req("req-17").tokens > 100
+    In the terminal, a condition may be a Python expression: break req("req-17").tokens > 100
     """
     return _added(session.debugger.add_breakpoint(condition_of(rest)))
 
@@ -51,7 +51,7 @@ def condition_of(text: str) -> str:
 def watch(session: SessionBase, rest: str) -> list[Block]:
     """Stop after each record that changes a value, when moving forward or back.
     watch block 17, watch row 3, watch entry 080f, watch request req-17, watch free_blocks
-    In the terminal it may be a Python expression.
+    In the terminal, the value may be a Python expression.
     """
     if not rest:
         raise InvalidRequest("say what to watch: block N, row N, entry KEY, request ID, or a field")
