@@ -40,7 +40,7 @@ class FileRoutes:
         if self._uploads[owner] >= most or self._uploads.total() >= MAX_UPLOADS:
             raise ApiError(
                 ErrorCode.UPLOADS_FULL,
-                f"at most {most} uploads of an API key may run at a time, and {MAX_UPLOADS} in all; try again later",
+                f"at most {most} uploads may run for an API key, and {MAX_UPLOADS} in all; try again later",
                 headers={"retry-after": "1", "connection": "close"},
             )
         self._uploads[owner] += 1
