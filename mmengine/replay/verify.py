@@ -74,7 +74,7 @@ def _verify_own(log: CheckedLog, progress: Callable[[Record], None] | None, inva
     )
     report.rederived = log.started.decision_version == DECISION_VERSION
     tape = LogTape(iter(log), report, progress)
-    state = _derive(tape, log, invariants) if report.rederived else _fold(tape, log, invariants)
+    state = derive(tape, log, invariants) if report.rederived else _fold(tape, log, invariants)
     if not isinstance(state, Divergence):
         try:
             if tape.watcher is not None:
@@ -89,7 +89,10 @@ def _verify_own(log: CheckedLog, progress: Callable[[Record], None] | None, inva
     return report
 
 
-def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
+def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
+    """Run the engine's loop with the log as its executor, source and sink, under the settings `log.config`.
+    Return the last state, or the first divergence.
+    """
     core: EngineCore | None = None
     try:
         core_class = HostDrivenCore if log.started.is_host_driven else EngineCore

@@ -56,7 +56,8 @@ class Meter:
         self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
         self._gaps: list[np.ndarray] = []
-        self.ends: dict[str, int] = {}  # finish reason -> number of requests that ended with it
+        self._gap_owners: list[np.ndarray] = []  # for each gap, the request's number in arrival order
+        self.ends: dict[str, int] = {}  # finish reason -> number of requests
         self.num_preemptions = 0
         self.num_output_tokens = 0
         self.num_scheduled_tokens = 0
@@ -66,6 +67,10 @@ class Meter:
     def arrived(self, request_id: str, num_prompt: int, arrival_ns: int) -> None:
         number = self._numbers[request_id] = len(self._numbers)
         self.arrived_ns[number], self.num_prompt[number] = arrival_ns, num_prompt
+
+    def seen(self, request_id: str, arrival_ns: int) -> None:
+        """Count a request's latencies from this time on, when the scheduler saw it."""
+        self.arrived_ns[self._numbers[request_id]] = arrival_ns
 
     def dispatched(self, plan: StepPlan) -> None:
         self.num_scheduled_tokens += len(plan.input_ids)
@@ -96,6 +101,7 @@ class Meter:
         self.first_ns[numbers[first]] = clock_ns
         gaps = (clock_ns - self._last_ns[numbers[~first]]) // counts[~first]
         self._gaps.append(np.repeat(gaps, counts[~first]))
+        self._gap_owners.append(np.repeat(numbers[~first], counts[~first]))
         self._last_ns[numbers] = clock_ns
 
     def preempted(self) -> None:
@@ -116,24 +122,32 @@ class Meter:
         line.encoder.append(state.encoder.used - state.encoder.idle_size)
         line.tokens.append(num_tokens)
 
-    def ttft(self) -> Spread:
-        """Return the percentiles of the times from arrival to the first token."""
-        there = self.first_ns != NEVER
-        return Spread.of((self.first_ns - self.arrived_ns)[there])
+    def ttft(self, among: np.ndarray | None = None) -> Spread:
+        """Return the times from arrival to the first token. `among`: bool for each request in arrival order,
+        whether it counts (default: all do).
+        """
+        return Spread.of((self.first_ns - self.arrived_ns)[_counting(self.first_ns, among)])
 
     def longest_ttft(self) -> int:
         """Return the longest time from arrival to the first token, in ns."""
         return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
-    def inter_token(self) -> Spread:
-        """Return the percentiles of the times between a request's tokens. The time of a step that gives
-        several tokens is divided among them.
+    def inter_token(self, among: np.ndarray | None = None) -> Spread:
+        """Return the times between a request's tokens. If a step gives several tokens, its time is divided
+        among them. `among`: as in `ttft`.
         """
-        return Spread.of(np.concatenate(self._gaps) if self._gaps else np.zeros(0, np.int64))
+        if not self._gaps:
+            return Spread()
+        gaps = np.concatenate(self._gaps)
+        return Spread.of(gaps if among is None else gaps[among[np.concatenate(self._gap_owners)]])
 
-    def end_to_end(self) -> Spread:
-        """Return the percentiles of the times from arrival to the end, for requests ended by stop or
-        length.
+    def end_to_end(self, among: np.ndarray | None = None) -> Spread:
+        """Return the times from arrival to the end, for requests that ended by stop or length. `among`: as in
+        `ttft`.
         """
-        there = self.end_ns != NEVER
-        return Spread.of((self.end_ns - self.arrived_ns)[there])
+        return Spread.of((self.end_ns - self.arrived_ns)[_counting(self.end_ns, among)])
+
+
+def _counting(times: np.ndarray, among: np.ndarray | None) -> np.ndarray:
+    there: np.ndarray = times != NEVER
+    return there if among is None else there & among

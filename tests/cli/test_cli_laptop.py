@@ -34,7 +34,7 @@ COMMANDS = (
     "log redact LOG LOG.public",
     "log export LOG --csv",
     "log export LOG --perfetto -o LOG.trace",
-    "log rerun LOG --set num_blocks=65",
+    "log rerun LOG --set max_waiting=65",
     "log report LOG -o LOG.html",
     """log minimize LOG --failing "sh -c '! grep -qra dan {}'" -o LOG.small""",
     "log verify LOG.small/log",

@@ -39,7 +39,7 @@ Options of `mmengine serve` also come from the environment (`MMENGINE_PORT`) and
 | 70 | a bug: an exception that no code expects, with its traceback |
 | 75 | a step hung (`step_timeout_s`) |
 | 130, 143 | ended by Ctrl-C or by SIGTERM |
-| 6, 7, 8, 13, 14 | [log commands](log.md): a log without its end, or another kind of damage |
+| 6, 7, 8, 13, 14 | [log commands](log.md): a damaged log, or one without its end; `log rerun`: 6, no answer |
 
 If an engine dies of an unexpected exception, stderr and the file `failure.txt` in the log's folder have the
 traceback, the step, and the requests in its rows.

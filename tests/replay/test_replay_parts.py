@@ -63,4 +63,4 @@ def test_embeddings_count_once_over_all_parts(log):
     watch = Watch(checked.config, 2)
     for state, record in fold(checked):
         watch.see(state, record)
-    assert sum(work[-1] for work in watch.measured.work) <= 4
+    assert sum(step.work.amounts[-1] for step in watch.measured.steps) <= 4

@@ -4,23 +4,34 @@ the logged times.
 
 import json
 import random
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from mmengine.cli import main as cli
-from mmengine.errors import ConfigError, LogError
-from mmengine.events.log import LogWriter
+from mmengine.errors import ConfigError
+from mmengine.events import vocabulary as ev
+from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import request_lines
-from mmengine.replay.rerun.fit import fit, held_out_error, non_negative
-from mmengine.replay.rerun.rerun import read_changes, rerun
+from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.rerun.fit import FittedCost, fit, held_out_error, non_negative
+from mmengine.replay.rerun.measurement import Watch
+from mmengine.replay.rerun.rerun import NoPrediction, read_changes, rerun
+from mmengine.replay.rerun.script import read_script
+from mmengine.replay.rerun.simulation import simulate
+from mmengine.replay.rerun.step_times import StepTimes, fit_times
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
 from mmengine.simulation.meter import Spread
 from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import generated_tokens, image_item
+from tests.cli.cli_process import call_cli
 from tests.core.small_engine import settings_of
+from tests.events.logs import rewrite
 from tests.replay.runs import busy_run
 
+COUNTED = ("steps", "output_tokens", "preemptions", "prefix_hit_percent", "encoder_hit_percent")
 COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60_000)
 
 
@@ -73,18 +84,23 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     assert logged["output_tokens"] == again["output_tokens"] == report.meter.num_output_tokens
     hits, encoded = report.stats.num_encoder_hits, report.meter.num_encoded
     assert logged["encoder_hit_percent"] == pytest.approx(100 * hits / (hits + encoded))
+    assert result.is_exact and again == result.what_if.numbers and not result.refusal
     for name, error in result.errors.items():
+        assert error is None or abs(error) < 0.02, name
+    assert {name: logged[name] for name in COUNTED} == {name: again[name] for name in COUNTED}
+    simulated = rerun(tmp_path / "log", {}, exact=False)
+    assert not simulated.is_exact and not simulated.refusal
+    for name, error in simulated.errors.items():
         assert error is None or abs(error) < 0.02 or name in ("preemptions", "prefix_hit_percent"), name
-    assert again == result.what_if.numbers, "nothing was changed"
 
 
 def test_the_fit_finds_the_costs(log):
     result = rerun(log[0], {})
-    step, token, row, attended, pair, embedding = result.prices.prices
+    step, token, row, attended, pair, sampled, embedding = result.prices.prices
     assert result.fit_error.median < 0.01 and abs(result.fit_error.total) < 0.01
     assert token == pytest.approx(COST.token_ns, rel=0.2)
     assert embedding == pytest.approx(COST.embed_ns, rel=0.2)
-    assert step + 4 * row == pytest.approx(COST.step_ns, rel=0.1)
+    assert step + 4 * (row + sampled) == pytest.approx(COST.step_ns, rel=0.1)
 
 
 def test_more_memory_is_predicted_correctly(log, tmp_path):
@@ -98,6 +114,8 @@ def test_more_memory_is_predicted_correctly(log, tmp_path):
         # Allowed error in ms; larger for figures that count from an arrival.
         step_ms = 5 if name.startswith(("ttft", "end")) else 0.5
         assert estimate[name] == pytest.approx(value, rel=0.03, abs=step_ms), name
+        low, high = result.intervals[name]
+        assert low <= estimate[name] <= high, name
 
 
 def test_requests_that_the_other_settings_refuse_are_named(log):
@@ -108,30 +126,28 @@ def test_requests_that_the_other_settings_refuse_are_named(log):
 
 def test_a_log_with_all_event_kinds(tmp_path):
     busy_run(tmp_path / "log", 2, num_requests=60)
+    assert rerun(tmp_path / "log", {}).is_exact
     result = rerun(tmp_path / "log", {"policy": "fcfs", "max_in_flight": 2})
     assert any("steps failed in the log" in note for note in result.notes)
-    assert result.again.numbers["steps"] > 0 and result.what_if.numbers["output_tokens"] > 0
+    assert result.again.numbers["steps"] > 0 and (result.what_if is None) == bool(result.refusal)
 
 
 def test_two_steps_in_flight_hide_the_host(tmp_path):
     """With two steps in flight, the engine works while the device computes, so the host time of 2 ms per step
     is hidden.
     """
-    from mmengine.replay.rerun import rerun as module
-
     simulated_log(tmp_path / "log", count=30, cost=CostModel(step_ns=5_000_000))
-    real = module._fit
-
-    def with_host(measured, folder):
-        cost, error = real(measured, folder)
-        return type(cost)(cost.prices, np.array([2_000_000.0, 0.0])), error
-
-    module._fit = with_host
-    try:
-        result = rerun(tmp_path / "log", {"max_in_flight": 2})
-    finally:
-        module._fit = real
-    saved = result.again.numbers["inter_token_ms_p50"] - result.what_if.numbers["inter_token_ms_p50"]
+    config = CheckedLog(tmp_path / "log").config
+    watch = Watch(config, 30)
+    script = read_script(tmp_path / "log", watch.see)
+    times = fit_times(watch.measured.steps, overlaps=False)
+    cost = FittedCost(times.cost.prices, np.array([2_000_000.0, 0.0]))
+    times = StepTimes(cost, times.ratios, overlaps=False)
+    gaps = []
+    for in_flight in (1, 2):
+        changed = replace(script, config=msgspec.structs.replace(config, max_in_flight=in_flight))
+        gaps.append(simulate(changed, times, 0.0).estimate.numbers["inter_token_ms_p50"])
+    saved = gaps[0] - gaps[1]
     assert saved == pytest.approx(2.0, abs=0.3)
 
 
@@ -143,8 +159,39 @@ def test_a_change_that_cannot_be_estimated_is_refused(log, tmp_path):
     with pytest.raises(ConfigError, match="no_such"):
         rerun(log[0], {"no_such": 3})
     simulated_log(tmp_path / "short", count=2)
-    with pytest.raises(LogError, match="timed steps"):
+    with pytest.raises(NoPrediction, match="timed steps"):
         rerun(tmp_path / "short", {})
+
+
+def test_settings_that_change_no_decision_are_answered_exactly(log):
+    logged = rerun(log[0], {}, exact=True)
+    for changes in ({"max_waiting": 500}, {"encoder_cache_size": 3000}):
+        result = rerun(log[0], changes)
+        assert result.is_exact and result.what_if.numbers == logged.what_if.numbers
+    with pytest.raises(NoPrediction, match="the decisions differ from step"):
+        rerun(log[0], {"num_blocks": 400}, exact=True)
+
+
+def test_a_log_whose_halves_differ_from_the_model_is_not_answered(log, tmp_path, monkeypatch):
+    """The steps of the second half take twice as long, which their work does not tell."""
+    records = list(LogReader(log[0]))
+    middle, shift, changed = records[len(records) // 2].step, 0, []
+    for record in records:
+        if isinstance(record.event, ev.Executed) and record.step > middle:
+            shift += record.event.device_ns
+            event = msgspec.structs.replace(record.event, device_ns=2 * record.event.device_ns)
+            record = msgspec.structs.replace(record, event=event)
+        changed.append(msgspec.structs.replace(record, mono_ns=record.mono_ns + shift))
+    folder = rewrite(changed, tmp_path / "log")
+    assert rerun(folder, {}).is_exact
+    for extra, start in (([], "│ ttft"), (["--json"], "{")):
+        arguments = ("log", "rerun", folder, "--set", "num_blocks=400", *extra)
+        done = call_cli(*arguments)
+        assert done.returncode == 6 and start in done.stdout, done.stderr
+        assert "this log cannot answer: " in done.stderr and "of held-out halves" in done.stderr
+        assert "what if" not in done.stdout
+    report = json.loads(done.stdout)
+    assert report["what_if"] is None and report["refusal"] and report["calibration"]
 
 
 def test_changes_are_read_as_json_or_words():

@@ -1,18 +1,21 @@
 """A cost model for a step's duration. The model is fitted to the durations in a log.
 
-A step's duration is modelled as a sum of amounts times prices. The amounts are 1 for the step itself, its
-tokens, its rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended
-token, and the embeddings computed. The prices are non-negative and minimise the relative errors. Unusually
-long steps count less (Huber weights with iterated least squares, and Lawson and Hanson's active sets).
+A step's time is modelled as a sum of amounts times prices. The amounts are: 1 for the step, its tokens, its
+rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended token, the
+positions whose logits are computed (drafts included), and the embeddings computed. The prices are
+non-negative and minimise relative errors; unusually long steps count less (Huber weights with iterated least
+squares, and Lawson and Hanson's active sets).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from mmengine.core.executor import StepPlan
 
-PARTS = ("step", "token", "row", "attended token", "attended pair", "embedding")
+PARTS = ("step", "token", "row", "attended token", "attended pair", "sampled position", "embedding")
+KINDS = ("decode", "prompt", "encoder")  # kinds of steps, whose times scatter differently
 FOLDS = 5
 HUBER = 1.345  # Number of standard deviations above which an error counts linearly instead of quadratically.
 ROUNDS = 12
@@ -30,6 +33,14 @@ class FitError:
     total: float
 
 
+class StepWork(NamedTuple):
+    """A step's work. `amounts`: for each of PARTS, float64. `kind`: index into KINDS."""
+
+    amounts: np.ndarray
+    kind: int
+    num_rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class FittedCost:
     """The fitted prices in ns, float64. `prices`: in the order of PARTS. `host_prices`: the price per step
@@ -39,22 +50,37 @@ class FittedCost:
     prices: np.ndarray
     host_prices: np.ndarray
 
-    def price(self, plan: StepPlan, num_embeds: int) -> int:
-        work = work_of(plan.num_scheduled, plan.num_computed, num_embeds)
-        return round(float(work @ self.prices))
+    def device_ns(self, work: StepWork) -> float:
+        return float(work.amounts @ self.prices)
 
-    def host_ns(self, num_rows: int) -> int:
-        return round(float(self.host_prices[0] + self.host_prices[1] * num_rows))
+    def host_ns(self, num_rows: int) -> float:
+        return float(self.host_prices[0] + self.host_prices[1] * num_rows)
 
 
-def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int) -> np.ndarray:
-    """Return a step's amounts, in the order of PARTS, float64 [6]. `num_computed`: each row's computed tokens
-    before the step.
+def work_of_plan(plan: StepPlan, num_embeds: int) -> StepWork:
+    """Return the work of a planned step."""
+    drafts = np.zeros(len(plan.rows), np.int64) if plan.num_drafts is None else plan.num_drafts
+    return work_of(plan.num_scheduled, plan.num_computed, drafts, plan.sample, num_embeds)
+
+
+def work_of(
+    num_scheduled: np.ndarray,
+    num_computed: np.ndarray,
+    num_drafts: np.ndarray,
+    sample: np.ndarray,
+    num_embeds: int,
+) -> StepWork:
+    """Return a step's work. The arrays have an entry for each of its rows, and `num_computed` counts the
+    tokens before the step. `sample`: indices of the rows that sample.
     """
     scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
     pairs = scheduled * computed + scheduled * (scheduled + 1) // 2
     tokens, rows = int(scheduled.sum()), len(scheduled)
-    return np.array([1, tokens, rows, int(computed.sum()) + tokens, int(pairs.sum()), num_embeds], np.float64)
+    sampled = len(sample) + int(num_drafts[sample].sum())
+    lengths = int(computed.sum()) + tokens
+    amounts = np.array([1, tokens, rows, lengths, int(pairs.sum()), sampled, num_embeds], np.float64)
+    is_prompt = bool((scheduled > 1 + num_drafts).any())
+    return StepWork(amounts, 2 if num_embeds > 0 else int(is_prompt), rows)
 
 
 def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:

@@ -11,7 +11,9 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.rerun.clock import SteadyClock
-from mmengine.replay.rerun.fit import work_of
+from mmengine.replay.rerun.fit import StepWork, work_of
+from mmengine.replay.rerun.step_times import DrawnTimes, TimedStep
+from mmengine.replay.timeline import is_scheduling
 from mmengine.simulation.device import share_of
 from mmengine.simulation.meter import Meter
 
@@ -21,24 +23,17 @@ MAX_STEP_NS = 10**15  # Eleven days.
 
 @dataclass(slots=True)
 class Measured:
-    """Measurements from a log.
-
-    `work` [n, p]: the amounts of each step (see fit.PARTS). `device_ns`: the duration of each step on the
-    device. `host_rows` and `host_ns` concern steps that began right after another step: the number of rows,
-    and the time for which the device was idle between the two steps. `meter`: the requests, with times since
-    the log's first arrival.
+    """Measurements from a log. `steps`: the steps with rows and a known duration. `meter`: the requests, with
+    times from the log's first arrival on.
     """
 
     meter: Meter
     duration_ns: int = 0
     num_steps: int = 0
     num_encoder_hits: int = 0
-    work: list[np.ndarray] = field(default_factory=list)
-    device_ns: list[int] = field(default_factory=list)
-    host_rows: list[int] = field(default_factory=list)
-    host_ns: list[int] = field(default_factory=list)
-    num_accepted: int = 0  # Number of accepted drafts.
-    num_refused: int = 0  # Number of rows with a rejected draft.
+    steps: list[TimedStep] = field(default_factory=list)
+    num_accepted: int = 0  # Accepted drafts.
+    num_refused: int = 0  # Rows with a rejected draft.
 
 
 class Watch:
@@ -47,32 +42,37 @@ class Watch:
     """
 
     def __init__(self, config: EngineConfig, num_requests: int):
-        self.measured = Measured(Meter(num_requests, config.max_num_seqs))
+        self.measured = Measured(Meter(num_requests, config.num_rows))
         self._clock = SteadyClock()
         self._names: dict[str, str] = {}
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        # For each decided step: the amounts (None if unknown), and the number of rows.
-        self._decided: deque[tuple[np.ndarray | None, int]] = deque()
-        # The time at which the last step returned, or -1 if the engine was idle since then.
-        self._last_ns = -1
+        # (work or None if unknown, the engine's own time before the step in ns or -1).
+        self._decided: deque[tuple[StepWork | None, int]] = deque()
+        self._last_ns = -1  # When the last result was back; -1 if the engine was idle since.
+        self._first_ns = -1  # When the open step's first decision was made.
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
     def see(self, state: State, record: Record) -> None:
-        measured, event, time_ns = self.measured, record.event, self._clock.of(record)
+        measured, event = self.measured, record.event
         if not self._has_begun:
             self._begin(state)
         if self._admitted is not None:
             name, num_encoded = self._admitted
             measured.num_encoder_hits += len(state.requests[name].held_media) - num_encoded
             self._admitted = None
-        if not state.requests:
-            self._last_ns = -1
-        now = time_ns - self._start_ns
+        if not len(state.running) and all(each.waits_for_grammar for each in state.requests.values()):
+            self._last_ns = -1  # Nothing could run.
         if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
-            self._decide(state, time_ns)
+            self._decided.append((_work(state), -1))
+        time_ns = self._time(state, record)
+        now = time_ns - self._start_ns
+        if isinstance(event, ev.Dispatched) and self._decided and self._last_ns >= 0:
+            self._decided[-1] = self._decided[-1][0], time_ns - self._last_ns
+        if self._first_ns < 0 and is_scheduling(state, event):
+            self._first_ns = time_ns
         match event:
             case ev.Queued(request_id=name):
                 if self._start_ns < 0:
@@ -96,16 +96,20 @@ class Watch:
                 self._land(state, event, time_ns)
             case ev.Failed() | ev.Recovered():
                 self._decided.clear()
-                self._last_ns = -1
+                self._last_ns = self._first_ns = -1
             case ev.Finished(request_id=name) if name in state.requests:
                 measured.meter.finished(self._names[name], event.reason, now)
+
+    def _time(self, state: State, record: Record) -> int:
+        """Return the record's time in ns since the log's first record."""
+        return self._clock.of(record)
 
     def _begin(self, state: State) -> None:
         """Add the requests that arrived before the log's first record. Their times are measured from this
         record.
         """
         self._has_begun = True
-        self._decided.extend([(None, 0)] * len(state.flights))
+        self._decided.extend([(None, -1)] * len(state.flights))
         for name, req_state in state.requests.items():
             self._start_ns = 0
             self._names[name] = str(self._count)
@@ -114,34 +118,19 @@ class Watch:
             if req_state.row >= 0:
                 self.measured.meter.admitted(self._names[name], req_state.row, max(0, req_state.num_cached))
 
-    def _decide(self, state: State, time_ns: int) -> None:
-        rows = state.step_rows
-        scheduled = state.scheduled[rows]
-        embeds = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
-        if (part := state.step_part) is not None:
-            owner = state.requests[part.request_id]
-            size = owner.request.media[part.item].num_embeds
-            embeds += share_of(size, part.start, part.until, owner.media_work[part.item])
-        work = work_of(scheduled, state.num_computed[rows] - scheduled, embeds)
-        self._decided.append((work, len(rows)))
-        if self._overlaps and self._last_ns >= 0:
-            self.measured.host_rows.append(len(rows))
-            self.measured.host_ns.append(time_ns - self._last_ns)
-
     def _land(self, state: State, event: ev.Executed, time_ns: int) -> None:
         measured, now = self.measured, time_ns - self._start_ns
         if event.device_ns > MAX_STEP_NS:
             raise ValueError(f"a step took {event.device_ns} ns; the limit is {MAX_STEP_NS}")
-        work, num_rows = self._decided.popleft()
+        work, host_ns = self._decided.popleft()
         measured.num_steps += 1
         measured.duration_ns = now
-        if event.device_ns > 0 and work is not None and num_rows:
-            measured.work.append(work)
-            measured.device_ns.append(event.device_ns)
-            if not self._overlaps and self._last_ns >= 0:
-                measured.host_rows.append(num_rows)
-                measured.host_ns.append(max(0, time_ns - self._last_ns - event.device_ns))
-        self._last_ns = time_ns
+        if event.device_ns > 0 and work is not None and work.num_rows:
+            begin = self._last_ns if self._last_ns >= 0 else self._first_ns
+            if not self._overlaps and begin >= 0:
+                host_ns = max(0, time_ns - begin - event.device_ns)
+            measured.steps.append(TimedStep(work, event.device_ns, host_ns, now))
+        self._last_ns, self._first_ns = time_ns, -1
         rows = state.sampled_rows()
         counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
         whole = np.ones(len(rows), bool)
@@ -153,3 +142,38 @@ class Watch:
             room = state.max_total[rows] - state.num_tokens[rows]
             counts = np.minimum(counts, room)[whole]
         measured.meter.sampled(rows[whole], counts, now)
+
+
+def _work(state: State) -> StepWork:
+    """Return the open step's work."""
+    rows = state.step_rows
+    scheduled = state.scheduled[rows]
+    embeds = sum(request.media[index].num_embeds for _, request, index in state.step_encoded)
+    if (part := state.step_part) is not None:
+        owner = state.requests[part.request_id]
+        size = owner.request.media[part.item].num_embeds
+        embeds += share_of(size, part.start, part.until, owner.media_work[part.item])
+    computed, drafts = state.num_computed[rows] - scheduled, state.scheduled_drafts[rows]
+    return work_of(scheduled, computed, drafts, state.due(), embeds)
+
+
+class PricedWatch(Watch):
+    """Measures a log as if its steps had taken other times: the decisions, the order of the records and idle
+    times are the log's, and each step takes the time that `times` gives for its work.
+    """
+
+    def __init__(self, config: EngineConfig, num_requests: int, times: DrawnTimes):
+        super().__init__(config, num_requests)
+        self._times = times
+        self._now = self._logged_ns = 0
+
+    def _time(self, state: State, record: Record) -> int:
+        logged_ns, before = self._clock.of(record), self._logged_ns
+        self._logged_ns = logged_ns
+        work = self._decided[0][0] if self._decided else None
+        if not isinstance(record.event, ev.Executed) or work is None or not work.num_rows:
+            self._now += logged_ns - before
+            return self._now
+        begin = self._last_ns if self._last_ns >= 0 else self._first_ns
+        self._now = max(self._now, begin + self._times.step_ns(work))
+        return self._now

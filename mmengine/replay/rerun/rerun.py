@@ -1,9 +1,8 @@
-"""What-if simulation: runs the requests of a log with other settings. Step durations come from a cost model
-that is fitted to the log.
+"""What-if: a log's latencies under other settings, and how far the answer can be trusted.
 
-Requests arrive, are cancelled and get their grammars as in the log, and get the same answers. The scheduler
-is the engine's own. The log's own settings are simulated as well. The comparison with the logged figures
-shows the error of the estimate.
+If the settings lead to the log's own decisions, the answer is exact: the steps are the log's. Otherwise the
+log's requests are served again in time, by the engine's own scheduler, with step times fitted to the log.
+Such an answer is given only if simulations predict halves of the log that the model did not see.
 """
 
 from collections.abc import Callable
@@ -14,46 +13,51 @@ import msgspec
 import numpy as np
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.request_checks import check_request
 from mmengine.core.decide.scheduler import DECISION_VERSION
-from mmengine.core.state.request_state import request_of
-from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
+from mmengine.errors import ConfigError, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
-from mmengine.replay.rerun.fit import FitError, FittedCost, fit, held_out_error
-from mmengine.replay.rerun.measurement import MAX_REQUESTS, Measured, Watch
-from mmengine.replay.rerun.playback import Playback, Timer
+from mmengine.replay.rerun.calibration import Calibration, calibrate
+from mmengine.replay.rerun.fit import FitError, FittedCost, held_out_error
+from mmengine.replay.rerun.measurement import MAX_REQUESTS, Measured, PricedWatch, Watch
+from mmengine.replay.rerun.same_decisions import compare_decisions
 from mmengine.replay.rerun.script import Script, read_script
-from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
-from mmengine.replay.timeline import open_log
-from mmengine.simulation.meter import Meter
+from mmengine.replay.rerun.simulation import Estimate, complete_script, numbers_of, simulate
+from mmengine.replay.rerun.step_times import StepTimes, fit_times
+from mmengine.replay.timeline import fold, open_log
 
 MIN_STEPS = 50
+SEEDS = (0, 1, 2)  # of the step times that a what-if is simulated with
+Interval = tuple[float, float]
 
 
-@dataclass(slots=True)
-class Estimate:
-    """The figures of a run by name. Latencies are in ms. `notes`: remarks about the run."""
-
-    numbers: dict[str, float]
-    notes: list[str] = field(default_factory=list)
+class NoPrediction(LogError):
+    """The log cannot answer the question."""
 
 
 @dataclass(slots=True)
 class Rerun:
-    """The result of a rerun. `again`: the simulation with the log's own settings. `what_if`: the simulation
-    with the changed settings. `errors`: the relative error of each figure in `again` compared with `logged`,
-    as a fraction, or None if the logged figure is 0.
+    """A re-run's result.
+
+    `is_exact`: whether the settings lead to the log's decisions; otherwise decisions are simulated. `again`:
+    the log's own settings with modelled step times. `what_if`: the changed settings, or None if `refusal`
+    says why they cannot be predicted. `intervals`: for each figure of `what_if`, between which values it
+    lies. `errors`: each figure's relative error in `again` against `logged`, as a fraction; None if the
+    logged figure is 0.
     """
 
+    is_exact: bool
     logged: Estimate
     again: Estimate
-    what_if: Estimate
+    what_if: Estimate | None
     changed: dict[str, tuple[object, object]]
     fit_error: FitError
     prices: FittedCost
-    notes: list[str]
+    calibration: Calibration
+    refusal: str = ""
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def errors(self) -> dict[str, float | None]:
@@ -66,44 +70,76 @@ def rerun(
     changes: dict[str, object],
     progress: Callable[[str], None] = lambda text: None,
     findings: Findings | None = None,
+    exact: bool | None = None,
 ) -> Rerun:
-    """Simulate a log with its own settings, and again with changed settings. `changes`: new values by the
-    field names of EngineConfig. `findings`: see CheckedLog.
+    """Return a log's latencies with `changes` to its settings (keyed by EngineConfig's field names).
 
-    Raises ConfigError for invalid settings. Raises LogError for a log that is too short to fit a cost model,
-    and for a log that a host scheduled asynchronously. Also raises `verify`'s errors.
+    `exact`: True answers only if the settings lead to the log's decisions, False simulates in any case, None
+    simulates if they lead to others. `findings`: as in CheckedLog.
+
+    Raises ConfigError for invalid settings, NoPrediction for a log that cannot answer, and the errors of
+    `verify`.
     """
     timeline = open_log(folder)
-    if timeline.started.host and timeline.config.max_in_flight > 1:
-        raise LogError(
-            f"{timeline.started.host} scheduled this log asynchronously (max_in_flight "
-            f"{timeline.config.max_in_flight}); rerun simulates its rules only with max_in_flight 1, where "
-            "each result is known before the next call, so the estimate would be of another schedule"
-        )
-    config = _changed(timeline.config, changes)
-    watch = Watch(timeline.config, _count_requests(folder))
+    logged, config = timeline.config, _changed(timeline.config, changes)
+    count = _count_requests(folder)
+    watch = Watch(logged, count)
     progress("reading the log")
     script = read_script(folder, watch.see, findings)
     measured = watch.measured
-    cost, error = _fit(measured, folder)
-    acceptance = _acceptance(measured, timeline.config, config)
-    script, notes = _whole(script)
+    _check_steps(measured, folder)
+    acceptance = _acceptance(measured, logged, config)
+    progress("deciding the log's steps again")
+    same = compare_decisions(folder, config) if exact is not False else None
+    if exact and same is not None and not same.is_same:
+        raise NoPrediction(f"with these settings {same.why}; without --exact rerun simulates them")
+    overlaps = logged.max_in_flight > 1
+    times = fit_times(measured.steps, overlaps=overlaps)
+    result = Rerun(
+        same is not None and same.is_same,
+        _logged(measured),
+        Estimate({}),
+        None,
+        {name: (getattr(logged, name), getattr(config, name)) for name in changes},
+        held_out_error(
+            np.array([each.work.amounts for each in measured.steps]),
+            np.array([each.device_ns for each in measured.steps], np.float64),
+        ),
+        times.cost,
+        Calibration(),
+    )
+    if result.is_exact:
+        result.again = result.what_if = _priced(folder, times, count, logged)
+        return result
+    if timeline.started.host and overlaps:
+        raise NoPrediction(
+            f"{timeline.started.host} scheduled this log asynchronously (max_in_flight "
+            f"{logged.max_in_flight}); rerun simulates its rules only with max_in_flight 1, where each "
+            "result is known before the next call, so the estimate would be of another schedule"
+        )
+    script, result.notes = complete_script(script)
+    if same is not None and not changes:
+        result.notes.append(f"the log's own decisions are not reproduced: {same.why}")
     if timeline.started.decision_version != DECISION_VERSION:
-        notes.append(
-            f"logged under decision version {timeline.started.decision_version}; both simulations decide by "
+        result.notes.append(
+            f"logged under decision version {timeline.started.decision_version}; all simulations decide by "
             f"version {DECISION_VERSION}"
         )
+    progress("predicting the halves of the log from each other")
+    result.calibration = calibrate(script, measured, acceptance, overlaps=overlaps)
+    result.refusal = result.calibration.refusal
     progress("simulating the log's own settings")
-    again = _simulate(script, cost, acceptance)
-    progress("simulating the other settings")
-    what_if = _simulate(replace(script, config=config), cost, acceptance)
-    changed = {name: (getattr(timeline.config, name), getattr(config, name)) for name in changes}
-    return Rerun(_logged(measured), again, what_if, changed, error, cost, notes)
+    result.again = simulate(script, times, acceptance).estimate
+    if not result.refusal:
+        progress("simulating the other settings")
+        _predict(result, replace(script, config=config), times, acceptance)
+    return result
 
 
 def _changed(config: EngineConfig, changes: dict[str, object]) -> EngineConfig:
     changed = EngineConfig.from_dict({**config.as_dict(), **changes})
-    changed.check_resolved()
+    if changes:
+        changed.check_resolved()
     return changed
 
 
@@ -116,19 +152,12 @@ def _count_requests(folder: Path) -> int:
     return count
 
 
-def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
-    if len(measured.work) < MIN_STEPS:
-        raise LogError(
-            f"the log in {folder} has {len(measured.work)} timed steps; a cost model needs at least "
+def _check_steps(measured: Measured, folder: Path) -> None:
+    if len(measured.steps) < MIN_STEPS:
+        raise NoPrediction(
+            f"the log in {folder} has {len(measured.steps)} timed steps; a cost model needs at least "
             f"{MIN_STEPS}, with prompts and with answers"
         )
-    work, device_ns = np.array(measured.work), np.array(measured.device_ns, np.float64)
-    host = np.zeros(2)
-    host_ns = np.array(measured.host_ns, np.float64)
-    if len(host_ns) and np.median(host_ns) > 0:
-        rows = np.array(measured.host_rows, np.float64)
-        host = fit(np.stack((np.ones(len(rows)), rows), axis=1), np.maximum(host_ns, 1.0))
-    return FittedCost(fit(work, device_ns), host), held_out_error(work, device_ns)
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
@@ -136,7 +165,7 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
     compared up to and including the first rejected draft.
     """
     tried = measured.num_accepted + measured.num_refused
-    if config.num_draft_tokens and not tried:
+    if config.num_draft_tokens and not tried and config.num_draft_tokens != logged.num_draft_tokens:
         raise ConfigError(
             f"num_draft_tokens {config.num_draft_tokens}: the log has no drafts, so their acceptance is "
             f"unknown; leave it at {logged.num_draft_tokens}"
@@ -144,111 +173,34 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
     return measured.num_accepted / tried if tried else 0.0
 
 
-def _whole(script: Script) -> tuple[Script, list[str]]:
-    """Return a script in which each request ends, and notes about everything in the log that cannot be
-    repeated.
+def _priced(folder: Path, times: StepTimes, count: int, config: EngineConfig) -> Estimate:
+    """Return the log's figures with modelled step times and the log's decisions."""
+    watch = PricedWatch(config, count, times.drawn(np.random.default_rng(SEEDS[0]), overlaps=times.overlaps))
+    log = CheckedLog(folder, findings=Findings())
+    for state, record in fold(log):
+        with log.naming(record):
+            watch.see(state, record)
+    return _logged(watch.measured)
+
+
+def _predict(result: Rerun, script: Script, times: StepTimes, acceptance: float) -> None:
+    """Simulate the script with several draws of step times, and store the first estimate with the intervals
+    that all of them and the calibration's errors span.
     """
-    notes, unfinished = [], set(script.unfinished)
-    observations = []
-    for each in script.observations:
-        event = each.event
-        if isinstance(event, ev.Queued) and event.request_id in unfinished:
-            least = min(1, event.sampling.max_tokens)
-            count = max(least, len(script.answers[event.request_id].tokens))
-            sampling = msgspec.structs.replace(event.sampling, max_tokens=count, min_tokens=0)
-            each = replace(each, event=msgspec.structs.replace(event, sampling=sampling))
-        observations.append(each)
-    if unfinished:
-        notes.append(
-            f"{len(unfinished)} requests have no end in the log; here they end with their last token"
-        )
-    if script.num_rejected:
-        notes.append(f"{script.num_rejected} arrivals that found the queue full are not in the log")
-    if script.failed_steps:
-        notes.append(f"{len(script.failed_steps)} steps failed in the log; none fails in the simulations")
-    if any(isinstance(each.event, ev.Recovered) for each in observations):
-        notes.append("the log contains a crash; the simulations do not")
-    return replace(script, observations=observations), notes
-
-
-def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
-    notes = []
-    refused, reason = _refused(script)
-    kept = [o for o in script.observations if getattr(o.event, "request_id", "") not in refused]
-    if refused:
-        notes.append(f"{len(refused)} requests are refused, the first: {reason}")
-    meter = Meter(len(script.requests), script.config.max_num_seqs)
-    start_ns = script.observations[0].time_ns if script.observations else 0
-    for each in kept:
-        if isinstance(each.event, ev.Queued):
-            meter.arrived(each.event.request_id, len(each.event.prompt) // 4, each.time_ns - start_ns)
-    executor = ScriptedExecutor(
-        script.config,
-        script.answers,
-        cost=cost,
-        host_ns=cost.host_ns,
-        observers=(meter,),
-        acceptance=acceptance,
-    )
-
-    def see(event: ev.Event) -> None:
-        if isinstance(event, ev.Preempted):
-            meter.preempted()
-        elif isinstance(event, ev.Finished):
-            meter.finished(event.request_id, event.reason, executor.clock_ns)
-
-    playback = Playback(script.config, kept, executor, timer=Timer(executor, start_ns), see=see)
-    try:
-        while playback.step() is not None:
-            pass
-    except MMEngineError as error:
-        notes.append(f"the engine stops: {error}")
-    stats = playback.core.stats()
-    numbers = _numbers(meter, executor.clock_ns, stats.steps, stats.num_encoder_hits)
-    return Estimate(numbers, notes)
-
-
-def _refused(script: Script) -> tuple[set[str], str]:
-    """Return the ids of requests that the script's settings would refuse, and the reason for the first of
-    them.
-    """
-    names, reason = set(), ""
-    for event in script.requests:
-        try:
-            check_request(request_of(event), script.config)
-        except InvalidRequest as error:
-            names.add(event.request_id)
-            reason = reason or f"{event.request_id}: {error}"
-    return names, reason
+    runs = [simulate(script, times, acceptance, seed).estimate for seed in SEEDS]
+    result.what_if = runs[0]
+    for name in runs[0].numbers:
+        values = [run.numbers[name] for run in runs]
+        error = result.calibration.error_of(name)
+        if error is None:
+            error = abs(result.errors[name] or 0.0)
+        result.intervals[name] = min(values) * max(0.0, 1.0 - error), max(values) * (1.0 + error)
 
 
 def _logged(measured: Measured) -> Estimate:
     return Estimate(
-        _numbers(measured.meter, measured.duration_ns, measured.num_steps, measured.num_encoder_hits)
+        numbers_of(measured.meter, measured.duration_ns, measured.num_steps, measured.num_encoder_hits)
     )
-
-
-def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: int) -> dict[str, float]:
-    seconds = duration_ns / 1e9
-    ran = meter.num_cached >= 0
-    num_prompt, items = int(meter.num_prompt[ran].sum()), num_encoder_hits + meter.num_encoded
-    numbers: dict[str, float] = {}
-    for name, spread in (
-        ("ttft_ms", meter.ttft()),
-        ("inter_token_ms", meter.inter_token()),
-        ("end_to_end_ms", meter.end_to_end()),
-    ):
-        numbers |= {f"{name}_{each}": getattr(spread, each) / 1e6 for each in ("p50", "p90", "p99")}
-    return numbers | {
-        "tokens_per_s": meter.num_output_tokens / seconds if seconds else 0.0,
-        "requests_per_s": sum(meter.ends.get(end, 0) for end in ev.ANSWERED) / seconds if seconds else 0.0,
-        "duration_s": seconds,
-        "steps": num_steps,
-        "output_tokens": meter.num_output_tokens,
-        "preemptions": meter.num_preemptions,
-        "prefix_hit_percent": 100.0 * int(meter.num_cached[ran].sum()) / num_prompt if num_prompt else 0.0,
-        "encoder_hit_percent": 100.0 * num_encoder_hits / items if items else 0.0,
-    }
 
 
 def read_changes(pairs: list[str]) -> dict[str, object]:

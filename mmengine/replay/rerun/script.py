@@ -24,6 +24,7 @@ from mmengine.events.codec import Record
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
 from mmengine.replay.rerun.clock import SteadyClock
+from mmengine.replay.timeline import is_scheduling
 
 
 @dataclass(slots=True)
@@ -59,15 +60,16 @@ Observed = (
 class Observation:
     """An observation of the log.
 
-    `step`: the number of the next step when the observation was seen. `landed`: the number of steps whose
-    results had returned by then; it equals `step` if no step was in flight. `time_ns`: time since the log's
-    first record.
+    `step` was the next step when the event was seen. `landed` counts the steps whose results were back by
+    then; it equals `step` if no step was in flight. `time_ns` counts from the log's first record. The event
+    was there at most `slack_ns` earlier: the scheduler sees new events once a step.
     """
 
     step: int
     landed: int
     time_ns: int
     event: Observed
+    slack_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class _Reader:
     def __init__(self, script: Script):
         self.script = script
         self._clock, self._now = SteadyClock(), 0
+        self._looked_ns = 0  # When the scheduler last looked for new events.
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
         self._times: dict[str, int] = {}  # Maps an id to the number of arrivals with this id.
         # Maps an id in the log to the id in the script. If the log has several requests with this id, the
@@ -141,6 +144,8 @@ class _Reader:
 
     def read(self, state: State, record: Record) -> None:
         event, self._now = record.event, self._clock.of(record)
+        if not state.requests or is_scheduling(state, event):
+            self._looked_ns = self._now
         match event:
             case ev.Queued(request_id=name):
                 self._times[name] = self._times.get(name, 0) + 1
@@ -183,7 +188,8 @@ class _Reader:
 
     def _observe(self, state: State, event: Observed) -> None:
         landed = state.step - len(state.flights)
-        self.script.observations.append(Observation(state.step, landed, self._now, event))
+        slack_ns = self._now - self._looked_ns
+        self.script.observations.append(Observation(state.step, landed, self._now, event, slack_ns))
 
     def _note_runs(self, state: State, counts: np.ndarray) -> None:
         rows = state.sampled_rows()

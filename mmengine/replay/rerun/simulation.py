@@ -1,0 +1,147 @@
+"""Simulates a script in time: requests arrive at the log's times, the engine's own scheduler decides, and
+steps take the times that a model gives.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from mmengine.core.decide.request_checks import check_request
+from mmengine.core.state.request_state import request_of
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.events import vocabulary as ev
+from mmengine.replay.rerun.playback import Playback, Timer
+from mmengine.replay.rerun.script import Observation, Script
+from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
+from mmengine.replay.rerun.step_times import StepTimes
+from mmengine.simulation.meter import Meter
+
+LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
+
+
+@dataclass(slots=True)
+class Estimate:
+    """A run's figures, keyed by name; latencies are in ms. `notes`: remarks about the run."""
+
+    numbers: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Simulated:
+    """A simulation. `num_refused`: requests that the settings refuse."""
+
+    estimate: Estimate
+    meter: Meter
+    num_refused: int
+
+
+def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0) -> Simulated:
+    """Serve a script's requests. `acceptance`: as in ScriptedExecutor. `seed`: of the drawn step times."""
+    notes, config = [], script.config
+    refused, reason = _refused(script)
+    observations = [o for o in script.observations if getattr(o.event, "request_id", "") not in refused]
+    if refused:
+        notes.append(f"{len(refused)} requests are refused, the first: {reason}")
+    meter = Meter(len(script.requests), config.max_num_seqs)
+    start_ns = script.observations[0].time_ns if script.observations else 0
+    for each in observations:
+        if isinstance(each.event, ev.Queued):
+            meter.arrived(each.event.request_id, len(each.event.prompt) // 4, each.time_ns - start_ns)
+    rng = np.random.default_rng(seed)
+    observations = [_arriving(each, rng.random()) for each in observations]
+    drawn = times.drawn(rng, overlaps=config.max_in_flight > 1)
+    executor = ScriptedExecutor(
+        config,
+        script.answers,
+        cost=drawn,
+        host_ns=drawn.host_ns,
+        observers=(meter,),
+        acceptance=acceptance,
+    )
+
+    def see(event: ev.Event) -> None:
+        if isinstance(event, ev.Queued):
+            meter.seen(event.request_id, executor.clock_ns)
+        elif isinstance(event, ev.Preempted):
+            meter.preempted()
+        elif isinstance(event, ev.Finished):
+            meter.finished(event.request_id, event.reason, executor.clock_ns)
+
+    playback = Playback(config, observations, executor, timer=Timer(executor, start_ns), see=see)
+    try:
+        while playback.step() is not None:
+            pass
+    except MMEngineError as error:
+        notes.append(f"the engine stops: {error}")
+    stats = playback.core.stats()
+    numbers = numbers_of(meter, executor.clock_ns, stats.steps, stats.num_encoder_hits)
+    return Simulated(Estimate(numbers, notes), meter, len(refused))
+
+
+def _arriving(observation: Observation, share: float) -> Observation:
+    """Return the observation at the time when it was there, `share` of the slack before it was seen."""
+    return replace(observation, time_ns=observation.time_ns - round(share * observation.slack_ns))
+
+
+def complete_script(script: Script) -> tuple[Script, list[str]]:
+    """Return the script, changed so that each request ends, and notes about everything in the log that cannot
+    be repeated.
+    """
+    notes, unfinished = [], set(script.unfinished)
+    observations = []
+    for each in script.observations:
+        event = each.event
+        if isinstance(event, ev.Queued) and event.request_id in unfinished:
+            least = min(1, event.sampling.max_tokens)
+            count = max(least, len(script.answers[event.request_id].tokens))
+            sampling = msgspec.structs.replace(event.sampling, max_tokens=count, min_tokens=0)
+            each = replace(each, event=msgspec.structs.replace(event, sampling=sampling))
+        observations.append(each)
+    if unfinished:
+        notes.append(
+            f"{len(unfinished)} requests have no end in the log; here they end with their last token"
+        )
+    if script.num_rejected:
+        notes.append(f"{script.num_rejected} arrivals that found the queue full are not in the log")
+    if script.failed_steps:
+        notes.append(f"{len(script.failed_steps)} steps failed in the log; none fails in the simulations")
+    if any(isinstance(each.event, ev.Recovered) for each in observations):
+        notes.append("the log contains a crash; the simulations do not")
+    return replace(script, observations=observations), notes
+
+
+def _refused(script: Script) -> tuple[set[str], str]:
+    """Return the ids for requests that the script's settings would refuse, and the reason for the
+    first.
+    """
+    names, reason = set(), ""
+    for event in script.requests:
+        try:
+            check_request(request_of(event), script.config)
+        except InvalidRequest as error:
+            names.add(event.request_id)
+            reason = reason or f"{event.request_id}: {error}"
+    return names, reason
+
+
+def numbers_of(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: int) -> dict[str, float]:
+    """Return a run's figures, keyed by name."""
+    seconds = duration_ns / 1e9
+    ran = meter.num_cached >= 0
+    num_prompt, items = int(meter.num_prompt[ran].sum()), num_encoder_hits + meter.num_encoded
+    numbers: dict[str, float] = {}
+    spreads = meter.ttft(), meter.inter_token(), meter.end_to_end()
+    for name, spread in zip(LATENCIES, spreads, strict=True):
+        numbers |= {f"{name}_{each}": getattr(spread, each) / 1e6 for each in ("p50", "p90", "p99")}
+    return numbers | {
+        "tokens_per_s": meter.num_output_tokens / seconds if seconds else 0.0,
+        "requests_per_s": sum(meter.ends.get(end, 0) for end in ev.ANSWERED) / seconds if seconds else 0.0,
+        "duration_s": seconds,
+        "steps": num_steps,
+        "output_tokens": meter.num_output_tokens,
+        "preemptions": meter.num_preemptions,
+        "prefix_hit_percent": 100.0 * int(meter.num_cached[ran].sum()) / num_prompt if num_prompt else 0.0,
+        "encoder_hit_percent": 100.0 * num_encoder_hits / items if items else 0.0,
+    }

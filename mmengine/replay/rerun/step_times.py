@@ -1,0 +1,93 @@
+"""Step times for a simulation: fitted times, scattered as the log's steps scatter around them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan
+from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit, work_of_plan
+
+RUN = 16  # consecutive steps of the log whose scatter is drawn together, because slow steps follow slow ones
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step of the log. `device_ns`: its time on the device. `host_ns`: the time that the engine spent
+    around it while the device was idle, or -1 if unknown. `end_ns`: when its result was back.
+    """
+
+    work: StepWork
+    device_ns: int
+    host_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Fitted costs, and for each kind of step the logged time of each step as a multiple of its fitted
+    time. `overlaps`: whether the log's engine worked while the device computed; the multiples are then of
+    device times, and otherwise of device and host times together.
+    """
+
+    cost: FittedCost
+    ratios: tuple[np.ndarray, ...]
+    overlaps: bool
+
+    def drawn(self, rng: np.random.Generator, *, overlaps: bool) -> "DrawnTimes":
+        """Return times for a simulation. `overlaps`: whether its engine works while the device computes."""
+        return DrawnTimes(self, rng, overlaps)
+
+
+def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
+    """Fit the costs to a log's steps. `overlaps`: as in StepTimes."""
+    work = np.array([each.work.amounts for each in steps])
+    device_ns = np.array([each.device_ns for each in steps], np.float64)
+    rows = np.array([each.work.num_rows for each in steps], np.float64)
+    host_ns = np.array([each.host_ns for each in steps], np.float64)
+    known = host_ns >= 0
+    host = np.zeros(2)
+    if known.any() and np.median(host_ns[known]) > 0:
+        amounts = np.stack((np.ones(int(known.sum())), rows[known]), axis=1)
+        host = fit(amounts, np.maximum(host_ns[known], 1.0))
+    cost = FittedCost(fit(work, device_ns), host)
+    logged, fitted = device_ns, work @ cost.prices
+    if not overlaps:
+        fitted = fitted + host[0] + host[1] * rows
+        logged = logged + np.where(known, host_ns, host[0] + host[1] * rows)
+    ratios = logged / np.maximum(fitted, 1.0)
+    kinds = np.array([each.work.kind for each in steps])
+    return StepTimes(cost, tuple(ratios[kinds == kind] for kind in range(len(KINDS))), overlaps)
+
+
+class DrawnTimes:
+    """Draws the times of a simulation's steps: the fitted time of each, times the multiple of a step of the
+    same kind in the log. The multiples of RUN consecutive steps are drawn together.
+    """
+
+    def __init__(self, times: StepTimes, rng: np.random.Generator, overlaps: bool):
+        self._times, self._rng, self._overlaps = times, rng, overlaps
+        every = np.concatenate(times.ratios)
+        self._ratios = [ratios if len(ratios) else every for ratios in times.ratios]
+        self._next = [(0, 0)] * len(self._ratios)  # for each kind: (index, steps left in the run)
+
+    def price(self, plan: StepPlan, num_embeds: int) -> int:
+        """Return a step's time in ns. Unless steps overlap, this includes the engine's own time."""
+        return self.step_ns(work_of_plan(plan, num_embeds))
+
+    def step_ns(self, work: StepWork) -> int:
+        """Return the time of a step with this work, as `price` does."""
+        cost = self._times.cost
+        fitted = cost.device_ns(work) + (0.0 if self._overlaps else cost.host_ns(work.num_rows))
+        return round(fitted * self._ratio(work.kind))
+
+    def host_ns(self, num_rows: int) -> int:
+        """Return the engine's own time before a step, in ns, which `price` does not include."""
+        return round(self._times.cost.host_ns(num_rows)) if self._overlaps else 0
+
+    def _ratio(self, kind: int) -> float:
+        ratios = self._ratios[kind]
+        place, left = self._next[kind]
+        if not left:
+            place, left = int(self._rng.integers(len(ratios))), RUN
+        self._next[kind] = (place + 1) % len(ratios), left - 1
+        return float(ratios[place])
