@@ -1,5 +1,5 @@
-"""The KV block invariants: who holds each block, and which blocks a row holds in each block group.
-invariants.py lists these invariants with their names.
+"""The KV block invariants: who holds each block, and which blocks a row (a running request) holds in each
+block group (vLLM: KV cache group). invariants.py lists these invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """

@@ -79,8 +79,8 @@ def _rows(state: State) -> Iterator[str]:
 
 
 def _state_slots(state: State) -> Iterator[str]:
-    """Check that each row holds its own state slot, and that only free slots hold states for later prefix
-    hits.
+    """Check that each row holds its own slot for recurrent states, and that only free slots hold states for
+    later prefix hits.
     """
     slots = state.states
     rows = [*state.running.tolist(), *state.leaving]
@@ -100,8 +100,8 @@ def _state_slots(state: State) -> Iterator[str]:
 
 
 def _sessions(state: State) -> Iterator[str]:
-    """Check that session leases stay within their limit and contain the tokens of their sessions, and that
-    each live request belongs to at most one session.
+    """Check that session leases (the blocks that sessions keep between requests) stay within their limit and
+    contain the sessions' tokens, and that each live request belongs to at most one session.
     """
     config, sessions = state.config, state.sessions
     ending = any(session.is_settled for session in sessions.all.values())

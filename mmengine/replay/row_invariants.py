@@ -1,5 +1,5 @@
-"""The row invariants: which requests may run, and which KV the blocks of a row hold. invariants.py lists
-these invariants with their names.
+"""The row invariants: which requests may run, and which KV the blocks of a row hold. A row is a running
+request's slot in the batch. invariants.py lists these invariants with their names.
 
 Each function yields a sentence for every way in which the state breaks its invariant.
 """

@@ -60,7 +60,7 @@ def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
             if record is None or not decides or record.step != step:
                 return step, {each.request_id: each for each in reasons.at_end()}
             reasons.before(record.event)
-    except Exception:  # This build may lack the host's rules, or a broken build may have written the state.
+    except Exception:  # This build may lack the rules, or the state may be inconsistent.
         return -1, {}
     return step, {}
 

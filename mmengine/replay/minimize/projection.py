@@ -1,8 +1,9 @@
 """Removes whole requests from a log's recorded events, without deriving decisions again.
 
-While the whole log is folded, each record is split into the shares of its rows. The projection joins the
-remaining requests' shares again, on the state of a log that contains only these requests. Rows and blocks
-keep their numbers. A step without rows disappears, so later steps get smaller numbers.
+While the whole log is folded, each record is split into the shares of its rows. A row is a running request's
+slot in the batch. The projection joins the remaining requests' shares again, on the state of a log that
+contains only these requests. Rows and blocks keep their numbers. A step without rows disappears, so later
+steps get smaller numbers.
 """
 
 from dataclasses import dataclass, field

@@ -122,7 +122,7 @@ def sides(found: Divergence, decode: Decode | None = None) -> list[tuple[str, st
     logged, derived = found.events
     if found.field == CRASH:
         return [(found.field, str(found.logged), str(found.derived))]
-    # The divergence is in a scheduling call of a host.
+    # The log is recorded: another engine made the scheduling call that differs.
     if logged is None and derived is None and not found.field.startswith(INVARIANT):
         return [(found.field, str(found.logged)[:300], str(found.derived)[:300])]
     if logged is None or derived is None or type(logged) is not type(derived):

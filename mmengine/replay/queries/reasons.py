@@ -182,7 +182,7 @@ class Reasons:
         view = self._view
         is_vllm = isinstance(self._scheduler, VllmScheduler)
         if is_vllm and needed <= view.blocks.num_free and not view.preempted_in_step:
-            return Reason(name, OTHER)  # A host decided the step.
+            return Reason(name, OTHER)  # Another engine decided the step.
         return Reason(name, BLOCKS, needed, view.blocks.num_free)
 
     def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:

@@ -1,7 +1,8 @@
 """Collects the data for a log's HTML report, as columns with an entry per step and a lane per request.
 
 A lane is a request's sequence of segments. A segment contains the request's state from a step on, and the
-reason if the request waits. A row in a step computes a single token, unless `chunks` contains another number.
+reason if the request waits. A row (a running request) computes a single token in a step, unless `chunks`
+contains another number.
 """
 
 import heapq

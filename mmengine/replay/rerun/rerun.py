@@ -74,11 +74,11 @@ def rerun(
 ) -> Rerun:
     """Return a log's latencies with `changes` to its settings (keyed by EngineConfig's field names).
 
-    `exact`: True answers only if the settings lead to the log's decisions, False simulates in any case, None
-    simulates if they lead to others. `findings`: as in CheckedLog.
+    `exact`: whether the settings must lead to the log's decisions. True requires this, False simulates in any
+    case, and None simulates only if they lead to other decisions. `findings`: see CheckedLog.
 
-    Raises ConfigError for invalid settings, NoPrediction for a log that cannot answer, and the errors of
-    `verify`.
+    Raises ConfigError for invalid settings, NoPrediction for a log that cannot answer the question, and
+    `verify`'s errors.
     """
     timeline = open_log(folder)
     logged, config = timeline.config, _changed(timeline.config, changes)

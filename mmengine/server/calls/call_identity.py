@@ -1,5 +1,5 @@
 """Recognizes whether a call repeats an earlier call. Compares the Idempotency-Key, the request id and a
-digest of the body.
+digest of the body. An envelope contains a call's data that the log stores with the request.
 """
 
 import hashlib

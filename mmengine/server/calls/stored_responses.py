@@ -1,5 +1,6 @@
 """The stored responses of the Responses API, with their inputs. A later call can continue a stored response.
-The store is a database next to the log.
+The store is a database next to the log. An envelope contains a call's data that the log stores with the
+request.
 """
 
 from collections.abc import Container, Mapping, Sequence

@@ -2,8 +2,8 @@
 more server-sent events.
 
 The rendered bytes depend only on the request and the answer, because `id` and `created` come from the
-envelope in the log. Most bytes of a frame are the same in the whole stream, so these bytes are encoded only
-once.
+envelope, the call data that the log stores with the request. Most bytes of a frame are the same in the whole
+stream, so these bytes are encoded only once.
 """
 
 from collections.abc import Iterable, Sequence

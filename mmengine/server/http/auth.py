@@ -77,9 +77,9 @@ class ApiKeys:
     def tenant_of(self, owner: str) -> str:
         """Return the tenant for an owner's requests, or "" if no keys are configured.
 
-        The tenant is a hash of the owner, keyed with a secret of this process. Therefore a published log does
-        not show which owner an answer belongs to. An owner with requests from the previous process keeps the
-        tenant from that process.
+        The scheduler divides capacity fairly among tenants. The tenant is a hash of the owner, keyed with a
+        secret of this process. Therefore a published log does not show which owner an answer belongs to. An
+        owner with requests from the previous process keeps the tenant from that process.
         """
         if owner in self._tenants:
             return self._tenants[owner]

@@ -1,7 +1,7 @@
 """Renders answers in Anthropic's Messages format, as stream events or as a whole body.
 
-The rendered bytes depend only on the tokens, the request id and the envelope. Therefore a repeated stream has
-the same bytes.
+The rendered bytes depend only on the tokens, the request id and the envelope, which is the call data in the
+log. Therefore a repeated stream has the same bytes.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Renders answers in OpenAI's Responses format, as stream events or as a whole body. The body is built by the
 same code as the events.
 
-Events are numbered from 0. They depend only on the tokens, the request id and the envelope. Therefore a
-client can continue a stream after any event, even after a server restart.
+Events are numbered from 0. They depend only on the tokens, the request id and the envelope, which is the call
+data in the log. Therefore a client can continue a stream after any event, even after a server restart.
 """
 
 from collections.abc import Iterator, Sequence

@@ -38,7 +38,7 @@ class AnswerRow(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """All owners' stored answers.
+    """The stored answers of all owners. An owner is an API key, named by the beginning of its hash.
 
     `ttl_s`: seconds after an answer's end until the answer expires, measured with `clock` (Unix time).
     `max_bytes`: maximum size of all answers together. If the answers exceed this size, the oldest finished

@@ -1,4 +1,6 @@
-"""Stores batches as rows in the database. A row contains a batch's options, status and counts."""
+"""Stores batches as rows in the database. A row contains a batch's options, status and counts. A batch's
+owner is an API key, named by the beginning of its hash.
+"""
 
 import hashlib
 import secrets

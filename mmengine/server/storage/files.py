@@ -52,7 +52,7 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """All owners' files.
+    """The files of all owners. An owner is an API key, named by the beginning of its hash.
 
     `spared`: ids of the files that live batches are writing. These files have no rows yet but must not be
     deleted. Raises ConfigError if the folder cannot be used.
