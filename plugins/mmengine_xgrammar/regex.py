@@ -1,5 +1,5 @@
-"""Write regular expressions as EBNF, for plain text or as spelled within a JSON string. Constructs that
-regex/parser.py does not support are refused by name.
+"""Writes regular expressions as EBNF, for plain text or for text inside a JSON string. Refuses, by name,
+constructs that regex/parser.py does not support.
 """
 
 from dataclasses import replace
@@ -10,19 +10,21 @@ from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, char_set, literal
 
 MAX_NESTING = 64  # Maximum nesting depth of groups.
-SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters.
+SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # Code point -> JSON's escape.
 CONTROLS: Ranges = [(0, 31)]
-PLAIN = complement([*CONTROLS, (34, 34), (92, 92)])  # Characters that stand for themselves in JSON.
+PLAIN = complement([*CONTROLS, (34, 34), (92, 92)])  # Characters that JSON strings contain unescaped.
 ANY: Set = tuple(complement([]))
 
 
 class RegexRefused(ValueError):
-    """Raised for a construct that cannot be enforced with xgrammar."""
+    """A construct that xgrammar cannot enforce."""
 
 
 def parse_whole_regex(text: str) -> Node:
-    """Parse a regex. Raises RegexRefused. `^(?:…)$`, as normalized schemas write it, is accepted: a regex
-    matches the whole text in any case.
+    """Parse a regex. Raises RegexRefused.
+
+    `^(?:…)$`, as normalized schemas write it, is accepted and means the same as `…`, because a regex always
+    matches the whole text.
     """
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]
@@ -46,7 +48,7 @@ def _check_repetitions(node: Node) -> None:
 
 
 def is_endless(node: Node) -> bool:
-    """Return whether the node is an unbounded repetition, or may consist only of such a repetition."""
+    """Return whether the node is an unbounded repetition, or could consist only of one."""
     match node:
         case Repeat(part, _, high):
             return high is None or is_endless(part)
@@ -61,7 +63,7 @@ def is_endless(node: Node) -> bool:
 
 
 def width(node: Node) -> tuple[int, int | None]:
-    """Return the minimum and the maximum number of characters that the node matches; None means no
+    """Return the minimum and the maximum number of characters that the node matches. None means no
     maximum.
     """
     match node:
@@ -82,8 +84,8 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def with_width(node: Node, low: int, high: int | None) -> Node | None:
-    """Return a node that matches only the texts with `low` to `high` characters; None if changing the counts
-    of one repetition cannot express this limit.
+    """Return a node that matches only texts of `low` to `high` characters. Return None if no change to the
+    counts of a single repetition expresses this limit.
     """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):
@@ -109,8 +111,8 @@ def with_width(node: Node, low: int, high: int | None) -> Node | None:
 
 
 def write_regex(node: Node, rules: Rules, *, in_json: bool, end: str = EMPTY) -> str:
-    """Return an expression for `node` followed by `end`. With `in_json`, the text is spelled as between the
-    quotes of a JSON string. Raises RegexRefused if a repetition's counts are too large.
+    """Return an expression for `node` followed by `end`. With `in_json`, the text is spelled as inside a JSON
+    string. Raises RegexRefused if a repetition has too large counts.
     """
     match node:
         case Chars(ranges):
@@ -145,7 +147,7 @@ def _write_repeated(part: Node, low: int, high: int | None, rules: Rules, in_jso
 
 
 def _set_ways(ranges: Set, in_json: bool) -> list[str]:
-    """Return a character set as alternatives."""
+    """Return the alternatives that together match a character set."""
     if not ranges:
         raise RegexRefused("an empty character set matches nothing")
     if not in_json:
