@@ -1,32 +1,34 @@
-"""mmengine's event log for vLLM: records what vLLM's scheduler decides, or decides in its place. A
-distribution of its own for vLLM's environment.
+"""mmengine's event log for vLLM: records the decisions of vLLM's scheduler, or replaces this scheduler. This
+package is a separate distribution that is installed in vLLM's environment.
 
     MMENGINE_LOG=run.log vllm serve MODEL --scheduler-cls mmengine_vllm.RecordingScheduler
 
-The log is an ordinary mmengine log, so `mmengine log` works on it without vLLM and without a GPU. STARTED
-names the host ("vllm 0.32.0") and has settings with `compat` "vllm". One call of `schedule` becomes these
-events, in this order:
+The log is an ordinary mmengine log, so `mmengine log` reads it without vLLM and without a GPU. The event
+STARTED names the host ("vllm 0.32.0") and contains settings with `compat` "vllm". Each call of `schedule`
+becomes these events, in this order:
 
-    GRAMMAR_READY*   for requests whose grammar this call found compiled
+    GRAMMAR_READY*   requests whose grammar this call found compiled
     PREEMPTED*       in the order of preemption
-    EVICTED          encoder outputs that left the cache, if any did
-    SCHEDULED        the rows that ran before; left out if there are none
+    EVICTED          encoder outputs that left the cache; omitted if there are none
+    SCHEDULED        rows that were running before; omitted if there are none
     ADMITTED*        new and resumed requests, in the order of admission
     DISPATCHED       only with asynchronous scheduling
 
-`update_from_output` becomes EXECUTED and FINISHED*, `update_draft_token_ids` DRAFTED, `add_request` QUEUED,
-`finish_requests` CANCELLED and FINISHED for each request that it returned, `reset_prefix_cache` CACHE_RESET.
-NOTED holds calls that no other event describes. A row is a number that the recorder gives to a request from
-its admission until it leaves and no step in flight has it any more: the lowest free number. vLLM's own events
-are of a whole call, so the order of preemptions and allocations within a call is not in the log; a replay
-derives it.
+`update_from_output` becomes EXECUTED and FINISHED*. `update_draft_token_ids` becomes DRAFTED. `add_request`
+becomes QUEUED. `finish_requests` becomes CANCELLED and FINISHED for each request that it returned.
+`reset_prefix_cache` becomes CACHE_RESET. Calls that no other event describes become NOTED.
 
-Modules, from the bottom: `vllm_object` reads vLLM's objects by name; `contents` hashes token ids;
-`host_facts` and `request_facts` translate vLLM's settings and requests; `entries` are small records that the
-hooks collect; `batches` turns collected entries into events; `log_files` writes them; `recorder` holds the
-hooks' bodies and the bookkeeping of rows; `hooks` overrides the public methods of a scheduler; only
-`scheduler` imports vLLM. A fault in the recorder never reaches vLLM: it warns once, writes NOTED with the
-kind "incomplete" as the log's last record, and steps aside.
+A row is a number that the recorder gives to a request at its admission: the lowest free number. The number
+becomes free again when the request has left and no step in flight contains it. vLLM's outputs describe whole
+calls, so the log does not contain the order of preemptions and allocations within a call. A replay derives
+this order.
+
+Modules, from the bottom up: `vllm_object` reads vLLM's objects by name; `contents` hashes token ids;
+`host_facts` and `request_facts` translate vLLM's settings and requests; `entries` defines small records that
+the recorder collects; `batches` turns these records into events; `log_files` writes events; `recorder`
+follows the calls and assigns rows; `hooks` overrides the public methods of a scheduler; only `scheduler`
+imports vLLM. An error in the recorder never reaches vLLM: the recorder logs one warning, writes NOTED with
+the kind "incomplete" as the last record, and stops.
 
 `mmengine_vllm.Scheduler` (package `driving`) replaces vLLM's scheduler: mmengine's core decides and writes
 the log, and vLLM's workers execute.

@@ -1,16 +1,22 @@
-"""Points at which a log can begin while requests run, and what a log from there on needs."""
+"""Defines bases: points at which a log can begin while requests run, with the events that such a log
+needs.
+"""
 
 from msgspec.structs import replace
 
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem
 
-Numbered = list[tuple[ev.Event, int]]  # events with their steps
-Written = list[tuple[ev.Event, int, int]]  # events with step and time in ns
+Numbered = list[tuple[ev.Event, int]]  # events, each with its step
+Written = list[tuple[ev.Event, int, int]]  # events, each with its step and its time in ns
 
 
 class EncodedItems:
-    """Adapts events to a log that began with `encoded` in the encoder cache, and does not know most of it."""
+    """Adapts events to a log that does not know all entries of the encoder cache.
+
+    The cache contained `encoded` when the log began, but the events in `beginning` tell only some of these
+    entries.
+    """
 
     def __init__(self, encoded: set[bytes], beginning: Numbered):
         self._known, self._hidden = set[bytes](), set[bytes]()
@@ -20,9 +26,9 @@ class EncodedItems:
         self._hidden = encoded - self._known
 
     def adapted(self, event: ev.Event) -> ev.Event | None:
-        """Return the event as the log needs it, or None if the log does not need it.
+        """Return the event as the log needs it, or None if the log does not need the event.
 
-        An item that the log does not know is added when a request with the item is admitted.
+        A cache entry that the log does not know is added when a request with this item is admitted.
         """
         match event:
             case ev.Queued(request_id=name, media=media) if media:
@@ -49,8 +55,8 @@ class EncodedItems:
 
 
 class Base:
-    """A point at which a log can begin. `step`: the recorder's next step there, which is `own_step` in the
-    log.
+    """A point at which a log can begin. `step`: the recorder's next step at this point. `own_step`: the
+    number of this step in the log.
     """
 
     def __init__(self, ns: int, events: Numbered, step: int, own_step: int, encoded: set[bytes]):
@@ -64,7 +70,7 @@ class Base:
 
 
 def size_of(event: ev.Event) -> int:
-    """Return about how much memory an event takes, in bytes."""
+    """Return the approximate size of an event in memory, in bytes."""
     if isinstance(event, ev.Executed):
         return 300 + len(event.token_ids)
     if isinstance(event, ev.Queued):

@@ -1,4 +1,4 @@
-"""Turns collected entries into events. Token ids of all entries are hashed together."""
+"""Turns the entries of many steps into events, and hashes the token ids of all these entries together."""
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,8 +11,10 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Event, int, int]]:
-    """Return the events for `entries`, in order, each with its step and time. Entries must be passed in
-    order, each once, because `contents` keeps the state of every row's hash.
+    """Return the events for `entries`, in order, each with its step and time.
+
+    Each entry must be passed once, and all entries in order, because `contents` keeps the hash state of every
+    row.
     """
     hashed = [_sums(entry, contents) for entry, _, _ in entries]
     parts = [sums for sums in hashed if sums is not None]
@@ -26,7 +28,7 @@ def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Even
 
 
 def _sums(entry: object, contents: PseudoIds) -> np.ndarray | None:
-    """Update the rows' hashes with the entry, and return the sums for its token ids."""
+    """Update the hash states of the rows for an entry, and return the sums for the entry's token ids."""
     if type(entry) is Result:
         if entry.counts is None:
             sums = contents.one_each(entry.rows, entry.tokens)

@@ -1,8 +1,8 @@
-"""Token ids as the log holds them: pseudo ids, or the ids themselves.
+"""Converts token ids to the ids that a log contains: pseudo ids, or the token ids themselves.
 
-A pseudo id is 31 bits of a keyed hash over a request's tokens up to that token. Two requests therefore have
-the same pseudo ids for exactly as long as their tokens are equal, prompts and outputs alike, and prefix hits
-can be derived again. The key is random, stays in this process and is never written, so tokens cannot be
+A pseudo id is 31 bits of a keyed hash of a request's tokens up to and including the token. The pseudo ids of
+two requests are therefore equal up to the first token that differs, in prompts and in outputs, so a replay
+can derive prefix hits. The key is random, stays in this process and is never written, so tokens cannot be
 computed from a log.
 """
 
@@ -12,15 +12,15 @@ import os
 import numpy as np
 
 ONE = np.uint64(1)
-_SEEDS = 8  # bytes at the front of the key stream that are not weights, in 8-byte words
+_SEEDS = 8  # number of 8-byte words at the start of the key stream that are not weights
 
 
 class PseudoIds:
-    """Hashes the token ids of all rows. `num_rows`, `max_tokens`: the largest row number plus 1, and the most
-    tokens of one request, drafts included.
+    """Hashes the token ids of all rows. `num_rows`: the largest row number plus 1. `max_tokens`: maximum
+    number of tokens of a request, including drafts.
 
-    The hash is a sum of tokens times secret weights, one weight for each position, which a keyed function
-    mixes. `sums` and `lengths` hold the sum and the number of tokens of each row.
+    The hash is a sum of products, token times secret weight, with one weight per position. A keyed function
+    mixes the sum. `sums` and `lengths` contain the sum and the number of tokens of each row.
     """
 
     def __init__(self, num_rows: int, max_tokens: int, key: bytes = b""):
@@ -36,8 +36,8 @@ class PseudoIds:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32).digest()
 
     def begin(self, prompt: list[int], salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return what `ids` takes for a prompt, and the state of its chain. Prompts with different salts
-        share no id.
+        """Return the sums of a prompt, from which `ids` computes pseudo ids, and the state of the prompt's
+        chain. Prompts with different salts share no id.
         """
         start = int.from_bytes(self.digest(salt)[:8], "little") if salt else 0
         sums = np.array(prompt, np.uint64)
@@ -48,15 +48,15 @@ class PseudoIds:
         return sums, (int(sums[-1]), len(prompt))
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
-        """Give a request's chain to a row."""
+        """Assign the chain (hash state) of a request to a row."""
         self.sums[row], self.lengths[row] = chain
 
     def leave(self, row: int) -> tuple[int, int]:
-        """Return the chain of a row that loses its request."""
+        """Return the chain of a row whose request leaves the row."""
         return int(self.sums[row]), int(self.lengths[row])
 
     def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Append one token to each of `rows` (intp, distinct). Returns what `ids` takes, uint64 [n]."""
+        """Append one token to each of `rows` (intp, distinct). Return the sums for `ids`, uint64 [n]."""
         sums = np.array(tokens, np.uint64)
         places = self.lengths[rows]
         sums += ONE
@@ -70,8 +70,8 @@ class PseudoIds:
     def runs(
         self, rows: np.ndarray, tokens: list[int] | np.ndarray, counts: np.ndarray, *, keep: bool
     ) -> np.ndarray:
-        """Append `counts` tokens to each of `rows`, whose tokens follow each other in `tokens`. With `keep`
-        False the rows' chains stay as they are, as for drafts. Returns what `ids` takes.
+        """Append `counts` tokens to each of `rows`. `tokens` contains the tokens row by row. With `keep`
+        False, as for drafts, the chains of the rows do not change. Returns the sums for `ids`.
         """
         owners = np.repeat(rows, counts)
         ends = np.cumsum(counts)
@@ -89,7 +89,7 @@ class PseudoIds:
         return sums
 
     def ids(self, sums: np.ndarray) -> np.ndarray:
-        """Return the pseudo ids, int32, for what `begin`, `one_each` and `runs` returned."""
+        """Return the pseudo ids, int32, for sums that `begin`, `one_each` and `runs` returned."""
         mixed = sums + self._offset
         for factor in (self._first, self._second):
             mixed ^= mixed >> np.uint64(32)
@@ -98,7 +98,7 @@ class PseudoIds:
 
 
 class TokenIds(PseudoIds):
-    """Writes token ids as they are. Texts are hashed without a key: equal in the logs of all processes."""
+    """Writes token ids unchanged. Texts are hashed without a key, so hashes are equal in all logs."""
 
     def __init__(self) -> None:
         pass
@@ -110,7 +110,7 @@ class TokenIds(PseudoIds):
         return np.array(prompt, np.int32), (0, 0)
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
-        """Do nothing: the ids do not depend on earlier tokens."""
+        """Do nothing, because the ids do not depend on earlier tokens."""
 
     def leave(self, row: int) -> tuple[int, int]:
         return 0, 0

@@ -1,5 +1,5 @@
-"""What the hooks collect: events, and small records that `batches` turns into events later, many steps at
-once.
+"""Defines the entries that the recorder collects during vLLM's calls: events, and small records. `batches`
+later turns the records of many steps into events at once, which costs vLLM less time.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ NO_ROW = -1
 
 
 class Tracked:
-    """One live request. `chain`: the state of its hashed tokens while it has no row (contents.PseudoIds)."""
+    """A live request. `chain`: the state of its hashed tokens while it has no row (contents.PseudoIds)."""
 
     __slots__ = ("request", "row", "chain", "media", "has_adapter", "waits_for_grammar")
 
@@ -27,7 +27,7 @@ class Tracked:
 
 
 class Step:
-    """A step that was decided and whose output is not back. `rows`: intp, in the order of `ids`."""
+    """A step that was decided and whose output has not arrived. `rows`: intp, in the order of `ids`."""
 
     __slots__ = ("number", "output", "ids", "rows", "decided_ns", "host_ns")
 
@@ -39,7 +39,7 @@ class Step:
 
 
 class Arrival(NamedTuple):
-    """QUEUED without its prompt; `tokens` are the prompt's token ids."""
+    """Becomes QUEUED. `tokens`: token ids of the prompt."""
 
     queued: ev.Queued
     tokens: list[int]
@@ -58,9 +58,10 @@ class Preemption(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """SCHEDULED. `rows`: intp, or None for the rows of the step before. `num_tokens`, `num_drafts`: one
-    number for each row, or None. `block_counts`: how many of `new_blocks` each row gets, or None if they
-    follow from the tokens.
+    """Becomes SCHEDULED.
+
+    `rows`: intp; None: the rows of the previous step. `num_tokens`, `num_drafts`: one number per row, or
+    None. `block_counts`: how many of `new_blocks` each row gets; None if the numbers follow from the tokens.
     """
 
     rows: np.ndarray | None
@@ -72,9 +73,11 @@ class Decision(NamedTuple):
 
 
 class Result(NamedTuple):
-    """EXECUTED. `rows`: intp, the rows that got tokens. `tokens`: int64. `counts`: how many tokens each row
-    got; None: one each. `stale`: (row, request) for requests that were preempted while the step ran, and
-    keep its tokens.
+    """Becomes EXECUTED.
+
+    `rows`: intp, the rows that got tokens. `tokens`: int64. `counts`: how many tokens each row got; None: one
+    each. `stale`: (row, request) for requests that were preempted while the step ran and that keep the step's
+    tokens.
     """
 
     rows: np.ndarray
@@ -88,7 +91,7 @@ class Result(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """DRAFTED. `counts`: how many of `tokens` each of `rows` gets."""
+    """Becomes DRAFTED. `counts`: how many of `tokens` each of `rows` gets."""
 
     rows: np.ndarray
     tokens: list[int]
@@ -96,4 +99,4 @@ class Drafts(NamedTuple):
 
 
 Entry = ev.Event | Arrival | Admission | Preemption | Decision | Result | Drafts
-Stamped = tuple[Entry, int, int]  # with the step and the time in ns
+Stamped = tuple[Entry, int, int]  # an entry, its step, and its time in ns

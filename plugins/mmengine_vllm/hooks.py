@@ -1,4 +1,6 @@
-"""Overrides the public methods of a scheduler. Imports nothing of vLLM."""
+"""Overrides the public methods of a scheduler class, so that a recording sees every call. Does not import
+vLLM.
+"""
 
 from time import monotonic_ns
 from typing import TYPE_CHECKING
@@ -7,14 +9,14 @@ from mmengine_vllm.recording import Recording, begin
 from mmengine_vllm.vllm_object import VllmObject
 
 if TYPE_CHECKING:
-    Base = VllmObject  # a scheduler, which has all of these methods
+    Base = VllmObject  # a scheduler, which has all methods below
 else:
     Base = object
 
 
 class RecordsCalls(Base):
-    """Goes before a scheduler class among the bases of a class. Every method calls the scheduler's own method
-    with the same arguments and returns its result; the recording sees both and changes neither.
+    """A base class that is put before a scheduler class. Every method calls the scheduler's own method with
+    the same arguments and returns its result. The recording sees arguments and result, and changes neither.
     """
 
     host_version = "unknown"

@@ -1,4 +1,4 @@
-"""Translates the configuration of vLLM's scheduler into STARTED."""
+"""Translates the configuration of vLLM's scheduler into STARTED, the first event of a log."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from mmengine_vllm.kv_groups import KV_SPECS, described_groups
 from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
-# Attributes of the scheduler, and of its scheduler configuration, that its rules depend on and that
+# Attributes of the scheduler and of its configuration on which the scheduling rules depend, and that
 # EngineConfig lacks.
 _OF_SCHEDULER = (
     *("hash_block_size", "max_num_active_reqs", "num_prefill_lookahead", "use_eagle", "use_eagle_block_drop"),
@@ -29,7 +29,7 @@ _OF_CONFIG = (
 
 
 def full_attention_group(scheduler: VllmObject) -> int:
-    """Return the number of the KV group whose blocks are recorded: the first group with full attention, else
+    """Return the index of the KV group whose blocks are recorded: the first group with full attention, else
     0.
     """
     groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
@@ -38,12 +38,12 @@ def full_attention_group(scheduler: VllmObject) -> int:
 
 
 def is_overlapping(scheduler: VllmObject) -> bool:
-    """Return whether `schedule` is called before the last step's output is back."""
+    """Return whether `schedule` is called before the output of the last step has arrived."""
     return bool(read(scheduler, "scheduler_config.async_scheduling")) or bool(read(scheduler, "use_pp"))
 
 
 def engine_config(scheduler: VllmObject) -> EngineConfig:
-    """Return the scheduler's settings as mmengine's settings with `compat` "vllm"."""
+    """Return the settings of the scheduler as an EngineConfig with `compat` "vllm"."""
     limits = scheduler.scheduler_config
     threshold = int(read(limits, "long_prefill_token_threshold", 0))
     speculative = int(read(scheduler, "num_spec_tokens", 0))
@@ -77,7 +77,7 @@ def engine_config(scheduler: VllmObject) -> EngineConfig:
 
 
 def not_derived(scheduler: VllmObject) -> list[str]:
-    """Return what the scheduler uses that no rule of mmengine describes, one short name each."""
+    """Return short names of features that the scheduler uses but that no rule of mmengine describes."""
     groups = read(scheduler, "kv_cache_config.kv_cache_groups", ())
     tests: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("KV connector", lambda: read(scheduler, "connector") is not None),
@@ -93,8 +93,8 @@ def not_derived(scheduler: VllmObject) -> list[str]:
 
 
 def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str, str]:
-    """Return STARTED's fingerprints: the model, what is not derived, and the settings that EngineConfig
-    lacks.
+    """Return the fingerprints for STARTED: the model, the features that are not derived, and the settings
+    that EngineConfig lacks.
     """
     facts = {
         "executor": f"vllm {version}, recorded",
@@ -116,8 +116,8 @@ def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str,
 
 
 def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
-    """Return STARTED for the log of this scheduler. Raises ConfigError if mmengine has no settings like
-    these.
+    """Return STARTED for the log of this scheduler. Raises ConfigError if EngineConfig cannot express the
+    scheduler's settings.
     """
     config = engine_config(scheduler)
     config.check_foldable()
@@ -127,12 +127,12 @@ def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
 
 
 def begun_midway(started: ev.Started, facts: dict[str, str]) -> ev.Started:
-    """Return STARTED for a log that begins while requests run, with further fingerprints."""
+    """Return STARTED, with the further fingerprints `facts`, for a log that begins while requests run."""
     missing = [started.fingerprints.get("not_derived", ""), "a beginning while requests run"]
     facts = {**started.fingerprints, **facts, "not_derived": "; ".join(filter(None, missing))}
     return without_contents(replace(started, fingerprints=facts))
 
 
 def without_contents(started: ev.Started) -> ev.Started:
-    """Return STARTED for a log that does not tell the contents of all KV blocks."""
+    """Return STARTED for a log that does not contain the contents of all KV blocks."""
     return replace(started, constants=replace(started.constants, knows_contents=False))

@@ -1,5 +1,5 @@
-"""KV groups as a text in STARTED's fingerprints, for logs whose model has other groups than one of full
-attention.
+"""Writes KV groups as a text into the fingerprints of STARTED, for models with other groups than a single one
+of full attention. Also reads this text.
 """
 
 import json
@@ -22,7 +22,7 @@ Group = tuple[str, dict[str, VllmObject]]
 
 
 def described_groups(groups: VllmObject) -> str:
-    """Return the KV groups as JSON: a list of [class, fields]."""
+    """Return KV groups as JSON: a list of [class, fields]."""
     described = []
     for group in groups:
         spec = getattr(group, "kv_cache_spec", None)
@@ -39,7 +39,7 @@ def _plain(value: VllmObject) -> VllmObject:
 
 
 def groups_of(text: str) -> list[Group]:
-    """Return the KV groups that `described_groups` described. Raises LogError for another text."""
+    """Return the KV groups in a text that `described_groups` wrote. Raises LogError for any other text."""
     try:
         found = json.loads(text)
         groups = [(str(kind), dict(fields)) for kind, fields in found]

@@ -1,4 +1,4 @@
-"""Writes events to log folders, each of which must be new."""
+"""Writes events to log folders. Each log gets a new folder."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ _MOST_NAMES = 10_000
 
 
 def free_folder(path: str, after: Path | None = None) -> Path:
-    """Return the first of PATH, PATH-2, PATH-3, … that holds no log and comes after the folder `after`.
+    """Return the first of PATH, PATH-2, PATH-3, … that contains no log and comes after the folder `after`.
     Raises LogError if there is none.
     """
     first, lowest = Path(path), 1
@@ -28,7 +28,7 @@ def free_folder(path: str, after: Path | None = None) -> Path:
 
 
 class LogFile:
-    """One log on disk. Times never decrease. Raises LogError if the folder cannot be written."""
+    """A log on disk, whose times never decrease. Raises LogError if the folder cannot be written."""
 
     def __init__(self, folder: Path, started: ev.Started, ns: int):
         self.folder = folder
@@ -41,7 +41,7 @@ class LogFile:
         return self._writer.num_bytes
 
     def write(self, events: Written) -> None:
-        """Append events and commit them. Raises LogError if the disk is full: then the log ends here."""
+        """Append events and commit them. Raises LogError if the disk is full, and the log then ends."""
         for event, step, ns in events:
             self._now = max(self._now, ns)
             self._writer.append(event, step, self._now)
@@ -57,8 +57,8 @@ class LogFile:
 
 
 class LogSeries:
-    """A log that is continued in a new folder when it has half of `max_bytes` (0: never). The oldest folders
-    are deleted so that all folders of the series together have about `max_bytes`.
+    """A log that continues in a new folder when the current folder has half of `max_bytes` (0: never). The
+    oldest folders are deleted, so that all folders of the series together have at most about `max_bytes`.
     """
 
     def __init__(self, path: str, max_bytes: int, started: ev.Started):
@@ -66,19 +66,19 @@ class LogSeries:
         self._file = LogFile(free_folder(path), started, 0)
         self._full: list[LogFile] = []
         self._items: EncodedItems | None = None
-        self._shift = 0  # from the recorder's steps to the steps in the folder
+        self._shift = 0  # added to the recorder's step to get the step in the folder
 
     @property
     def folder(self) -> Path:
-        """The folder that is being written."""
+        """The current folder."""
         return self._file.folder
 
     def is_due(self) -> bool:
-        """Return whether a new folder should be begun."""
+        """Return whether a new folder must be begun."""
         return bool(self._most) and self._file.num_bytes > self._most // 2
 
     def begin(self, base: Base) -> None:
-        """Begin a new folder at a base. Raises LogError."""
+        """Begin a new folder, with the base as its beginning. Raises LogError."""
         started = begun_midway(self._started, {"follows": self.folder.name})
         file = LogFile(free_folder(self._path, self.folder), started, base.ns)
         self._file.close()

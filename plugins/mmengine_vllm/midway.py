@@ -1,7 +1,9 @@
-"""Makes the events with which a log begins while requests run: the fold then holds what the scheduler holds.
+"""Makes the events with which a log can begin while requests run.
 
-Up to two steps that never ran stand for what happened before. The first computes the last token of each
-running row again. The second is the step in flight. What such a log cannot know are the contents of free KV
+A replay of these events gives the state that vLLM's scheduler has at this moment.
+
+Up to two artificial steps stand for the earlier history. The first step computes the last token of each
+running row again. The second step is the step in flight. Such a log does not contain the contents of free KV
 blocks.
 """
 
@@ -17,9 +19,10 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 def beginning_of(recorder: Recorder, scheduler: VllmObject) -> tuple[Numbered, int] | None:
-    """Return the events after STARTED, and the number of the recorder's step that the next event belongs to
-    in the steps of these events. Returns None if no events can express the state now: several steps are in
-    flight, or one of a request that ended. All entries of the recorder must be written before the call.
+    """Return the events after STARTED, and the step of the next event in the numbering of these events.
+
+    Returns None if no events can express the current state, because several steps are in flight, or one step
+    with a request that has ended. The recorder must have written all entries before the call.
     """
     steps = list(recorder.in_flight)
     flying = steps[0].output.num_scheduled_tokens if steps else {}
@@ -54,7 +57,7 @@ def beginning_of(recorder: Recorder, scheduler: VllmObject) -> tuple[Numbered, i
 
 
 def _is_decoding(recorder: Recorder, tracked: Tracked) -> bool:
-    """Return whether a row waits for the next step with one sampled token that is not computed."""
+    """Return whether a row has one sampled token that is not computed, and waits for the next step."""
     request = tracked.request
     if tracked.row == NO_ROW or any(request.request_id in step.ids for step in recorder.in_flight):
         return False
@@ -62,13 +65,13 @@ def _is_decoding(recorder: Recorder, tracked: Tracked) -> bool:
 
 
 def _ids(recorder: Recorder, request: VllmObject) -> np.ndarray:
-    """Return the log's ids of all tokens of a request, int32."""
+    """Return the ids, as in the log, of all tokens of a request, int32."""
     salt = request.request_id if request.prompt_token_ids is None else request.cache_salt or ""
     return recorder.contents.ids(recorder.contents.begin(list(request.all_token_ids), salt)[0])
 
 
 def _last_id(recorder: Recorder, tracked: Tracked) -> bytes:
-    """Return the id that the first step samples for a row, as bytes: none if its prompt is not computed."""
+    """Return the id, as bytes, that the first step samples for a row; b"" if its prompt is not computed."""
     return _ids(recorder, tracked.request)[-1:].tobytes() if _is_decoding(recorder, tracked) else b""
 
 
@@ -84,7 +87,7 @@ def _queued(recorder: Recorder, tracked: Tracked) -> list[ev.Event]:
 
 
 class _Admissions:
-    """Makes ADMITTED. Blocks and encoder outputs that an earlier row brought are shared."""
+    """Makes ADMITTED events, in which rows share the blocks and encoder outputs of earlier rows."""
 
     def __init__(self, recorder: Recorder, scheduler: VllmObject):
         self._recorder, self._blocks_of = recorder, scheduler.kv_cache_manager.get_block_ids

@@ -1,8 +1,8 @@
-"""Follows a scheduler's calls: which request has which row, and which steps are in flight. Imports nothing of
-vLLM.
+"""Follows the calls of a scheduler: which request has which row, and which steps are in flight. Does not
+import vLLM.
 
-Every method takes what a public method of the scheduler got or returned, and appends entries. Between two
-steps with the same rows it creates no object per row.
+Every method takes the arguments or the result of a public method of the scheduler, and appends entries. For
+two consecutive steps with the same rows, it creates no object per row.
 """
 
 from collections import deque
@@ -37,13 +37,15 @@ RESET = "the prefix cache was reset"
 
 
 class UnknownCall(Exception):
-    """vLLM did something that no event describes. The text says what."""
+    """vLLM did something that no event describes. The text names it."""
 
 
 class Recorder:
-    """Collects entries about one scheduler. `group`: the KV group whose blocks are recorded. `counts_blocks`:
-    whether the number of a row's new blocks does not follow from its tokens. `hides`: whether the log holds
-    no content.
+    """Collects entries about one scheduler.
+
+    `group`: the KV group whose blocks are recorded. `counts_blocks`: whether entries contain the number of
+    new blocks of each row, because it does not follow from the row's tokens. `hides`: whether the log
+    contains no user content.
     """
 
     def __init__(
@@ -55,23 +57,23 @@ class Recorder:
         self.requests: dict[str, Tracked] = {}
         self.rows = Rows(num_rows)
         self.in_flight: deque[Step] = deque()
-        self.step = 0  # the open step, or the next one
-        self._last_ids: list[str] = []  # of the step before
+        self.step = 0  # the open step, or the next step
+        self._last_ids: list[str] = []  # ids of the previous step
         self._last_rows = NO_ROWS
-        # the same without the requests that ended in it
+        # the same without the requests that ended in this step
         self._ids_left, self._rows_left = self._last_ids, NO_ROWS
         self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)
         self._waiting_grammars: dict[str, Tracked] = {}
         self.encoded: set[bytes] = set()  # keys in the encoder cache
-        self._last_update_ns = 0  # when the last update ended
-        self.progress_ns = monotonic_ns()  # when a row last got a token
+        self._last_update_ns = 0  # time at which the last update ended
+        self.progress_ns = monotonic_ns()  # time at which a row last got a token
         self.is_paused = False
         self._size, self.overlaps, self.group, self.hides = block_size, overlaps, group, hides
         self._counts_blocks, self._has_drafts, self.has_adapters = counts_blocks, has_drafts, has_adapters
 
     @property
     def num_running(self) -> int:
-        """How many requests have a row."""
+        """The number of requests that have a row."""
         return len(self.rows)
 
     def paused(self, state: VllmObject) -> None:
@@ -88,14 +90,14 @@ class Recorder:
         self.entries.append((entry, self.step, monotonic_ns()))
 
     def added(self, request: VllmObject) -> None:
-        """Record a request that the scheduler queued."""
+        """Record a request that was added to the scheduler."""
         name = request.request_id
         if name in self.requests:
             raise UnknownCall(f"request {name} got another prompt (a streaming session)")
         queued = queued_of(request, self.contents, hides=self.hides)
         tracked = Tracked(request, queued)
         tokens, salt = request.prompt_token_ids, request.cache_salt or ""
-        if tokens is None:  # the prompt is embeddings, which no other prompt shares
+        if tokens is None:  # the prompt consists of embeddings, which no other prompt shares
             tokens, salt = [0] * request.num_prompt_tokens, name
         self.requests[name] = tracked
         if tracked.waits_for_grammar:
@@ -103,7 +105,7 @@ class Recorder:
         self._append(Arrival(queued, tokens, salt, tracked))
 
     def finished(self, returned: Iterable[VllmObject] | None) -> None:
-        """Record the requests that `finish_requests` returned, in its order."""
+        """Record the requests that `finish_requests` returned, in the same order."""
         for item in returned or ():
             request = item if hasattr(item, "request_id") else None
             name = item[0] if request is None else request.request_id
@@ -128,7 +130,7 @@ class Recorder:
     # Steps
 
     def scheduled(self, output: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
-        """Record what the scheduler's `schedule` returned. `began_ns`: when it was called."""
+        """Record the result of the scheduler's `schedule`. `began_ns`: when `schedule` was called."""
         counts = output.num_scheduled_tokens
         if self._waiting_grammars:
             self._see_grammars()
@@ -140,7 +142,7 @@ class Recorder:
         cached = output.scheduled_cached_reqs
         num_running = len(ids) - len(output.scheduled_new_reqs) - len(cached.resumed_req_ids)
         if not ids and not (self.entries and isinstance(self.entries[-1][0], Preemption)):
-            return  # a call without a decision
+            return  # the call made no decision
         rows = NO_ROWS
         if num_running or not ids:
             rows = self._schedule_running(output, ids, num_running)
@@ -149,7 +151,7 @@ class Recorder:
         now = monotonic_ns()
         self.in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
         self._last_ids, self._last_rows = ids, rows
-        self._ids_left, self._rows_left = ids, rows  # a request may come back in another row
+        self._ids_left, self._rows_left = ids, rows  # a request may return in another row
         if self.overlaps:
             self._append(ev.Dispatched())
             self.step += 1
@@ -220,7 +222,7 @@ class Recorder:
         return rows
 
     def _encode_of(self, output: VllmObject, name: str) -> tuple[tuple[bytes, int, int], ...]:
-        """Return the items of one request that the step encodes, as in SCHEDULED."""
+        """Return the items of a request that the step encodes, as they are in SCHEDULED."""
         tracked = self.requests[name]
         indices = output.scheduled_encoder_inputs.get(name, ())
         return tuple((tracked.media[index].mm_hash, tracked.row, index) for index in indices)
@@ -257,7 +259,7 @@ class Recorder:
         tracked = self.requests[name]
         row = tracked.row
         self._append(Preemption(ev.Preempted(name, row, "recompute", reason), tracked))
-        if reason != RESET:  # vLLM drops the tokens in flight then
+        if reason != RESET:  # after a reset, vLLM drops the tokens in flight
             steps = (step.number for step in self.in_flight if name in step.output.num_scheduled_tokens)
             self._stale += [(number, row, tracked) for number in steps]
         self._take_row(name, tracked)
@@ -269,9 +271,11 @@ class Recorder:
                 self._append(ev.GrammarReady(name))
 
     def executed(self, output: VllmObject, result: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
-        """Record what `update_from_output` was given at `began_ns`, after the call."""
+        """Record what `update_from_output` got at `began_ns`. Called after `update_from_output` has
+        returned.
+        """
         if not self.in_flight or self.in_flight[0].output is not output:
-            return  # the call decided nothing
+            return  # the call of `schedule` made no decision
         step = self.in_flight.popleft()
         got = tokens_of(step, result, has_drafts=self._has_drafts)
         ended = self._ended(step, scheduler)
@@ -298,9 +302,11 @@ class Recorder:
         return found
 
     def _ended(self, step: Step, scheduler: VllmObject) -> list[tuple[int, VllmObject]]:
-        """Return the requests that ended in an update, with their places in the step, in its order."""
+        """Return the requests that ended in an update, each with its index in the step, in the step's
+        order.
+        """
         live, known = scheduler.requests, self.requests
-        if scheduler.connector is not None:  # it keeps ended requests there until their blocks are sent
+        if scheduler.connector is not None:  # the connector keeps ended requests until their blocks are sent
             return [
                 (place, known[name].request)
                 for place, name in enumerate(step.ids)
@@ -308,7 +314,7 @@ class Recorder:
             ]
         if len(live) == len(known):
             return []
-        # vLLM's own set has few names; comparing all names is for a version without it.
+        # vLLM's own set of ended requests is small. Versions without this set need a comparison of all names.
         ended = [
             name for name in read(scheduler, "finished_req_ids", ()) if name in known and name not in live
         ]
@@ -320,8 +326,8 @@ class Recorder:
         return [(place, known[step.ids[place]].request) for place in places]
 
     def _expect_without(self, step: Step, places: list[int]) -> None:
-        """Prepare the rows of the next step, which are most likely those of the last one without the requests
-        at `places` in `step`, which ended.
+        """Prepare the rows of the next step, which are most likely those of the last step without the
+        requests at `places` in `step`, because these requests ended.
         """
         ids = self._last_ids
         if step.ids is not ids:
@@ -334,7 +340,7 @@ class Recorder:
         self._rows_left = np.concatenate([self._last_rows[piece] for piece in pieces])
 
     def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
-        """Record the drafts for the next step as the scheduler kept them in its requests."""
+        """Record the drafts for the next step, as the scheduler stored them in its requests."""
         live = scheduler.requests
         pairs = [
             (row, live[name].spec_token_ids)
@@ -356,7 +362,9 @@ class Recorder:
             self.encoded.clear()
 
     def reset(self, running: list[VllmObject], *, preempts: bool) -> None:
-        """Record that the prefix cache was reset. `running`: the requests that ran before the call."""
+        """Record that the prefix cache was reset. `running`: the requests that were running before the
+        call.
+        """
         preempts = preempts and bool(running)
         self._append(ev.CacheReset(preempts))
         if preempts:

@@ -1,5 +1,5 @@
-"""Connects a scheduler's recorder with its log on disk or its ring in memory, and keeps faults away from
-vLLM.
+"""Connects the recorder of a scheduler with a log on disk, or with a ring of events in memory. Keeps errors
+of the recorder away from vLLM.
 """
 
 import atexit
@@ -33,7 +33,7 @@ FLUSH_S = 0.25
 
 
 class Recording:
-    """One scheduler's recording. Raises LogError and ConfigError if it cannot begin."""
+    """The recording of one scheduler. Raises LogError and ConfigError if the recording cannot begin."""
 
     def __init__(self, scheduler: VllmObject, version: str, settings: Settings):
         self.settings, self._scheduler = settings, scheduler
@@ -42,7 +42,7 @@ class Recording:
         self.path = settings.path + _suffix(scheduler)
         self._lock = threading.Lock()
         self._over, self._wakes = threading.Event(), threading.Event()
-        self._dump_for = ""  # why the ring should be dumped
+        self._dump_for = ""  # why the ring must be dumped; "" if it need not be
         self._written_ns = self._reported_ns = monotonic_ns()
         self._ring: Ring | None = None
         self._series: LogSeries | None = None
@@ -57,16 +57,16 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """Where the log is, and how to get it, for the line at the start."""
+        """Describes, for the line at the start, where the log is and how to get it."""
         if self._series is not None:
             return f"to {self._series.folder}"
         how = f"kill -USR1 {os.getpid()} writes them to {self.path}"
         return f"the last {self.settings.ring_s:g} seconds in memory; {how}"
 
-    # Called by the scheduler's thread
+    # Methods that the scheduler's thread calls
 
     def call(self, method: Callable[..., None], *args: VllmObject, **kwargs: VllmObject) -> None:
-        """Call a method of the recorder. No fault leaves this method: the first one ends the recording."""
+        """Call a method of the recorder. Raises nothing: the first error ends the recording."""
         if self._over.is_set():
             return
         try:
@@ -78,7 +78,7 @@ class Recording:
             self._step_aside(error)
 
     def executed(self, *args: VllmObject) -> None:
-        """Record what `update_from_output` did, and begin the log anew if it is time for that."""
+        """Record what `update_from_output` did. Begin a new log folder or ring base if one is due."""
         self.recorder.executed(*args)
         due = self._series.is_due() if self._series is not None else False
         if self._ring is not None:
@@ -87,7 +87,7 @@ class Recording:
             self._begin_anew()
 
     def failed(self, what: str, error: BaseException) -> None:
-        """Record that a method of vLLM's scheduler raised, and write the log."""
+        """Record that a method of vLLM's scheduler raised an error, and write the log."""
         self.call(self.recorder.note, "exception", f"{what}: {_described(error)}")
         if self._ring is None:
             self.flush()
@@ -98,7 +98,7 @@ class Recording:
         self._flush()
         made = beginning_of(self.recorder, self._scheduler)
         if made is None:
-            return  # the next update tries again
+            return  # the next update will try again
         recorder, (events, step) = self.recorder, made
         base = Base(monotonic_ns(), events, recorder.step, step, set(recorder.encoded))
         if self._ring is not None:
@@ -106,7 +106,7 @@ class Recording:
         if self._series is not None:
             self._series.begin(base)
 
-    # Called by any thread
+    # Methods that any thread may call
 
     def _flush(self) -> None:
         entries, self.recorder.entries = self.recorder.entries, []
@@ -118,7 +118,7 @@ class Recording:
         self._written_ns = monotonic_ns()
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the collected entries to the log or the ring."""
         try:
             with self._lock:
                 if self.recorder.entries and not self._over.is_set():
@@ -127,7 +127,7 @@ class Recording:
             self._step_aside(error)
 
     def dump(self, why: str) -> None:
-        """Write the ring to a new folder. A failure is a warning; the ring goes on."""
+        """Write the ring to a new folder. A failure is only logged as a warning, and the ring continues."""
         if self._ring is None or self._over.is_set():
             return
         try:
@@ -147,7 +147,7 @@ class Recording:
         log.warning("mmengine_vllm wrote %d records to %s: %s", len(events), file.folder, why)
 
     def close(self) -> None:
-        """Write the rest and close the log. A second call does nothing."""
+        """Write the remaining entries and close the log. A second call does nothing."""
         self.flush()
         with self._lock:
             if self._over.is_set():
@@ -164,7 +164,7 @@ class Recording:
             log.warning("mmengine_vllm could not close its log: %s", error)
 
     def _step_aside(self, error: Exception) -> None:
-        """End the recording: warn once, and mark the log as incomplete from here."""
+        """End the recording: log one warning, and mark the log as incomplete from here on."""
         if self._over.is_set():
             return
         self._over.set()
@@ -174,10 +174,10 @@ class Recording:
         self.recorder.entries, self.recorder.requests = [], {}
         self._close(ev.Noted("incomplete", _described(error)))
 
-    # The watching thread
+    # Methods of the watching thread
 
     def _watch(self) -> None:
-        """Write what waits too long, dump the ring when a signal asks for it, and report a stall."""
+        """Write entries that have waited too long, dump the ring after a signal, and report stalls."""
         while not self._over.is_set():
             self._wakes.wait(FLUSH_S)
             self._wakes.clear()
@@ -189,7 +189,7 @@ class Recording:
             self._look_for_stall()
 
     def _look_for_stall(self) -> None:
-        """Report once if no row got a token for `stall_s` seconds while there are requests."""
+        """Report once if requests exist but no row got a token for `stall_s` seconds."""
         recorder, now = self.recorder, monotonic_ns()
         since = max(recorder.progress_ns, self._reported_ns)
         if not recorder.requests or recorder.is_paused:
@@ -207,7 +207,7 @@ class Recording:
         self.dump(what) if self._ring is not None else self.flush()
 
     def _handle_signal(self) -> None:
-        """Let SIGUSR1 dump the ring. A handler that was there is called too."""
+        """Let SIGUSR1 dump the ring. An earlier handler of the signal is called too."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             self._dump_for = "SIGUSR1"
@@ -217,7 +217,7 @@ class Recording:
 
         try:
             before = signal.signal(signal.SIGUSR1, handle)
-        except (ValueError, AttributeError) as error:  # not the main thread, or Windows
+        except (ValueError, AttributeError) as error:  # this is not the main thread, or the system is Windows
             log.warning("mmengine_vllm: SIGUSR1 will not dump the ring: %s", error)
 
 
@@ -239,7 +239,7 @@ def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> 
 
 
 def _described(error: BaseException) -> str:
-    """Return an error's type and place. Its text is left out if it may quote a request."""
+    """Return the type and the place of an error. The text is left out, because it may quote a request."""
     if isinstance(error, (MMEngineError, UnknownCall)):
         return f"{type(error).__name__}: {error}"[:1000]
     frames = traceback.extract_tb(error.__traceback__)
@@ -256,7 +256,9 @@ def _first_ns(events: list[tuple[ev.Event, int, int]]) -> int:
 
 
 def begin(scheduler: VllmObject, version: str) -> Recording | None:
-    """Return the scheduler's recording, or None if there is none to make or it cannot begin."""
+    """Return the scheduler's recording, or None if the settings ask for none or the recording cannot
+    begin.
+    """
     try:
         settings = settings_from()
         if not settings.path:
@@ -272,7 +274,7 @@ def begin(scheduler: VllmObject, version: str) -> Recording | None:
 
 
 def _suffix(scheduler: VllmObject) -> str:
-    """Return what separates the logs of data-parallel engines."""
+    """Return a suffix that separates the logs of data-parallel engines."""
     size = read(scheduler, "parallel_config.data_parallel_size", 1)
     rank = read(scheduler, "parallel_config.data_parallel_index", 0)
     return f"-dp{rank}" if size > 1 else ""

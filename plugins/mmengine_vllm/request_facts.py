@@ -1,4 +1,4 @@
-"""Translates vLLM's requests into QUEUED and its media."""
+"""Translates vLLM's requests into the event QUEUED."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ _PLAIN_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
 def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
-    """Return the sampling options that scheduling may depend on. Without `hides`, further ones too."""
+    """Return the sampling options on which scheduling may depend. Without `hides`, return more options."""
     theirs = request.sampling_params
     if theirs is None:
         return PREFILL
@@ -31,7 +31,7 @@ def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
 
 
 def embedding_runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
-    """Return (start, length) for each run of embeddings in the item's range of the prompt."""
+    """Return (start, length) of each run of embeddings in an item's range of the prompt."""
     if position.is_embed is None:
         return ((position.offset, position.length),)
     mask = np.zeros(position.length + 2, np.int8)
@@ -44,7 +44,7 @@ def embedding_runs(position: VllmObject) -> tuple[tuple[int, int], ...]:
 
 
 def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
-    """Return the request's media. An item is identified by vLLM's identifier, which names its cache entry."""
+    """Return the request's media. An item is identified by vLLM's identifier, the name of its cache entry."""
     items = []
     for feature in request.mm_features or ():
         runs = embedding_runs(feature.mm_position)
@@ -56,7 +56,7 @@ def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
 
 
 def grammar_of(request: VllmObject, contents: PseudoIds) -> GrammarRequest | None:
-    """Return a stand-in for the request's grammar: a hash of it, or None."""
+    """Return a stand-in for the request's grammar, a hash of the grammar, or None without a grammar."""
     asked = read(request, "sampling_params.structured_outputs")
     if asked is None or not request.use_structured_output:
         return None
@@ -72,7 +72,7 @@ def adapter_of(request: VllmObject, contents: PseudoIds) -> Adapter | None:
 
 
 def queued_of(request: VllmObject, contents: PseudoIds, *, hides: bool) -> ev.Queued:
-    """Return QUEUED for a request, still without its prompt. With `hides` nothing in it is content."""
+    """Return QUEUED for a request, without its prompt. With `hides`, the event contains no user content."""
     return ev.Queued(
         request_id=request.request_id,
         prompt=b"",

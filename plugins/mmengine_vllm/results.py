@@ -1,4 +1,4 @@
-"""Reads what a model runner returned: each row's tokens, and which requests ended."""
+"""Reads the result of a model runner: the tokens of each row, and which requests ended."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -20,13 +20,15 @@ _REASONS = {
     "FINISHED_IGNORED": "length",
     "FINISHED_ABORTED": "abort",
 }
-Places = tuple[tuple[int, str], ...]  # (the row's place among the rows that got tokens, text)
+Places = tuple[tuple[int, str], ...]  # (index of the row among the rows that got tokens, text)
 
 
 class Tokens(NamedTuple):
-    """`rows`: intp, the rows that got tokens. `tokens`: int64, one row after the other. `counts`: how many
-    tokens each row got; None: one each. `places`: each request's place among these rows; None: its place in
-    the step.
+    """The tokens of a step.
+
+    `rows`: intp, the rows that got tokens. `tokens`: int64, row by row. `counts`: how many tokens each row
+    got; None: one each. `places`: request id -> index among these rows; None: the indices equal those in the
+    step.
     """
 
     rows: np.ndarray
@@ -36,18 +38,18 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
-    """Return the tokens in a ModelRunnerOutput, in the order of the step."""
+    """Return the tokens of a ModelRunnerOutput, in the order of the step."""
     sampled, ids = result.sampled_token_ids, step.ids
     if not sampled:
         return Tokens(NO_ROWS, NO_ROWS, None, {})
     if result.req_ids != ids:
         sampled = _in_order(sampled, _in_order(result.req_id_to_index, ids))
     if not has_drafts:
-        try:  # without drafts no row has several tokens, so each has one if there are as many as rows
+        try:  # without drafts, each row has one token if there are as many tokens as rows
             tokens = np.fromiter(flat := chain.from_iterable(sampled), np.int64, len(ids))
             if next(flat, None) is None:
                 return Tokens(step.rows, tokens, None, None)
-        except ValueError:  # there are fewer
+        except ValueError:  # there are fewer tokens than rows
             pass
     counts = list(map(len, sampled))
     some = [place for place, count in enumerate(counts) if count]
@@ -58,16 +60,16 @@ def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
 
 
 def _in_order(values: VllmObject, keys: Sequence[VllmObject]) -> Sequence[VllmObject]:
-    """Return the value of each key, with one call for all keys."""
+    """Return the values of all keys, with a single call of itemgetter."""
     return itemgetter(*keys)(values) if len(keys) > 1 else [values[key] for key in keys]
 
 
 def ends_of(
     ended: list[tuple[int, VllmObject]], places: dict[str, int] | None
 ) -> tuple[Places, Places, list[ev.Finished]]:
-    """Return EXECUTED's stops and errors, and FINISHED for each request that ended.
+    """Return the stops and errors for EXECUTED, and a FINISHED for each request that ended.
 
-    `ended`: the requests with their places in the step. `places`: as in Tokens.
+    `ended`: the requests, each with its index in the step. `places`: as in Tokens.
     """
     stops, errors, events = [], [], []
     for in_step, request in ended:
@@ -87,6 +89,6 @@ def ends_of(
 
 
 def has_ended(live: VllmObject, name: str) -> bool:
-    """Return whether a request ended. `live`: the scheduler's requests."""
+    """Return whether a request has ended. `live`: the requests that the scheduler still has."""
     request = live.get(name)
     return request is None or request.is_finished()

@@ -1,4 +1,4 @@
-"""Keeps the last seconds of events in memory, from a point at which a log can begin."""
+"""Keeps the events of the last seconds in memory, starting at a point (base) where a log can begin."""
 
 from collections import deque
 
@@ -8,8 +8,8 @@ RING_BYTES = 256 * 2**20
 
 
 class Ring:
-    """The events since the newest base that is at least `seconds` old. At most RING_BYTES are kept, apart
-    from the events since the newest base.
+    """The events since the newest base that is at least `seconds` old. Their size is limited to RING_BYTES,
+    except for the events since the newest base.
     """
 
     def __init__(self, seconds: float):
@@ -17,11 +17,11 @@ class Ring:
         self._bases: deque[Base] = deque()
 
     def is_due(self, ns: int) -> bool:
-        """Return whether a new base should be made."""
+        """Return whether a new base is due."""
         return not self._bases or ns - self._bases[-1].ns > self._seconds / 2 * 1e9
 
     def begin(self, base: Base) -> None:
-        """Add a base, and drop what no dump needs any more."""
+        """Add a base, and drop the events that no dump will need."""
         self._bases.append(base)
         while len(self._bases) > 1 and base.ns - self._bases[1].ns >= self._seconds * 1e9:
             self._bases.popleft()
@@ -38,11 +38,11 @@ class Ring:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the ring holds everything from the scheduler's start on."""
+        """Whether the ring contains all events since the start of the scheduler."""
         return bool(self._bases) and not self._bases[0].events
 
     def contents(self) -> Written:
-        """Return the ring's events after STARTED, as one log: from the oldest base on."""
+        """Return the events in the ring after STARTED as one log, which begins at the oldest base."""
         if not self._bases:
             return []
         oldest = self._bases[0]

@@ -1,4 +1,4 @@
-"""The classes for vLLM's `--scheduler-cls`. Imports vLLM."""
+"""The scheduler classes for vLLM's option `--scheduler-cls` that record decisions. Imports vLLM."""
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -13,9 +13,7 @@ class _SynchronousRecording(RecordsCalls, Scheduler):
 
 
 class RecordingScheduler(RecordsCalls, AsyncScheduler):
-    """vLLM's own scheduler, which also writes a log. It is asynchronous or synchronous as the configuration
-    says.
-    """
+    """vLLM's own scheduler, which also writes a log. The configuration decides whether it is asynchronous."""
 
     host_version = __version__
 

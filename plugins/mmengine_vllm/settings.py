@@ -1,4 +1,4 @@
-"""The recorder's settings, which come from environment variables."""
+"""Reads the settings of the recorder from environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -9,9 +9,11 @@ DEFAULT_STALL_S = 30.0
 
 
 class Settings(NamedTuple):
-    """`path`: the log's folder, "" for none. `max_bytes`: retention, 0 for no limit. `content`: HASHES or
-    TOKENS. `ring_s`: seconds that a log in memory covers, 0 for a log on disk. `stall_s`: seconds without a
-    token that count as a stall, 0 for never.
+    """The settings of the recorder.
+
+    `path`: the folder of the log; "" for no log. `max_bytes`: retention limit; 0 for no limit. `content`:
+    HASHES or TOKENS. `ring_s`: seconds that a log in memory covers; 0 for a log on disk. `stall_s`: seconds
+    without a token that count as a stall; 0 for never.
     """
 
     path: str = ""
@@ -22,7 +24,7 @@ class Settings(NamedTuple):
 
 
 def settings_from(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings. Raises ValueError for a value that cannot be used."""
+    """Return the settings. Raises ValueError for an invalid value."""
     content = environment.get("MMENGINE_LOG_CONTENT") or HASHES
     if content not in (HASHES, TOKENS):
         raise ValueError(f"MMENGINE_LOG_CONTENT is {content!r}; set it to {HASHES} or {TOKENS}")

@@ -1,8 +1,11 @@
-"""Reads objects of vLLM by name, so that a version with other fields gives a fact less and no error."""
+"""Reads attributes of vLLM's objects by name.
+
+If a version of vLLM lacks an attribute, the reader gets a default instead of an error.
+"""
 
 from typing import Any, TypeAlias
 
-VllmObject: TypeAlias = Any  # its class is vLLM's, which only `scheduler` imports
+VllmObject: TypeAlias = Any  # an object of a class of vLLM, which only `scheduler` imports
 
 
 def read(thing: VllmObject, path: str, default: VllmObject = None) -> VllmObject:

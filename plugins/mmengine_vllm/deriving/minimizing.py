@@ -1,4 +1,4 @@
-"""Finds the fault of a scheduler class of vLLM, so that `mmengine log minimize --with` can keep it."""
+"""Finds the fault of a vLLM scheduler class, so that `mmengine log minimize --with` can reduce the log."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -40,13 +40,13 @@ KINDS = (*OF_VLLM, ANY, STALLED, CRASH, DIVERGENCE)
 
 
 class VllmProbe:
-    """Serves scripts on the scheduler class `name` ("vllm" or MODULE:CLASS) and finds its fault.
+    """Serves scripts on the scheduler class `name` ("vllm" or MODULE:CLASS) and finds the fault of the class.
 
-    A fault is a broken invariant, a stall, an exception, or a decision unlike that of the reference: vLLM's
-    own scheduler class, or, if `name` is "vllm", the rules of this build. `kind`: one of KINDS. If the log
-    in `folder` has a fault of this kind, only a run with the same fault fails.
+    A fault is a broken invariant, a stall, an exception, or a decision that differs from the reference. The
+    reference is vLLM's own scheduler class or, if `name` is "vllm", the rules of this build. `kind`: one of
+    KINDS. If the log in `folder` has a fault of this kind, only a run with the same fault counts as failing.
 
-    Raises LogError if the log is not of the installed vLLM.
+    Raises LogError if another version of vLLM wrote the log.
     """
 
     def __init__(self, name: str, folder: Path, kind: str = ANY, deadline: Deadline | None = None):
@@ -64,7 +64,7 @@ class VllmProbe:
         if self.logged is not None and kind == ANY:
             self.kind = self.logged.kind
 
-    # Probe
+    # The methods of Probe
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         failure = self._failure(ServedScript(self._started, script, self.name), max_steps)
@@ -73,7 +73,7 @@ class VllmProbe:
         return failure
 
     def check_first(self, failure: Failure) -> None:
-        """Raise LogError if the served log fails in another way than the log did."""
+        """Raise LogError if serving the log's requests fails in another way than the log itself."""
         if self.logged is not None and failure.signature != self.logged.signature:
             raise LogError(
                 f"the log fails with {self.logged}; served again on {self.name}, its requests fail with "
@@ -81,7 +81,7 @@ class VllmProbe:
             )
 
     def write(self, script: Script, folder: Path) -> None:
-        """Serve the script, and write its log up to the failure."""
+        """Serve the script, and write the log of the run up to the failure."""
         served, writer = ServedScript(self._started, script, self.name), LogWriter(folder)
         try:
             failure = self._failure(served, 2 * script.num_steps + 10_000, writer)
@@ -92,7 +92,7 @@ class VllmProbe:
         self._written = served, failure
 
     def of_log(self, folder: Path) -> Failure | None:
-        """Return the failure that the decisions in a log have."""
+        """Return the failure in the decisions of a log, or None."""
         report = verify(folder, own=self._reference, invariants=self.kind in (ANY, *OF_VLLM))
         found = report.divergence
         if found is None:
@@ -103,8 +103,10 @@ class VllmProbe:
         return failure
 
     def test(self, failure: Failure) -> TestParts:
-        """Return a file that needs vLLM and pytest only. Raises LogError unless it fails on this class and
-        passes on vLLM's own class, or if the failure cannot be checked without mmengine.
+        """Return a test file that needs only vLLM and pytest.
+
+        Raises LogError unless the test fails on this class and passes on vLLM's own class, or if the failure
+        cannot be checked without mmengine.
         """
         assert self._written is not None
         served, failure = self._written
@@ -114,12 +116,12 @@ class VllmProbe:
         name = expected.field if expected.kind == "decision" else expected.kind
         return TestParts(name, _title(name, self.name, served.started.host), module=module)
 
-    # A run
+    # One run
 
     def _failure(
         self, served: ServedScript, max_steps: int, writer: LogWriter | None = None
     ) -> Failure | None:
-        """Return the first failure of a run. Its records up to the failure go to `writer`."""
+        """Return the first failure of a run. The records up to the failure go to `writer`."""
         self._found = None
         watch, verifier, report = self._watch(served), None, VerifyReport(host=served.started.host)
         if self.kind in (ANY, DIVERGENCE) and (engine := self._engine(served)) is not None:
@@ -128,7 +130,7 @@ class VllmProbe:
             for record in served.records(max_steps):
                 if writer is None:
                     self._deadline.check()
-                else:  # the search is over, and its result is not given up
+                else:  # the search has ended, so this run need not stop at the deadline
                     writer.append(record.event, record.step, record.mono_ns)
                 if verifier is not None and not isinstance(record.event, ev.Started):
                     verifier.take(record)
@@ -168,7 +170,7 @@ class VllmProbe:
         return served.engine.step
 
     def _expected(self, served: ServedScript, failure: Failure) -> Expected:
-        """Return what the written test checks."""
+        """Return what the written test must check."""
         if failure.kind in (STALLED, CRASH, "budgets", "blocks", "references"):
             kind = "blocks" if failure.kind == "references" else failure.kind
             return Expected(kind)
@@ -181,7 +183,9 @@ class VllmProbe:
         return Expected("decision", served.calls[found.sequence], found.field, outcome)
 
     def _difference(self, script: Script) -> tuple[Divergence | None, ServedScript]:
-        """Return where a script's run first differs from the reference."""
+        """Return the first difference between the run of a script and the reference, and the served
+        script.
+        """
         kind, self.kind = self.kind, DIVERGENCE
         try:
             served = ServedScript(self._started, script, self.name)
@@ -192,14 +196,14 @@ class VllmProbe:
 
 
 class _Watch:
-    """Folds a run's records, and checks the invariants `names`."""
+    """Applies the records of a run to a state, and checks the invariants `names`."""
 
     def __init__(self, served: ServedScript, names: tuple[str, ...]):
         self._state = State(served.script.config)
         self._watcher = Watcher(self._state, names, has_outputs=False)
 
     def broken(self, event: ev.Event) -> tuple[str, str] | None:
-        """Apply an event, and return the name and the text of the first invariant that it breaks, or None."""
+        """Apply an event. Return the name and the text of the first invariant that it breaks, or None."""
         watcher, state = self._watcher, self._state
         watcher.check_decision(event)
         watcher.follow(event)
@@ -216,7 +220,7 @@ class _Watch:
 
 
 class _Source:
-    """Names the records of a run for HostedVerifier."""
+    """Provides the records of a run to HostedVerifier, and names them in errors."""
 
     contradiction = staticmethod(CheckedLog.contradiction)
 
@@ -236,8 +240,8 @@ class _Source:
 
 
 def _failure_of(found: Divergence) -> Failure:
-    """Return a difference as a failure. Its text has the first value that differs, so that its signature
-    tells whether a decision is missing, added or another one.
+    """Return a difference as a failure. The text contains the first value that differs, so that its signature
+    tells whether a decision is missing, additional or different.
     """
     if found.field.startswith(INVARIANT):
         name = found.field.removeprefix(INVARIANT)

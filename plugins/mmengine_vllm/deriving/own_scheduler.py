@@ -1,4 +1,4 @@
-"""vLLM's own scheduler as the decision function for a recorded log, in the place of this build's rules."""
+"""Derives the decisions of a recorded log with vLLM's own scheduler, instead of this build's rules."""
 
 from collections import deque
 from collections.abc import Callable
@@ -36,7 +36,7 @@ Sink = Callable[[list[tuple[ev.Event, int, int]]], None]
 
 
 class LoggedIds(TokenIds):
-    """Ids as the log has them. An item's identifier is the log's key of the item in hexadecimal digits."""
+    """Writes ids unchanged. The identifier of an item is the log's key of the item, in hexadecimal digits."""
 
     def digest(self, text: str) -> bytes:
         try:
@@ -63,10 +63,10 @@ def scheduler_class(name: str, *, is_async: bool) -> type:
 
 
 class OwnScheduler:
-    """A scheduler of vLLM without a model, fed with a log's observations, and a recorder of its decisions.
+    """Feeds a log's observations to a scheduler of vLLM without a model, and records its decisions.
 
-    Implements HostEngine. `name`: as in `scheduler_class`. `sink` gets the events of all calls and their
-    results, in order. Raises LogError if the installed vLLM has another version than the log's host.
+    Implements HostEngine. `name`: as in `scheduler_class`. `sink`: gets the events of all calls and their
+    results, in order. Raises LogError if the installed version of vLLM is not the version of the log's host.
     """
 
     def __init__(self, started: ev.Started, config: EngineConfig, name: str = OWN, sink: Sink | None = None):
@@ -90,16 +90,16 @@ class OwnScheduler:
         self._rows, self._sink = RecordedRows(config.block_size), sink
         self._flying = deque[tuple[SchedulerOutput, list[str]]]()
         self._number, self._adapters = 0, dict[str, int]()
-        self.output = SchedulerOutput.make_empty()  # of the last call
+        self.output = SchedulerOutput.make_empty()  # output of the last call
 
     @property
     def waiting(self) -> list[str]:
-        """The requests that wait, first request first."""
+        """The ids of the waiting requests, in queue order."""
         return [request.request_id for request in self.scheduler.waiting]
 
     @property
     def step(self) -> int:
-        """The open or next step."""
+        """The number of the open step, or of the next step."""
         return self._recorder.step
 
     @property
@@ -107,7 +107,7 @@ class OwnScheduler:
         return bool(self._flying)
 
     def observe(self, event: ev.Event) -> None:
-        """Apply an observation that names no row, and note the ends that follow from it."""
+        """Apply an observation that names no row, and record the ends of requests that follow from it."""
         scheduler = self.scheduler
         match event:
             case ev.Queued():
@@ -128,7 +128,7 @@ class OwnScheduler:
         self._note_ends()
 
     def note(self, event: ev.Noted) -> bool:
-        """Apply a noted call. Return whether the decisions after it can be derived."""
+        """Apply a noted call. Return whether the decisions after the call can be derived."""
         if event.kind == "pause" and event.detail in PauseState.__members__:
             self.scheduler.set_pause_state(PauseState[event.detail])
             return True
@@ -145,14 +145,14 @@ class OwnScheduler:
         self.give_drafts(names, [drafts[end - n : end] for end, n in zip(ends, counts, strict=True)])
 
     def give_drafts(self, names: list[str], drafts: list[list[int]]) -> None:
-        """Give drafts to requests, one list for each."""
+        """Give drafts to requests, one list per request."""
         given = DraftTokenIds(names, drafts)
         self.scheduler.update_draft_token_ids(given)
         self._recorder.drafted(given, self.scheduler)
         self._drain()
 
     def schedule(self) -> Outcome:
-        """Decide one call and return its outcome."""
+        """Make the decisions of one call, and return their outcome."""
         output = self.scheduler.schedule()
         self.output = output
         names = scheduler_alone.sampling_requests(self.scheduler, output)
@@ -163,18 +163,18 @@ class OwnScheduler:
         return self._rows.outcome(event for event in self._drain() if isinstance(event, CALL_EVENTS))
 
     def dispatch(self) -> None:
-        """Do nothing: an asynchronous step is closed when it is scheduled."""
+        """Do nothing, because an asynchronous step is closed when it is scheduled."""
 
     def drop_empty_step(self) -> None:
-        """Give back the output of a call that only preempted. With asynchronous scheduling the log has its
-        result.
+        """Return the output of a call that only preempted to the scheduler. With asynchronous scheduling, the
+        log contains a result for such a call.
         """
         is_empty = self._flying and not self._flying[0][0].total_num_scheduled_tokens
         if is_empty and self.config.max_in_flight == 1:
             self.collect(ev.Executed(b""))
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step, and note the ends that follow from it.
+        """Apply the result of the oldest step, and record the ends of requests that follow from it.
 
         Raises ValueError for a result that does not fit the step.
         """
@@ -190,8 +190,9 @@ class OwnScheduler:
     def update(
         self, output: SchedulerOutput, tokens: Tokens, stops: Tokens | None = None, errors: set[str] = NONE
     ) -> None:
-        """Return the oldest step's tokens to the scheduler. `stops`: the tokens that end a request. `errors`:
-        requests whose tokens break their grammar.
+        """Give the tokens of the oldest step to the scheduler.
+
+        `stops`: the tokens that end a request. `errors`: requests whose tokens break their grammar.
         """
         if self._flying and self._flying[0][0] is output:
             self._flying.popleft()
@@ -205,12 +206,14 @@ class OwnScheduler:
         self._note_ends()
 
     def left_over(self) -> list[str]:
-        """Return the requests that the next call schedules, or none while a step is in flight."""
+        """Return the ids of the requests that the next call schedules; none while a step is in flight."""
         self.drop_empty_step()
         return [] if self._flying else [name for name, _ in self.schedule().rows]
 
     def stalled(self) -> str:
-        """Return what waits although no step is in flight and KV blocks are free, as a text, or ""."""
+        """Describe the requests that wait although no step is in flight and KV blocks are free, or return
+        "".
+        """
         scheduler = self.scheduler
         free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         if self._flying or not free or not scheduler_alone.could_run(scheduler):
@@ -223,7 +226,7 @@ class OwnScheduler:
         return ""
 
     def _drain(self) -> list[ev.Event]:
-        """Return the recorder's events since the last call, after `sink` got them."""
+        """Return the recorder's events since the last call, and give them to `sink` first."""
         entries, self._recorder.entries = self._recorder.entries, []
         events = events_of(entries, self._recorder.contents)
         if self._sink is not None:
@@ -250,7 +253,7 @@ class OwnScheduler:
 
 
 def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | None:
-    """Return the name and the number of a request's adapter, or None. `numbers`: of the adapters so far."""
+    """Return the name and number of a request's adapter, or None. `numbers`: numbers of earlier adapters."""
     if event.adapter is None:
         return None
     name = event.adapter.digest.hex()
@@ -258,7 +261,7 @@ def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | N
 
 
 def image_of(item: MediaItem) -> Image:
-    """Return an item for scheduler_alone: its range, from its first to its last embedding."""
+    """Return an item for scheduler_alone. Its range starts at the first embedding and ends at the last."""
     start, end = item.runs[0][0], sum(item.runs[-1])
     mask = None
     if len(item.runs) > 1:
@@ -269,7 +272,7 @@ def image_of(item: MediaItem) -> Image:
 
 
 def _tokens(result: ev.Executed, names: list[str]) -> Tokens:
-    """Return each request's tokens. Raises ValueError if there are not as many as the step has."""
+    """Return the tokens of each request. Raises ValueError if their number does not fit the step."""
     tokens = np.frombuffer(result.token_ids, np.int32).tolist()
     counts = [1] * len(names)
     if result.counts is not None:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""vLLM's scheduler without a model: a small configuration, requests, and what a model runner returns.
+"""Runs vLLM's scheduler without a model: a small configuration, requests, and results of a model runner.
 
 Imports nothing of mmengine.
 """
@@ -32,7 +32,7 @@ MODEL = {
     "vocab_size": 32000,
     "torch_dtype": "float32",
 }
-# Settings that are not of the engine's configuration.
+# Settings of the scheduler that are no settings of the engine.
 _OF_SCHEDULER = (
     *("encoder_budget", "encoder_cache_size", "hash_block_size", "kv_groups", "second_runner"),
     "recorded_group",
@@ -49,7 +49,7 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a VllmConfig for a text model. `settings`: EngineArgs' names, and the names below."""
+    """Return a VllmConfig for a text model. `settings`: names of EngineArgs, and the names below."""
     settings = dict(settings)
     drafts, method = settings.pop("num_draft_tokens", 0), settings.pop("draft_method", "ngram")
     num_blocks, overlaps = settings.pop("num_blocks"), settings.pop("async_scheduling", False)
@@ -76,7 +76,7 @@ def engine_config(settings):
 
 
 def kv_group(number, kind, fields):
-    """Return a KVCacheGroupSpec of the class `kind` of vLLM. Names of dtypes become dtypes."""
+    """Return a KVCacheGroupSpec with vLLM's class `kind`. In `fields`, names of dtypes become dtypes."""
     cls = getattr(kv_cache_interface, kind)
     values = {
         name: getattr(torch, value.removeprefix("torch.")) if "dtype" in name and value else value
@@ -86,7 +86,9 @@ def kv_group(number, kind, fields):
 
 
 class AnyGrammar:
-    """Stands for vLLM's StructuredOutputManager. `refused`: requests whose tokens break their grammar."""
+    """Replaces vLLM's StructuredOutputManager. `refused`: ids of requests whose tokens break their
+    grammar.
+    """
 
     def __init__(self):
         self.refused = set()
@@ -105,7 +107,9 @@ class AnyGrammar:
 
 
 def make_scheduler(cls, settings):
-    """Return a scheduler of class `cls` with the settings' KV groups, encoder budget and encoder cache."""
+    """Return a scheduler of class `cls`, with the KV groups, encoder budget and encoder cache in
+    `settings`.
+    """
     config, block_size = engine_config(settings), settings["block_size"]
     plain = {"block_size": block_size, "num_kv_heads": 4, "head_size": 16, "dtype": "float32"}
     groups = settings.get("kv_groups") or [("FullAttentionSpec", plain)]
@@ -130,18 +134,21 @@ def make_scheduler(cls, settings):
 
 
 def block_hasher(scheduler):
-    """Return what computes the hashes of a request's KV blocks, or None without a prefix cache."""
+    """Return the function that hashes a request's KV blocks, or None without a prefix cache."""
     if not scheduler.cache_config.enable_prefix_caching:
         return None
     hashes = get_hash_fn_by_name(scheduler.cache_config.prefix_caching_hash_algo)
     init_none_hash(hashes)
-    lookahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # from 0.33 on
+    lookahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # for vLLM 0.33 and later
     return get_request_block_hasher(scheduler.hash_block_size, hashes, *([lookahead] if lookahead else []))
 
 
 def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar=False, **more):
-    """Return a Request that never stops by itself. `images`: (identifier, modality, start, length, mask) with
-    the placeholder's range in the prompt and, unless None, which of its positions have embeddings."""
+    """Return a Request that never stops by itself.
+
+    `images`: (identifier, modality, start, length, mask), with the range of the placeholders in the prompt.
+    `mask`: None, or which of these positions have embeddings.
+    """
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     if grammar:
         sampling.structured_outputs = StructuredOutputsParams(regex=".*")
@@ -161,7 +168,7 @@ def make_request(name, prompt, max_tokens, hasher, images=(), lora=None, grammar
 
 
 def could_run(scheduler):
-    """Return whether a request waits for nothing from outside, such as its grammar, and there is no pause."""
+    """Return whether a request could run: it waits for nothing from outside, and there is no pause."""
     if scheduler.pause_state.name != "UNPAUSED":
         return False
     return any(
@@ -170,12 +177,12 @@ def could_run(scheduler):
 
 
 def sampling_requests(scheduler, output):
-    """Return the requests of a step, just scheduled, that get a token: all but chunks of prompts."""
+    """Return the requests that get a token in a step that was just scheduled: all except prompt chunks."""
     return [name for name in output.num_scheduled_tokens if not scheduler.requests[name].is_prefill_chunk]
 
 
 def runner_output(output, tokens):
-    """Return what a model runner returns for a step. `tokens`: the tokens of each request that got any."""
+    """Return the result of a model runner for a step. `tokens`: request id -> the tokens that it gets."""
     names = list(output.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,

@@ -1,4 +1,6 @@
-"""Writes a pytest file that serves requests on vLLM's scheduler alone and imports nothing of mmengine."""
+"""Writes a pytest file that serves requests on vLLM's scheduler alone, and that imports nothing of
+mmengine.
+"""
 
 import ast
 import inspect
@@ -38,8 +40,8 @@ def test_{name}():
 
 
 class Expected(NamedTuple):
-    """What the test checks. `kind`: as in served_requests.fault_of. For "decision": the call's number, the
-    field of its outcome, and the outcome that is right.
+    """What the written test checks. `kind`: as `check` in served_requests.fault_of. For "decision", also the
+    number of the call, the field of the call's outcome, and the correct outcome.
     """
 
     kind: str
@@ -49,7 +51,7 @@ class Expected(NamedTuple):
 
 
 def module_of(served: ServedScript, expected: Expected) -> str:
-    """Return the file below its docstring."""
+    """Return the text of the file below its docstring."""
     script, config = served.script, served.script.config
     settings = settings_of(config, served.started.fingerprints)
     adapters: dict[str, int] = {}
@@ -76,11 +78,11 @@ def module_of(served: ServedScript, expected: Expected) -> str:
 
 
 def refuse_other_outcome(module: str, name: str, *, own: str) -> None:
-    """Run the file's test on the class `name`, which must fail, and on vLLM's own class if `own` is not "",
-    which must pass. Raises LogError otherwise.
+    """Run the test in the file. On the class `name` it must fail; on vLLM's own class, if `own` is not "", it
+    must pass. Raises LogError otherwise.
     """
     space: dict[str, VllmObject] = {"__name__": "minimized"}
-    exec(compile(module, "the written test", "exec"), space)  # our own text; values are literals
+    exec(compile(module, "the written test", "exec"), space)  # this module wrote the text
 
     def fault(name: str) -> str | None:
         is_async = space["SETTINGS"]["async_scheduling"]
@@ -109,7 +111,7 @@ def _library() -> str:
 
 
 def _split(module: ModuleType) -> tuple[set[str], str]:
-    """Return a module's import statements without those of mmengine, and its text below them."""
+    """Return the import statements of a module, without those of mmengine, and the text below them."""
     text = inspect.getsource(module)
     tree, imports, end = ast.parse(text), set[str](), 0
     for node in tree.body:
@@ -121,7 +123,7 @@ def _split(module: ModuleType) -> tuple[set[str], str]:
 
 
 def _request(event: ev.Queued, adapters: dict[str, int]) -> dict[str, VllmObject]:
-    """Return the arguments of make_request that are not its defaults."""
+    """Return the arguments of make_request that differ from its defaults."""
     found: dict[str, VllmObject] = {
         "prompt": np.frombuffer(event.prompt, np.int32).tolist(),
         "max_tokens": max(1, event.sampling.max_tokens),
@@ -150,7 +152,7 @@ def _happened(event: ev.Event) -> tuple[str, VllmObject] | None:
 
 
 def _literal(value: VllmObject, depth: int = 0) -> str:
-    """Return a Python expression for plain values. Long lists of tokens become ranges."""
+    """Return a Python expression for a plain value. Long lists of tokens become ranges."""
     if isinstance(value, list) and len(value) > 8 and all(type(each) is int for each in value):
         return _tokens(value)
     space = "    " * (depth + 1)
@@ -168,7 +170,7 @@ def _literal(value: VllmObject, depth: int = 0) -> str:
 
 
 def _tokens(tokens: list[int]) -> str:
-    """Return a list expression in which runs of consecutive or equal tokens are short."""
+    """Return an expression for a list in which runs of consecutive or equal tokens are short."""
     array = np.array(tokens)
     steps, parts, place = np.diff(array), list[str](), 0
     while place < len(tokens):

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Serves requests on a vLLM scheduler without a model, and looks for a fault in each call of `schedule`.
 
-Imports nothing of mmengine: `mmengine log minimize --with` copies this module, below scheduler_alone, into
-the pytest file that it writes.
+Imports nothing of mmengine, because `mmengine log minimize --with` copies this module, below scheduler_alone,
+into the pytest file that it writes.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from mmengine_vllm.deriving.scheduler_alone import (
 
 
 class Host:
-    """A scheduler that gets `requests`: each request's arguments of make_request, by its id."""
+    """A scheduler that serves `requests`: request id -> arguments of make_request."""
 
     def __init__(self, scheduler, requests):
         self.scheduler, self._requests = scheduler, requests
@@ -44,8 +44,9 @@ class Host:
         return self.scheduler.schedule()
 
     def update(self, output, tokens, stops, errors):
-        """Return a step's tokens. `stops`: the token that ends a request. `errors`: requests whose tokens
-        break their grammar.
+        """Give the tokens of a step to the scheduler.
+
+        `stops`: the token that ends a request. `errors`: requests whose tokens break their grammar.
         """
         for name, last in stops.items():
             self.scheduler.requests[name].sampling_params.stop_token_ids = last
@@ -57,15 +58,17 @@ class Host:
 
 
 class Answers:
-    """What the model returns. `answers`: (tokens, end, runs) by request id. `end`: "stop" or "error" after
-    the last token, or "". `runs`: {place in the answer: (tokens that the step yields, drafts that it has)}.
+    """The answers that the model would give. `answers`: request id -> (tokens, end, runs).
+
+    `end`: "stop" or "error" after the last token, or "". `runs`: {index in the answer: (number of tokens that
+    the step yields, number of drafts in the step)}.
     """
 
     def __init__(self, answers, num_drafts):
         self._answers, self._num_drafts = answers, num_drafts
 
     def tokens(self, request, num_drafts):
-        """Return the tokens of a step with `num_drafts` drafts, and how the answer ends with them."""
+        """Return the tokens of a step with `num_drafts` drafts, and how the answer ends after them."""
         answer, end, runs = self._answers[request.request_id]
         place = request.num_output_tokens
         count = min(runs.get(place, (1, 0))[0], 1 + num_drafts)
@@ -87,7 +90,7 @@ def serve(host, events, answers, *, overlaps, most_calls):
     """Serve requests and yield (output, whether no step is in flight) after each call of `schedule`.
 
     `events`: (step, *arguments of `happen`), in order. `overlaps`: whether the next call comes before the
-    result of the last one, as with asynchronous scheduling.
+    result of the previous call, as with asynchronous scheduling.
     """
     left, step = deque(events), 0
     flying: deque = deque()
@@ -124,11 +127,13 @@ def _update(host, output, names, answers, overlaps):
         host.give_drafts(drafting, [[1] * answers.num_drafts(live[name]) for name in drafting])
 
 
-# Faults of a call
+# Functions that look for the fault of one call
 
 
 def stalled(scheduler, output, is_idle):
-    """Return how many requests a call leaves without tokens although nothing else runs, or None."""
+    """Describe the requests that a call leaves without tokens although no step is in flight, or return
+    None.
+    """
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     decides = output.total_num_scheduled_tokens or output.preempted_req_ids
     if decides or not is_idle or not free or not could_run(scheduler):
@@ -139,19 +144,19 @@ def stalled(scheduler, output, is_idle):
 
 
 def over_budget(scheduler, output, limit):
-    """Return by how much a call exceeds max_num_scheduled_tokens, or None."""
+    """Describe by how much a call exceeds max_num_scheduled_tokens, or return None."""
     total = sum(output.num_scheduled_tokens.values())
     return f"{total} tokens are scheduled, but max_num_scheduled_tokens is {limit}" if total > limit else None
 
 
 class BlockTables:
-    """The block tables that the calls of a scheduler with one KV group gave to requests."""
+    """The block tables that a scheduler with one KV group has given to requests."""
 
     def __init__(self, block_size):
         self._block_size, self._tables = block_size, {}
 
     def taken_twice(self, output):
-        """Apply a call. Return which block it gives to a request though another one has it, or None."""
+        """Apply a call. Describe a block that the call gives to two requests at once, or return None."""
         for name in (*output.finished_req_ids, *(output.preempted_req_ids or ())):
             self._tables.pop(name, None)
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
@@ -169,10 +174,11 @@ class BlockTables:
 
 
 def decisions(output, group):
-    """Return what a call decided, as plain values. Running requests come before admitted ones.
+    """Return the decisions of a call as plain values. Running requests come before admitted requests.
 
-    "rows": (request, its tokens). "computed": cached tokens of admitted requests. "tables": their block ids.
-    "blocks": new block ids of running requests, one request after the other. Both are of one KV group.
+    "rows": (request, number of its tokens). "computed": cached tokens of admitted requests. "tables": block
+    ids of admitted requests. "blocks": new block ids of running requests, request by request. Block ids are
+    of one KV group.
     """
     cached, drafts = output.scheduled_cached_reqs, output.scheduled_spec_decode_tokens
     known = {each.req_id: (each.num_computed_tokens, each.block_ids) for each in output.scheduled_new_reqs}
@@ -199,10 +205,10 @@ def decisions(output, group):
 
 
 def fault_of(cls, settings, requests, events, answers, check):
-    """Serve requests on a scheduler class, and return its fault as a text, or None.
+    """Serve requests on a scheduler class. Return its fault as a text, or None.
 
-    `check`: ("stalled",), ("budgets",), ("blocks",), ("crash",), or ("decision", call, field, value): what
-    `decisions` must return for the call of this number, counted from 0.
+    `check`: ("stalled",), ("budgets",), ("blocks",), ("crash",), or ("decision", call, field, value), where
+    `value` is what `decisions` must return for the call with this number, counted from 0.
     """
     kind, *expected = check
     scheduler = make_scheduler(cls, settings)

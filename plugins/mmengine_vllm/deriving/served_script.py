@@ -1,4 +1,4 @@
-"""Serves a log's requests on a scheduler class of vLLM, without a model, and records the run."""
+"""Serves the requests of a log on a scheduler class of vLLM, without a model, and records the run."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ Answer = tuple[list[int], str, dict[int, tuple[int, int]]]
 
 
 class RecordedHost:
-    """A scheduler of `serve` whose calls are recorded. Events from outside are events of a log."""
+    """A Host for `serve` whose calls are recorded. Its events from outside are events of a log."""
 
     def __init__(self, engine: OwnScheduler):
         self.engine, self.scheduler = engine, engine.scheduler
@@ -32,10 +32,10 @@ class RecordedHost:
 
 
 class ServedScript:
-    """One run of a script. `started`: of the script's log. `name`: as in OwnScheduler.
+    """One run of a script. `started`: STARTED of the script's log. `name`: as in OwnScheduler.
 
-    `num_calls` counts the calls of `schedule`. `calls` has the number of the call at which each record was
-    made. `stall`: the last call's fault, if it scheduled nothing although it could, or "".
+    `num_calls`: number of calls of `schedule`. `calls`: for each record, the number of the call that made it.
+    `stall`: a text if the last call could schedule requests but scheduled none, else "".
     """
 
     def __init__(self, started: ev.Started, script: Script, name: str):
@@ -64,7 +64,7 @@ class ServedScript:
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The requests that wait or run."""
+        """The ids of the requests that wait or run."""
         return tuple(self.engine.scheduler.requests)
 
     def _take(self) -> Iterator[Record]:
@@ -76,7 +76,7 @@ class ServedScript:
 
 
 def answers_of(script: Script) -> dict[str, Answer]:
-    """Return the answers of a script's requests for served_requests."""
+    """Return the answers to a script's requests, in the form that served_requests takes."""
     found = {}
     for event in script.requests:
         answer = script.answers[event.request_id]

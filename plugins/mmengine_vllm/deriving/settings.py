@@ -8,7 +8,7 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmObject]:
-    """Return the settings for scheduler_alone. `config`, `facts`: the log's settings and fingerprints."""
+    """Return the settings for scheduler_alone. `config`, `facts`: settings and fingerprints of the log."""
     settings: dict[str, VllmObject] = {
         "block_size": config.block_size,
         "hash_block_size": _number(facts, "hash_block_size", config.block_size),
@@ -39,7 +39,10 @@ def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmOb
 
 
 def _draft_method(config: EngineConfig, facts: dict[str, str]) -> str:
-    """Return a method with the log's rules. Methods differ in lookahead slots and in dropped blocks."""
+    """Return a draft method that vLLM schedules by the log's rules.
+
+    Methods differ in the number of lookahead slots and in which blocks are dropped.
+    """
     if not config.lookahead_tokens:
         return "ngram"
     if facts.get("vllm.use_eagle") != "True":
@@ -53,7 +56,7 @@ def _number(facts: dict[str, str], name: str, default: int, prefix: str = "vllm.
 
 
 def check_version(started: ev.Started, installed: str) -> None:
-    """Raise LogError unless this version of vLLM wrote the log."""
+    """Raise LogError unless the installed version of vLLM wrote the log."""
     if started.host != f"vllm {installed}":
         raise LogError(
             f"the log is of {started.host or 'mmengine'}, and vllm {installed} is installed: install the "

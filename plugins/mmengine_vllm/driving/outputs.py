@@ -1,4 +1,4 @@
-"""Makes vLLM's outputs of a step from the core's columns."""
+"""Converts the outputs of a step, which the core keeps in columns, to vLLM's EngineCoreOutputs."""
 
 import numpy as np
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -19,17 +19,17 @@ REASONS = {
 
 
 def reason_of(end: ev.Finished) -> FinishReason:
-    """Return vLLM's reason for the end of a request."""
+    """Return vLLM's finish reason for the end of a request."""
     return FinishReason.REPETITION if end.detail == REPETITION else REASONS[end.reason]
 
 
 class OutputMaker:
-    """Makes EngineCoreOutputs. `requests`: vLLM's requests that have not ended, by id. `num_cached`: how many
-    prompt tokens were cached, for requests that had no output yet.
+    """Makes EngineCoreOutputs. `requests`: vLLM's requests that have not ended, by id. `num_cached`: number
+    of cached prompt tokens, for requests without output so far.
 
-    Most outputs are an id and a token, so all of a step's outputs are made at once. Only outputs of special
-    requests get more: requests without an output so far, and requests with logprobs, trace headers or another
-    client than the first.
+    Most outputs are only an id and a token, so all outputs of a step are made at once. Only the outputs of
+    some requests need more: requests without output so far, requests with logprobs or trace headers, and
+    requests of any client but the first.
     """
 
     def __init__(self, requests: dict[str, VllmObject], num_cached: dict[str, int]):
@@ -62,9 +62,9 @@ class OutputMaker:
         *,
         may_have_left: bool = True,
     ) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs for a step.
+        """Return the outputs of a step for each client.
 
-        `names`, `tokens`: the requests that sampled and their tokens, as the core got them. `results`: the
+        `names`, `tokens`: the requests that sampled, and their tokens, as the core got them. `results`: the
         workers' ModelRunnerOutput, whose logprobs are passed on. `may_have_left`: whether requests were
         aborted while the step ran.
         """
@@ -77,15 +77,15 @@ class OutputMaker:
         return {0: made} if made else {}
 
     def of_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs that no step returned: ends outside a step, and tokens that waited
-        until the log could be written. Such tokens have no logprobs.
+        """Return each client's outputs that belong to no step: ends outside a step, and tokens that waited
+        until the log could be written. These tokens have no logprobs.
         """
         return self._completed(list(map(EngineCoreOutput, *_columns_of(outputs))), outputs, None)
 
     def _completed(
         self, made: list[EngineCoreOutput], outputs: Outputs, results: VllmObject
     ) -> dict[int, list[EngineCoreOutput]]:
-        """Add what some outputs have beside tokens, and return the outputs by client. Outputs of requests
+        """Add what some outputs have besides tokens, and return the outputs by client. Outputs of requests
         that were aborted while the step ran are left out.
         """
         ends, by_client = dict(outputs.ends), dict[int, list[EngineCoreOutput]]()
@@ -119,7 +119,7 @@ class OutputMaker:
 
 
 def _columns_of(outputs: Outputs) -> tuple[list[str], list[list[int]]]:
-    """Return the requests that got tokens, and their tokens."""
+    """Return the ids of the requests that got tokens, and their tokens."""
     states, values, counts = outputs.columns()
     tokens = values.tolist()
     ends = range(1, len(tokens) + 1) if counts is None else np.cumsum(counts).tolist()

@@ -1,4 +1,4 @@
-"""Translates vLLM's requests into mmengine's."""
+"""Translates vLLM's requests into requests for mmengine's core."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,21 +10,23 @@ from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, Sampli
 from mmengine_vllm.request_facts import embedding_runs
 from mmengine_vllm.vllm_object import VllmObject
 
-# The core needs to know that a request has a grammar. The grammar itself stays in vLLM's manager.
+# The core must know that a request has a grammar. The grammar itself stays in vLLM's manager.
 VLLM_GRAMMAR = GrammarRequest("vllm", "{}")
 NEVER_STOPS = -1
 
 
 def engine_request(request: VllmObject, num_resets: int = 0) -> Request:
-    """Return the request for the core. `num_resets`: how often the encoder cache was reset, which separates
-    the request's items from earlier entries. Raises InvalidRequest for a request that the core cannot run.
+    """Return the request for the core. Raises InvalidRequest for a request that the core cannot run.
+
+    `num_resets`: how often the encoder cache was reset. The number separates the request's items from entries
+    that were cached before the last reset.
     """
     unsupported = next(_unsupported(request), None)
     if unsupported is not None:
         raise InvalidRequest(f"mmengine_vllm.Scheduler does not support {unsupported}")
     salt = request.cache_salt or ""
     if request.skip_reading_prefix_cache:
-        salt = f"{salt}/{request.request_id}"  # no other request has this salt, so there are no hits
+        salt = f"{salt}/{request.request_id}"  # no other request has this salt, so there are no cache hits
     return Request(
         request.request_id,
         np.array(request.prompt_token_ids, np.int32),
@@ -40,14 +42,14 @@ def engine_request(request: VllmObject, num_resets: int = 0) -> Request:
 
 
 def eos_of(request: VllmObject) -> int:
-    """Return the token that ends the request's text, or NEVER_STOPS."""
+    """Return the end-of-text token of the request, or NEVER_STOPS."""
     token = request.sampling_params.eos_token_id
     return NEVER_STOPS if token is None else int(token)
 
 
 def media_items(request: VllmObject, num_resets: int) -> Iterator[MediaItem]:
-    """Yield the request's images and videos. An item's hash is the hash of the identifier under which vLLM's
-    workers store its features, so equal items share an entry.
+    """Yield the request's images and videos. The hash of an item is derived from the identifier under which
+    vLLM's workers store the item's features, so that equal items share a cache entry.
     """
     for feature in request.mm_features:
         position = feature.mm_position

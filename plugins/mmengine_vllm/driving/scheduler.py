@@ -1,7 +1,8 @@
-"""vLLM's SchedulerInterface over mmengine's core: `--scheduler-cls mmengine_vllm.Scheduler`.
+"""Implements vLLM's SchedulerInterface with mmengine's core: `--scheduler-cls mmengine_vllm.Scheduler`.
 
 vLLM's loop calls `schedule`, executes the step on its workers, and calls `update_from_output`. The first call
-is the first half of a step of the core, and the second call the second half. Drafts come in between.
+is the first half of a step of the core, and the second call is the second half. Drafts arrive between the two
+calls.
 """
 
 import os
@@ -39,20 +40,20 @@ LOG = "MMENGINE_LOG"
 
 
 class HostExecutor:
-    """The core's executor: vLLM's workers execute the plans, and the host brings their results."""
+    """The core's executor: vLLM's workers execute the plans, and the Scheduler passes their results on."""
 
     needs_plan = True
 
     def __init__(self) -> None:
-        self.plan: StepPlan | None = None  # dispatched and not taken by the host yet
-        self.result: StepResult | None = None  # of the oldest step
+        self.plan: StepPlan | None = None  # a dispatched plan that the Scheduler has not taken yet
+        self.result: StepResult | None = None  # the result of the oldest step
 
     def dispatch(self, plan: StepPlan) -> None:
         self.plan = plan
 
     def collect(self) -> StepResult:
         result, self.result = self.result, None
-        assert result is not None  # the host calls finish_step only with a result
+        assert result is not None  # the Scheduler calls finish_step only with a result
         return result
 
     def discard(self) -> None:
@@ -90,7 +91,7 @@ class Scheduler(SchedulerInterface):
         self._executor = HostExecutor()
         host = f"vllm {vllm.__version__}"
         self.core = RowDrivenCore(config, self._executor, sink=_log(), fingerprints={"executor": host})
-        self.requests: dict[str, VllmObject] = {}  # requests that have not ended
+        self.requests: dict[str, VllmObject] = {}  # requests that have not ended, by id
         self._steps = WorkerSteps(
             self.core.view,
             self.requests,
@@ -99,16 +100,16 @@ class Scheduler(SchedulerInterface):
         )
         self._stops = StopRules(config.max_num_seqs, structured_output_manager.accept_tokens)
         self._outputs = OutputMaker(self.requests, self._steps.num_cached)
-        self._plans: deque[tuple[StepPlan, list[str]]] = deque()  # dispatched steps and the rows' names
-        self._late = list[Outputs]()  # outputs of requests that ended in `schedule`
+        self._plans: deque[tuple[StepPlan, list[str]]] = deque()  # dispatched steps: plan, ids of the rows
+        self._late = list[Outputs]()  # outputs of requests that ended during `schedule`
         self._refused = list[EngineCoreOutput]()
-        self._compiling: set[str] = set()  # requests whose grammars are not ready
+        self._compiling: set[str] = set()  # ids of requests whose grammars are not ready
         self._pause = PauseState.UNPAUSED
         self._has_left = False  # whether requests were cancelled since the last step
-        self._num_left_behind = 0  # dispatched steps that may have a request that was cancelled
+        self._num_left_behind = 0  # dispatched steps that may contain a cancelled request
         self._encoder_resets = 0
         self._num_preemptions = 0
-        self._held = list[VllmObject]()  # requests that came while the scheduler was paused
+        self._held = list[VllmObject]()  # requests that arrived while the scheduler was paused
 
     # Requests
 
@@ -145,7 +146,7 @@ class Scheduler(SchedulerInterface):
         return found
 
     def has_request(self, request_id: str) -> bool:
-        """Return whether the request has not ended. vLLM 0.33 asks."""
+        """Return whether the request has not ended. vLLM 0.33 calls this method."""
         return request_id in self.requests
 
     def _forget(self, request: VllmObject) -> None:
@@ -165,7 +166,7 @@ class Scheduler(SchedulerInterface):
         if self._pause != PauseState.PAUSED_ALL:
             self._add_late(self.core.begin_step())
         plan, self._executor.plan = self._executor.plan, None
-        if plan is not None and not len(plan.rows):  # all rows were preempted: nothing for the workers
+        if plan is not None and not len(plan.rows):  # all rows were preempted, so no worker runs
             self._executor.result = StepResult(np.zeros(0, np.int32))
             self._add_late(self.core.finish_step())
             plan = None
@@ -193,7 +194,7 @@ class Scheduler(SchedulerInterface):
                 self.core.grammar_ready(name)
 
     def _preempted(self) -> list[str]:
-        """Return the requests that lost their rows in this step."""
+        """Return the ids of the requests that lost their rows in this step."""
         number = self.core.state.num_preempted
         if number == self._num_preemptions:
             return []
@@ -241,7 +242,9 @@ class Scheduler(SchedulerInterface):
         return answer
 
     def _finish(self, results: VllmObject) -> dict[int, list[EngineCoreOutput]]:
-        """Give the workers' results of the oldest step to the core, and return each client's outputs."""
+        """Give the workers' results of the oldest step to the core, and return the outputs for each
+        client.
+        """
         plan, names = self._plans.popleft()
         if len(plan.sample) < len(names):
             names = [names[place] for place in plan.sample.tolist()]
@@ -259,7 +262,7 @@ class Scheduler(SchedulerInterface):
         return made
 
     def _take_late(self, outputs: Outputs) -> dict[int, list[EngineCoreOutput]]:
-        """Return each client's outputs that no step returned."""
+        """Return each client's outputs that belong to no step."""
         made = self._outputs.of_late(outputs)
         self._forget_ended(outputs)
         return made
@@ -277,7 +280,7 @@ class Scheduler(SchedulerInterface):
             if request is None or state is None or state.row < 0:
                 continue
             if view.num_computed[state.row] != view.num_tokens[state.row] - 1:
-                continue  # a part of the prompt is not computed, so the drafts have no meaning
+                continue  # a part of the prompt is not computed yet, so these drafts are meaningless
             tokens = self._manager.validate_tokens(request, list(tokens))
             rows.append(state.row)
             counts.append(len(tokens))
@@ -315,7 +318,7 @@ class Scheduler(SchedulerInterface):
         return True
 
     def reset_encoder_cache(self) -> None:
-        """Make later requests miss the encoder cache. Entries of earlier requests are evicted in turn."""
+        """Make later requests miss the encoder cache. Older entries are evicted when their turn comes."""
         self._encoder_resets += 1
 
     def get_request_counts(self) -> tuple[int, int]:
@@ -343,7 +346,9 @@ def _encoder_sizes(vllm_config: VllmObject, mm_registry: VllmObject) -> tuple[in
 
 
 def _log() -> Sink | None:
-    """Return a writer for the folder in MMENGINE_LOG, or for the next free folder if it already has a log."""
+    """Return a log writer for the folder in MMENGINE_LOG, or for the next free folder if that one has a
+    log.
+    """
     if not (place := os.environ.get(LOG)):
         return None
     folder = free_folder(place)

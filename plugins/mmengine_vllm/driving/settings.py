@@ -1,4 +1,4 @@
-"""Translates vLLM's configuration into mmengine's settings, and refuses what the core does not model."""
+"""Translates vLLM's configuration into mmengine's settings, and refuses options that the core lacks."""
 
 import os
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ COMPAT = "MMENGINE_COMPAT"
 def engine_config(
     vllm_config: VllmObject, kv_cache_config: VllmObject, block_size: int, encoder_sizes: tuple[int, int]
 ) -> EngineConfig:
-    """Return the settings with which the core decides for vLLM's workers.
+    """Return the settings with which the core makes decisions for vLLM's workers.
 
-    `encoder_sizes`: the encoder's compute budget and the size of its cache, both in embeddings. The
-    environment variable MMENGINE_COMPAT=vllm chooses vLLM's rules instead of mmengine's own. Raises
-    ConfigError with the name of each option that is not supported.
+    `encoder_sizes`: the compute budget of the encoder and the size of its cache, both in embeddings. The
+    environment variable MMENGINE_COMPAT=vllm chooses vLLM's scheduling rules instead of mmengine's own.
+    Raises ConfigError, which names each option that is not supported.
     """
     unsupported = list(unsupported_options(vllm_config, kv_cache_config))
     if unsupported:
@@ -66,7 +66,7 @@ def _token_budget(scheduler: VllmObject) -> int:
 
 
 def unsupported_options(vllm_config: VllmObject, kv_cache_config: VllmObject) -> Iterator[str]:
-    """Yield a phrase for each option of vLLM that the core does not model."""
+    """Yield a phrase for each option of vLLM that the core does not support."""
     parallel, scheduler, model = (
         vllm_config.parallel_config,
         vllm_config.scheduler_config,

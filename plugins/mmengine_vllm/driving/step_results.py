@@ -1,4 +1,4 @@
-"""Translates the workers' answer into a StepResult for the core, and the core's outputs into vLLM's."""
+"""Translates the results of vLLM's workers into a StepResult for the core, by vLLM's stop rules."""
 
 from itertools import chain
 
@@ -13,11 +13,11 @@ EOS, TOKEN, REPETITION = "eos", "token", "repetition"
 
 
 class StopRules:
-    """When each row's text ends, by vLLM's rules.
+    """Decides when the text of each row ends, by vLLM's rules.
 
-    The token that ends the text is compared for all rows at once. Only rows with stop tokens, a grammar or
-    repetition detection are looked at one by one. `accepts`: vLLM's manager, which advances a request's
-    grammar by tokens and returns False if the grammar refuses them.
+    The end-of-text token is compared for all rows at once. Only rows with stop tokens, a grammar or
+    repetition detection are examined one by one. `accepts`: a method of vLLM's manager that advances a
+    request's grammar by tokens, and returns False if the grammar refuses them.
     """
 
     def __init__(self, num_rows: int, accepts: VllmObject):
@@ -26,7 +26,7 @@ class StopRules:
         self._accepts = accepts
 
     def admit(self, row: int, request: VllmObject) -> None:
-        """Set the rules for the request that gets `row`."""
+        """Set the rules of the request that gets `row`."""
         params = request.sampling_params
         self._eos[row] = eos_of(request)
         self._is_watched[row] = bool(
@@ -43,8 +43,10 @@ class StopRules:
         sampled: list[list[int]],
         has_drafts: bool,
     ) -> StepResult:
-        """Return the step's result. `requests`: vLLM's requests that have not left, by id. `names`: the
-        requests that sample. `sampled`: their tokens; a list is shortened after a token that ends the text.
+        """Return the result of a step.
+
+        `requests`: vLLM's requests that have not ended, by id. `names`: ids of the requests that sample.
+        `sampled`: their tokens. Each list is cut after the token that ends the text.
         """
         rows = plan.rows if len(plan.sample) == len(plan.rows) else plan.rows[plan.sample]
         stops, errors = dict[int, str](), dict[int, str]()
@@ -66,7 +68,9 @@ class StopRules:
     def _find_ends(
         self, rows: np.ndarray, sampled: list[list[int]], stops: dict[int, str], errors: dict[int, str]
     ) -> np.ndarray:
-        """Find the tokens that end texts, and rows without a token. Return the tokens of all rows, int32."""
+        """Find the tokens that end texts, and the rows without a token. Return the tokens of all rows,
+        int32.
+        """
         counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
         for place in (counts == 0).nonzero()[0].tolist():
             sampled[place] = [0]  # the core ends the row with the error and drops the token
@@ -89,7 +93,7 @@ class StopRules:
         stops: dict[int, str],
         errors: dict[int, str],
     ) -> None:
-        """Apply the rules that need the request's tokens one by one."""
+        """Apply the rules that need the tokens of a request one by one."""
         params = request.sampling_params
         for number, token in enumerate(tokens, 1):
             request.append_output_token_ids(token)
@@ -114,7 +118,7 @@ class StopRules:
 
 
 def _one_each(sampled: list[list[int]]) -> np.ndarray | None:
-    """Return the rows' tokens, int32, if each row got exactly one token."""
+    """Return the tokens of the rows, int32, if each row got exactly one token, else None."""
     try:
         return np.array([token for (token,) in sampled], np.int32)
     except ValueError:

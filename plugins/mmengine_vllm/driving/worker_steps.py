@@ -1,4 +1,7 @@
-"""Translates a step's plan into vLLM's SchedulerOutput: what the workers do not know yet."""
+"""Translates a step's plan into vLLM's SchedulerOutput.
+
+A SchedulerOutput contains only what the workers do not know yet, so this module tracks what they know.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,10 +15,11 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 class WorkerSteps:
-    """What vLLM's workers know about the requests, and the steps for them.
+    """Tracks what vLLM's workers know about the requests, and makes the SchedulerOutput of each step.
 
-    `requests`: vLLM's requests by id, which the scheduler owns. `resends_resumed`: the workers want resumed
-    requests as new requests (vLLM's second model runner). `zeroes_blocks`: the workers zero new blocks.
+    `requests`: vLLM's requests by id, which the scheduler owns. `resends_resumed`: whether the workers want
+    resumed requests as new requests (vLLM's second model runner). `zeroes_blocks`: whether the workers zero
+    new blocks.
     """
 
     def __init__(
@@ -24,17 +28,17 @@ class WorkerSteps:
         self._view, self._requests = view, requests
         self._resends_resumed, self._zeroes_blocks = resends_resumed, zeroes_blocks
         num_rows = view.config.max_num_seqs
-        self._names = [""] * num_rows  # the request in each row
+        self._names = [""] * num_rows  # id of the request in each row
         self._num_prompt = np.zeros(num_rows, np.int32)
-        self._num_sent = np.zeros(num_rows, np.int32)  # blocks of each row that the workers know
+        self._num_sent = np.zeros(num_rows, np.int32)  # number of blocks of each row that the workers know
         self._has_grammar = np.zeros(num_rows, bool)
-        self._known: set[str] = set()  # requests whose data the workers have
+        self._known: set[str] = set()  # ids of requests whose data the workers have
         self._rows, self.names = np.zeros(0, np.intp), list[str]()  # of the last step, in its order
-        self._one_each: dict[str, int] = {}  # these names, with one token each
+        self._one_each: dict[str, int] = {}  # these ids, with one token each
         self._identifiers: dict[bytes, str] = {}  # vLLM's identifier for each entry of the encoder cache
-        self._num_entries: Counter[str] = Counter()  # entries with each identifier
-        self.num_cached: dict[str, int] = {}  # prompt tokens that were cached at a request's first admission
-        self.finished: set[str] = set()  # requests that the workers may forget
+        self._num_entries: Counter[str] = Counter()  # number of cache entries with each identifier
+        self.num_cached: dict[str, int] = {}  # cached prompt tokens at a request's first admission
+        self.finished: set[str] = set()  # ids of requests that the workers may forget
 
     def forget(self, request_id: str) -> None:
         """Let the workers forget a request with the next step."""
@@ -44,14 +48,16 @@ class WorkerSteps:
             self.finished.add(request_id)
 
     def empty(self) -> SchedulerOutput:
-        """Return a step without tokens, which tells the workers what to forget."""
+        """Return a step without tokens, which only tells the workers what to forget."""
         output = SchedulerOutput.make_empty()
         output.finished_req_ids, self.finished = self.finished, set()
-        output.num_spec_tokens_to_schedule = self._view.config.num_draft_tokens  # from 0.32 on
+        output.num_spec_tokens_to_schedule = self._view.config.num_draft_tokens  # for vLLM 0.32 and later
         return output
 
     def output(self, plan: StepPlan, preempted: Iterable[str]) -> SchedulerOutput:
-        """Return the plan for the workers. `preempted`: the requests that lost their rows in this step."""
+        """Return the plan for the workers. `preempted`: ids of the requests that lost their rows in this
+        step.
+        """
         output = self.empty()
         output.preempted_req_ids = set(preempted)
         before = set(self.names) if self._learn_rows(plan) else None
@@ -81,7 +87,9 @@ class WorkerSteps:
         return output
 
     def _learn_rows(self, plan: StepPlan) -> bool:
-        """Update the names of the step's rows. Return whether the rows differ from the last step's."""
+        """Update the ids of the rows in the step. Return whether the rows differ from those of the last
+        step.
+        """
         for admission in plan.admitted:
             request = admission.request
             self._names[admission.row] = request.request_id
@@ -95,15 +103,15 @@ class WorkerSteps:
         return True
 
     def _pending(self, rows: np.ndarray) -> np.ndarray:
-        """Return how many tokens earlier steps in flight will give each of the rows, which this step samples
-        too.
+        """Return how many tokens each of the rows, which this step samples too, will get from earlier steps
+        in flight.
         """
         pending = self._view.num_pending[rows]
         return pending - 1 if self._view.flights else pending
 
     def _new_blocks(self, plan: StepPlan) -> list[tuple[list[int], ...] | None]:
-        """Return, for each row, the blocks that the workers do not know, or None. An admitted row's blocks
-        are all new to the workers.
+        """Return, for each row, the blocks that the workers do not know, or None. All blocks of an admitted
+        row are new to the workers.
         """
         rows, held = plan.rows, self._view.num_blocks[plan.rows]
         for admission in plan.admitted:
@@ -125,7 +133,9 @@ class WorkerSteps:
         new_blocks: list[tuple[list[int], ...] | None],
         before: set[str] | None,
     ) -> None:
-        """Add the first `number` rows. `before`: the last step's requests; None: the same as this step's."""
+        """Add the first `number` rows. `before`: the requests of the last step; None: the same as in this
+        step.
+        """
         rows, view = plan.rows[:number], self._view
         cached.req_ids = self.names[:number]
         cached.new_block_ids = new_blocks[:number]
