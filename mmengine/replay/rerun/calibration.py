@@ -1,8 +1,8 @@
-"""Measures how well a simulation in time predicts a log, on halves that the model did not see.
+"""Measures how well a simulation predicts a log. Each half of the log is predicted from the other half.
 
-The requests are cut into two halves by arrival. Step times are fitted to the steps of one half, the whole log
-is simulated with them, and the latencies of the other half's requests are compared with the logged ones. A
-prediction is trusted if each latency is within a bound.
+The requests are cut into two halves by their arrival. Step times are fitted to the steps of one half, and the
+whole log is simulated with these times. The latencies of the other half's requests are then compared with the
+logged latencies. A prediction is trusted if the error of every latency is within a bound.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from mmengine.replay.rerun.simulation import LATENCIES, simulate
 from mmengine.replay.rerun.step_times import TimedStep, fit_times
 from mmengine.simulation.meter import Meter
 
-MIN_REQUESTS = 10  # in each half
-MIN_STEPS = 25  # timed steps in each half
-ALLOWED = {"p50": 0.10, "p99": 0.20}  # relative errors
-OF_DIFFERENCE = 1.5  # An error may be this many times the difference between the logged halves.
+MIN_REQUESTS = 10  # Minimum number of requests in each half.
+MIN_STEPS = 25  # Minimum number of timed steps in each half.
+ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
+OF_DIFFERENCE = 1.5  # An error may also be this many times the relative difference between the logged halves.
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A latency of the half that the model did not see. `half`: "first" or "second". `logged` and `simulated`
-    are in ms, and `other` is the logged latency of the half that the model saw.
+    """A latency of the half to which no step times were fitted. `half`: "first" or "second". `logged` and
+    `simulated` are in ms. `other`: the logged latency of the other half.
     """
 
     half: str
@@ -55,14 +55,16 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The comparisons. `why_not`: why nothing could be compared, or ""."""
+    """The comparisons of simulated and logged latencies. `why_not`: the reason why nothing could be compared,
+    or "".
+    """
 
     rows: tuple[HeldOut, ...] = ()
     why_not: str = ""
 
     @property
     def refusal(self) -> str:
-        """Why the log's latencies cannot be predicted, or ""."""
+        """The reason why the log's latencies cannot be predicted, or ""."""
         bad = [row for row in self.rows if not row.is_good]
         if self.why_not or not bad:
             return self.why_not
@@ -79,8 +81,8 @@ class Calibration:
 
 
 def calibrate(script: Script, measured: Measured, acceptance: float, *, overlaps: bool) -> Calibration:
-    """Compare a log with simulations whose step times come from the other half. `overlaps`: as in
-    StepTimes.
+    """Compare each half of the log with a simulation whose step times come from the other half. `overlaps`:
+    see StepTimes.
     """
     count = len(script.requests)
     if count < 2 * MIN_REQUESTS:

@@ -1,10 +1,10 @@
 """A cost model for a step's duration. The model is fitted to the durations in a log.
 
-A step's time is modelled as a sum of amounts times prices. The amounts are: 1 for the step, its tokens, its
-rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended token, the
-positions whose logits are computed (drafts included), and the embeddings computed. The prices are
-non-negative and minimise relative errors; unusually long steps count less (Huber weights with iterated least
-squares, and Lawson and Hanson's active sets).
+A step's duration is modelled as a sum of amounts times prices. The amounts are 1 for the step itself, its
+tokens, its rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended
+token, the positions whose logits are computed (drafts included), and the embeddings computed. The prices are
+non-negative and minimise the relative errors. Unusually long steps count less (Huber weights with iterated
+least squares, and Lawson and Hanson's active sets).
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 from mmengine.core.executor import StepPlan
 
 PARTS = ("step", "token", "row", "attended token", "attended pair", "sampled position", "embedding")
-KINDS = ("decode", "prompt", "encoder")  # kinds of steps, whose times scatter differently
+KINDS = ("decode", "prompt", "encoder")  # Kinds of steps. The deviations of their durations differ.
 FOLDS = 5
 HUBER = 1.345  # Number of standard deviations above which an error counts linearly instead of quadratically.
 ROUNDS = 12
@@ -34,7 +34,7 @@ class FitError:
 
 
 class StepWork(NamedTuple):
-    """A step's work. `amounts`: for each of PARTS, float64. `kind`: index into KINDS."""
+    """A step's work. `amounts`: float64, in the order of PARTS. `kind`: an index into KINDS."""
 
     amounts: np.ndarray
     kind: int
@@ -70,8 +70,8 @@ def work_of(
     sample: np.ndarray,
     num_embeds: int,
 ) -> StepWork:
-    """Return a step's work. The arrays have an entry for each of its rows, and `num_computed` counts the
-    tokens before the step. `sample`: indices of the rows that sample.
+    """Return a step's work. The arrays have an entry for each row in the step. `num_computed`: the row's
+    computed tokens before the step. `sample`: the indices of rows that sample a token.
     """
     scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
     pairs = scheduled * computed + scheduled * (scheduled + 1) // 2

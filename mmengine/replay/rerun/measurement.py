@@ -23,8 +23,8 @@ MAX_STEP_NS = 10**15  # Eleven days.
 
 @dataclass(slots=True)
 class Measured:
-    """Measurements from a log. `steps`: the steps with rows and a known duration. `meter`: the requests, with
-    times from the log's first arrival on.
+    """Measurements from a log. `steps`: the steps that have rows and a known duration. `meter`: the requests,
+    with times since the log's first arrival.
     """
 
     meter: Meter
@@ -32,8 +32,8 @@ class Measured:
     num_steps: int = 0
     num_encoder_hits: int = 0
     steps: list[TimedStep] = field(default_factory=list)
-    num_accepted: int = 0  # Accepted drafts.
-    num_refused: int = 0  # Rows with a rejected draft.
+    num_accepted: int = 0  # Number of accepted drafts.
+    num_refused: int = 0  # Number of rows with a rejected draft.
 
 
 class Watch:
@@ -48,10 +48,12 @@ class Watch:
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        # (work or None if unknown, the engine's own time before the step in ns or -1).
+        # For each decided step: its work (None if unknown), and the engine's own time before the step in ns
+        # (or -1).
         self._decided: deque[tuple[StepWork | None, int]] = deque()
-        self._last_ns = -1  # When the last result was back; -1 if the engine was idle since.
-        self._first_ns = -1  # When the open step's first decision was made.
+        # The time at which the last result returned, or -1 if the engine was idle since then.
+        self._last_ns = -1
+        self._first_ns = -1  # The time of the open step's first decision.
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
@@ -64,7 +66,7 @@ class Watch:
             measured.num_encoder_hits += len(state.requests[name].held_media) - num_encoded
             self._admitted = None
         if not len(state.running) and all(each.waits_for_grammar for each in state.requests.values()):
-            self._last_ns = -1  # Nothing could run.
+            self._last_ns = -1  # The engine had nothing to run.
         if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
             self._decided.append((_work(state), -1))
         time_ns = self._time(state, record)
@@ -158,8 +160,8 @@ def _work(state: State) -> StepWork:
 
 
 class PricedWatch(Watch):
-    """Measures a log as if its steps had taken other times: the decisions, the order of the records and idle
-    times are the log's, and each step takes the time that `times` gives for its work.
+    """Measures a log as if its steps had taken other times. The decisions, the order of the records and the
+    idle times are the log's. `times` gives the duration of each step for its work.
     """
 
     def __init__(self, config: EngineConfig, num_requests: int, times: DrawnTimes):

@@ -1,8 +1,9 @@
-"""What-if: a log's latencies under other settings, and how far the answer can be trusted.
+"""What-if: returns a log's latencies under other settings, and says how far the result can be trusted.
 
-If the settings lead to the log's own decisions, the answer is exact: the steps are the log's. Otherwise the
-log's requests are served again in time, by the engine's own scheduler, with step times fitted to the log.
-Such an answer is given only if simulations predict halves of the log that the model did not see.
+If the other settings lead to the log's own decisions, the result is exact, because the steps are the log's.
+Otherwise the log's requests are simulated in time: the engine's own scheduler decides, and step times are
+fitted to the log. Such a result is returned only if simulations predict each half of the log from the other
+half.
 """
 
 from collections.abc import Callable
@@ -28,23 +29,23 @@ from mmengine.replay.rerun.step_times import StepTimes, fit_times
 from mmengine.replay.timeline import fold, open_log
 
 MIN_STEPS = 50
-SEEDS = (0, 1, 2)  # of the step times that a what-if is simulated with
+SEEDS = (0, 1, 2)  # Seeds for the step times of a what-if simulation.
 Interval = tuple[float, float]
 
 
 class NoPrediction(LogError):
-    """The log cannot answer the question."""
+    """Raised if the log cannot answer the question."""
 
 
 @dataclass(slots=True)
 class Rerun:
-    """A re-run's result.
+    """The result of a rerun.
 
     `is_exact`: whether the settings lead to the log's decisions; otherwise decisions are simulated. `again`:
-    the log's own settings with modelled step times. `what_if`: the changed settings, or None if `refusal`
-    says why they cannot be predicted. `intervals`: for each figure of `what_if`, between which values it
-    lies. `errors`: each figure's relative error in `again` against `logged`, as a fraction; None if the
-    logged figure is 0.
+    the log's own settings with modelled step times. `what_if`: the changed settings. It is None if `refusal`
+    gives a reason why their latencies cannot be predicted. `intervals`: the lowest and highest value to
+    expect for each figure in `what_if`. `errors`: the relative error of each figure in `again` compared with
+    `logged`, as a fraction, or None if the logged figure is 0.
     """
 
     is_exact: bool
@@ -72,7 +73,8 @@ def rerun(
     findings: Findings | None = None,
     exact: bool | None = None,
 ) -> Rerun:
-    """Return a log's latencies with `changes` to its settings (keyed by EngineConfig's field names).
+    """Return a log's latencies with changed settings. `changes`: new values by the field names of
+    EngineConfig.
 
     `exact`: whether the settings must lead to the log's decisions. True requires this, False simulates in any
     case, and None simulates only if they lead to other decisions. `findings`: see CheckedLog.
@@ -184,8 +186,8 @@ def _priced(folder: Path, times: StepTimes, count: int, config: EngineConfig) ->
 
 
 def _predict(result: Rerun, script: Script, times: StepTimes, acceptance: float) -> None:
-    """Simulate the script with several draws of step times, and store the first estimate with the intervals
-    that all of them and the calibration's errors span.
+    """Simulate the script with several seeds, and store the first estimate. Also store the intervals, which
+    cover all estimates and the calibration's errors.
     """
     runs = [simulate(script, times, acceptance, seed).estimate for seed in SEEDS]
     result.what_if = runs[0]

@@ -1,8 +1,8 @@
-"""Tells whether other settings would have changed a log's decisions.
+"""Finds out whether other settings would have changed a log's decisions.
 
-The engine's loop runs on the log's own arrivals and tokens, under the other settings, and each decision is
-compared with the logged one: which requests compute how many tokens in which step. Blocks may have other
-numbers, because a pool of another size hands out others.
+The engine's loop runs with the other settings, on the arrivals and tokens in the log. Each decision is
+compared with the logged decision: which requests compute how many tokens in which step. Block numbers may
+differ, because a pool of another size assigns other blocks.
 """
 
 from pathlib import Path
@@ -18,19 +18,20 @@ from mmengine.replay.tape import LogTape
 from mmengine.replay.verify import derive
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-# Columns of decisions that name blocks and cached outputs. They do not change which tokens a step computes.
+# Columns of decisions that contain blocks and keys of cached outputs. They have no influence on which tokens
+# a step computes.
 _PLACES = frozenset(("new_blocks", "blocks", "block_counts", "evict", "keys"))
 
 
 class Same(NamedTuple):
-    """Whether the decisions are the same. `why`: otherwise the reason, as the end of a sentence."""
+    """Whether the decisions are the same. `why`: the reason if they are not, as the end of a sentence."""
 
     is_same: bool
     why: str = ""
 
 
 def compare_decisions(folder: Path, config: EngineConfig) -> Same:
-    """Return whether the settings lead to the log's decisions, with the log's arrivals and tokens. Raises
+    """Return whether the settings lead to the log's decisions, given the log's arrivals and tokens. Raises
     LogError and CorruptLog for a log that cannot be read.
     """
     log = CheckedLog(folder)
@@ -51,7 +52,7 @@ def compare_decisions(folder: Path, config: EngineConfig) -> Same:
     try:
         found = derive(tape, log, False)
     except CorruptLog:
-        if is_changed:  # The log's results do not fit the changed state.
+        if is_changed:  # The results in the log do not fit the changed state.
             return Same(False, "the settings lead to other decisions")
         raise
     return _differs(found) if isinstance(found, Divergence) else Same(True)
@@ -62,7 +63,7 @@ def _differs(found: Divergence) -> Same:
 
 
 class _LooseTape(LogTape):
-    """A tape that takes a decision for the logged one if it only names other blocks."""
+    """A tape that accepts a decision if it differs from the logged decision only in its blocks."""
 
     def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
         logged = None if self.next is None else self.next.event

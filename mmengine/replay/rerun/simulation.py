@@ -1,5 +1,5 @@
-"""Simulates a script in time: requests arrive at the log's times, the engine's own scheduler decides, and
-steps take the times that a model gives.
+"""Simulates a script in time. Requests arrive at the log's times, the engine's own scheduler decides, and a
+model gives the duration of each step.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 
 @dataclass(slots=True)
 class Estimate:
-    """A run's figures, keyed by name; latencies are in ms. `notes`: remarks about the run."""
+    """The figures of a run by name. Latencies are in ms. `notes`: remarks about the run."""
 
     numbers: dict[str, float]
     notes: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class Simulated:
-    """A simulation. `num_refused`: requests that the settings refuse."""
+    """The result of a simulation. `num_refused`: the number of requests that the settings refuse."""
 
     estimate: Estimate
     meter: Meter
@@ -38,7 +38,7 @@ class Simulated:
 
 
 def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0) -> Simulated:
-    """Serve a script's requests. `acceptance`: as in ScriptedExecutor. `seed`: of the drawn step times."""
+    """Run a script's requests. `acceptance`: see ScriptedExecutor. `seed`: the seed for the step times."""
     notes, config = [], script.config
     refused, reason = _refused(script)
     observations = [o for o in script.observations if getattr(o.event, "request_id", "") not in refused]
@@ -86,8 +86,8 @@ def _arriving(observation: Observation, share: float) -> Observation:
 
 
 def complete_script(script: Script) -> tuple[Script, list[str]]:
-    """Return the script, changed so that each request ends, and notes about everything in the log that cannot
-    be repeated.
+    """Return a script in which each request ends, and notes about everything in the log that cannot be
+    repeated.
     """
     notes, unfinished = [], set(script.unfinished)
     observations = []
@@ -113,8 +113,8 @@ def complete_script(script: Script) -> tuple[Script, list[str]]:
 
 
 def _refused(script: Script) -> tuple[set[str], str]:
-    """Return the ids for requests that the script's settings would refuse, and the reason for the
-    first.
+    """Return the ids of requests that the script's settings would refuse, and the reason for the first of
+    them.
     """
     names, reason = set(), ""
     for event in script.requests:
@@ -127,7 +127,7 @@ def _refused(script: Script) -> tuple[set[str], str]:
 
 
 def numbers_of(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: int) -> dict[str, float]:
-    """Return a run's figures, keyed by name."""
+    """Return a run's figures by name."""
     seconds = duration_ns / 1e9
     ran = meter.num_cached >= 0
     num_prompt, items = int(meter.num_prompt[ran].sum()), num_encoder_hits + meter.num_encoded

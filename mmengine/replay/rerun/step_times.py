@@ -1,4 +1,6 @@
-"""Step times for a simulation: fitted times, scattered as the log's steps scatter around them."""
+"""Step times for a simulation. A step time is the fitted time, multiplied by the deviation of a step in the
+log from its own fitted time.
+"""
 
 from dataclasses import dataclass
 
@@ -7,13 +9,16 @@ import numpy as np
 from mmengine.core.executor import StepPlan
 from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit, work_of_plan
 
-RUN = 16  # consecutive steps of the log whose scatter is drawn together, because slow steps follow slow ones
+# Number of consecutive steps in the log whose deviations are drawn together, because slow steps follow slow
+# steps.
+RUN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step of the log. `device_ns`: its time on the device. `host_ns`: the time that the engine spent
-    around it while the device was idle, or -1 if unknown. `end_ns`: when its result was back.
+    """A step in the log. `device_ns`: the step's time on the device. `host_ns`: the time that the engine
+    spent around the step while the device was idle, or -1 if unknown. `end_ns`: the time at which the result
+    returned.
     """
 
     work: StepWork
@@ -24,9 +29,11 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Fitted costs, and for each kind of step the logged time of each step as a multiple of its fitted
-    time. `overlaps`: whether the log's engine worked while the device computed; the multiples are then of
-    device times, and otherwise of device and host times together.
+    """The fitted costs and the deviations of the log's steps.
+
+    `ratios`: for each kind of step, the logged time of each step as a multiple of its fitted time.
+    `overlaps`: whether the log's engine worked while the device computed. If so, the ratios are of device
+    times; otherwise they are of device and host times together.
     """
 
     cost: FittedCost
@@ -34,12 +41,14 @@ class StepTimes:
     overlaps: bool
 
     def drawn(self, rng: np.random.Generator, *, overlaps: bool) -> "DrawnTimes":
-        """Return times for a simulation. `overlaps`: whether its engine works while the device computes."""
+        """Return step times for a simulation. `overlaps`: whether the simulated engine works while the device
+        computes.
+        """
         return DrawnTimes(self, rng, overlaps)
 
 
 def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
-    """Fit the costs to a log's steps. `overlaps`: as in StepTimes."""
+    """Fit the costs to a log's steps. `overlaps`: see StepTimes."""
     work = np.array([each.work.amounts for each in steps])
     device_ns = np.array([each.device_ns for each in steps], np.float64)
     rows = np.array([each.work.num_rows for each in steps], np.float64)
@@ -60,28 +69,29 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
 
 
 class DrawnTimes:
-    """Draws the times of a simulation's steps: the fitted time of each, times the multiple of a step of the
-    same kind in the log. The multiples of RUN consecutive steps are drawn together.
+    """Draws the step times of a simulation. A step time is the fitted time, multiplied by the ratio of a step
+    of the same kind in the log. The ratios of RUN consecutive steps are drawn together.
     """
 
     def __init__(self, times: StepTimes, rng: np.random.Generator, overlaps: bool):
         self._times, self._rng, self._overlaps = times, rng, overlaps
         every = np.concatenate(times.ratios)
         self._ratios = [ratios if len(ratios) else every for ratios in times.ratios]
-        self._next = [(0, 0)] * len(self._ratios)  # for each kind: (index, steps left in the run)
+        # For each kind: the next index, and the number of steps left in the run.
+        self._next = [(0, 0)] * len(self._ratios)
 
     def price(self, plan: StepPlan, num_embeds: int) -> int:
-        """Return a step's time in ns. Unless steps overlap, this includes the engine's own time."""
+        """Return a step's time in ns. If steps do not overlap, the time includes the engine's own time."""
         return self.step_ns(work_of_plan(plan, num_embeds))
 
     def step_ns(self, work: StepWork) -> int:
-        """Return the time of a step with this work, as `price` does."""
+        """Return the time of a step with this work in ns. See `price`."""
         cost = self._times.cost
         fitted = cost.device_ns(work) + (0.0 if self._overlaps else cost.host_ns(work.num_rows))
         return round(fitted * self._ratio(work.kind))
 
     def host_ns(self, num_rows: int) -> int:
-        """Return the engine's own time before a step, in ns, which `price` does not include."""
+        """Return the engine's own time before a step in ns, as far as `price` does not include it."""
         return round(self._times.cost.host_ns(num_rows)) if self._overlaps else 0
 
     def _ratio(self, kind: int) -> float:
