@@ -1,4 +1,4 @@
-"""The interface for attention backends, and the metadata that a backend gets once per step."""
+"""The interface of attention backends, and the metadata that a backend gets in each step."""
 
 from typing import NamedTuple, Protocol
 
@@ -13,23 +13,24 @@ from mmengine.runtime.kv.pool import KVPool
 
 
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
-    """The lengths, slots and block tables for a step with n rows (requests) and t tokens, on the host.
+    """The lengths, slots and block tables of a step with n rows (requests) and t tokens, on the host.
 
-    A row's tokens are adjacent. CPU kernels read these arrays in place; other backends copy them to
-    their device.
+    A row's tokens are adjacent. CPU kernels read these arrays in place. Other backends copy them to their
+    device.
     """
 
-    query_lens: np.ndarray  # int32 [n], tokens of each row in this step, at least 1
-    kv_lens: np.ndarray  # int32 [n], tokens of each row after this step
+    query_lens: np.ndarray  # int32 [n], number of each row's tokens in this step, at least 1
+    kv_lens: np.ndarray  # int32 [n], number of each row's tokens after this step
     slots: np.ndarray  # int64 [t], where each token's KV is stored: block * block_size + offset
-    # int32 [n, b], each row's block ids. A view: the row stride may exceed b. Only the entries for a row's
-    # kv_lens tokens are the row's blocks; later entries are arbitrary blocks of the pool.
+    # int32 [n, b], each row's block ids. The array is a view, so the row stride may exceed b. Entries after a
+    # row's first kv_lens tokens are arbitrary blocks in the pool.
     table: np.ndarray
-    # int32 [n], how many of each row's last tokens are drafts; None: no drafts
+    # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
     num_drafts: np.ndarray | None = None
-    # int32 [t], each token's run (ModelSpec.runs), numbered within its row; -1: no run. None: no runs
+    # int32 [t], the number of each token's run (ModelSpec.runs) within its row; -1: no run. None: no runs at
+    # all
     run_ids: np.ndarray | None = None
-    # Slots and tables of the block groups with a window; `slots` and `table` above are the first group's.
+    # The slots and tables for block groups with a window. `slots` and `table` above are for the first group.
     windows: tuple[WindowPlan, ...] = ()
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -44,7 +45,7 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
 
 
 class Bucket(NamedTuple):
-    """A captured step's size: `num_rows` rows with `query_len` tokens each."""
+    """The size of a captured step: `num_rows` rows with `query_len` tokens each."""
 
     num_rows: int
     query_len: int
@@ -55,7 +56,7 @@ class Bucket(NamedTuple):
 
 
 def too_old(capability: tuple[int, int], needed: tuple[int, int]) -> str | None:
-    """Return why a GPU is too old if its compute capability is below `needed`, else None."""
+    """Return why a GPU is too old, if its compute capability is lower than `needed`, or else None."""
     if capability >= needed:
         return None
     have, need = (".".join(map(str, each)) for each in (capability, needed))
@@ -63,34 +64,34 @@ def too_old(capability: tuple[int, int], needed: tuple[int, int]) -> str | None:
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over a KVPool. After `begin` it also implements models.plugin.AttentionPort.
+    """Paged attention over a KVPool. After `begin` a backend also implements models.plugin.AttentionPort.
 
-    Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens, and each sees
-    itself and all the row's earlier tokens. In each layer `append` is called for all rows before `run`, so a
-    row may read blocks that another row fills in the same step.
+    Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens. Each query
+    attends to its own token and to all earlier tokens in the row. In each layer `append` is called for all
+    rows before `run`, so a row may read blocks that another row fills in the same step.
     """
 
     reads_unwritten: bool
-    """Whether `run` reads KV after a row's last token, even if only to multiply it by 0. Blocks are then
-    zeroed before their first use, because an earlier request may have left NaN there, and 0 times NaN is NaN.
+    """Whether `run` reads KV after a row's last token, even if only to multiply it by 0. If so, blocks are
+    zeroed before their first use. An earlier request may have left NaN in a block, and 0 times NaN is NaN.
     """
 
     captures: bool
-    """Whether `append` and `run` may be captured in a CUDA graph after `begin(meta, bucket)`, and replayed
-    after another `begin` with the same bucket. `begin` then writes the step's data to buffers with fixed
+    """Whether `append` and `run` can be captured in a CUDA graph after `begin(meta, bucket)`. The graph is
+    replayed after another `begin` with the same bucket, which writes the step's data to buffers with fixed
     addresses.
     """
 
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None: ...
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        """Prepare a step: build everything that all layers share.
+        """Prepare a step: compute everything that its layers share.
 
-        With `bucket` the step has the bucket's size and is captured or replayed.
+        With `bucket` the step has the size of the bucket, and is captured or replayed.
         """
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k and v, each [t, num_kv_heads, head_dim], at the step's slots."""
+        """Store k and v, each [t, num_kv_heads, head_dim], in the step's slots."""
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Return the attention output for q [t, num_heads, head_dim], in the same shape."""
+        """Return the attention output for the queries q [t, num_heads, head_dim], in the same shape."""

@@ -1,6 +1,6 @@
-"""Checks whether FlashInfer can be used on this machine.
+"""Checks whether FlashInfer can be used on this machine, and says what is missing.
 
-The checks do not import the package; `load` does.
+Only `load` imports the package; the checks do not.
 """
 
 import re
@@ -17,15 +17,15 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 PACKAGE = "flashinfer-python"
-OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: from OLDEST to before BEYOND
-CAPABILITY = (8, 0)  # lowest compute capability with fa2 kernels
+OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: from OLDEST on, but before BEYOND
+CAPABILITY = (8, 0)  # the lowest compute capability with fa2 kernels
 HEAD_DIMS = (64, 128, 256)
 QUERY_DTYPES = (torch.bfloat16, torch.float16)
 INSTALL = install_hint("cuda")
 
 
 def missing(device: Device) -> str | None:
-    """Return what FlashInfer needs that this machine lacks, and what to do about it, or None."""
+    """Return what this machine lacks for FlashInfer, and how to add it, or None."""
     problem = package_problem()
     if problem is not None:
         return problem
@@ -36,7 +36,7 @@ def missing(device: Device) -> str | None:
 
 
 def package_problem() -> str | None:
-    """Return what is wrong with the installed package and what to do about it, or None."""
+    """Return the problem with the installed package, and how to solve it, or None."""
     version = installed()
     if version is None:
         return f"{PACKAGE} is not installed; {INSTALL}"
@@ -48,7 +48,7 @@ def package_problem() -> str | None:
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Return why FlashInfer cannot attend over this pool, or None."""
+    """Return why FlashInfer does not support this pool, or None if it does."""
     dtype = kv.dtype
     if dtype not in QUERY_DTYPES:
         return f"it computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
@@ -58,7 +58,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
 
 
 def installed() -> str | None:
-    """Return the installed version, or None."""
+    """Return the installed version, or None if the package is not installed."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -69,7 +69,7 @@ def load() -> ModuleType:
     """Import the package. Raises ConfigError if the import fails."""
     try:
         return import_module("flashinfer")
-    except Exception as error:  # a missing CUDA library is an OSError; other types occur too
+    except Exception as error:  # OSError if a CUDA library is missing; other types occur too
         raise ConfigError(
             f"{PACKAGE} is installed but cannot be imported ({type(error).__name__}: {error}); {INSTALL} "
             "anew, or choose attention 'torch'"

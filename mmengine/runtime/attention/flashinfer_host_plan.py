@@ -1,9 +1,9 @@
 """Holds the buffers into which FlashInfer's wrappers write their plans.
 
-A wrapper makes its plan on the host, in a pinned buffer, and copies it to the device asynchronously. With two
-steps in flight the next plan is made before this copy has run. So there are two pinned buffers, used in turn,
-and a buffer is overwritten only after its last copy is done. Wrappers that share a HostPlan also share the
-plan's buffer on the device: a plan is valid until a wrapper makes the next plan.
+A wrapper makes its plan in a pinned host buffer, and copies the plan to the device asynchronously. With two
+steps in flight, the next plan is made before this copy has run. Therefore two pinned buffers are used in
+turn, and a buffer is overwritten only after its last copy has finished. Wrappers that share a HostPlan also
+share the device buffer, so a plan is valid only until a wrapper makes the next plan.
 """
 
 from typing import Any
@@ -15,13 +15,14 @@ from mmengine.extras import install_hint
 from mmengine.runtime.device.port import Device, Event
 
 WORKSPACE_BYTES = 8 * 2**20  # the size that the wrappers of 0.7.2 allocate
-PINNED = "_pin_memory_int_workspace_buffer"  # attribute of a wrapper; there is no public way to set it
+PINNED = "_pin_memory_int_workspace_buffer"  # a private attribute, because wrappers have no public setter
 
 
 class HostPlan:
     """Two pinned plan buffers and a device buffer.
 
-    `events`: one event per pinned buffer, recorded after its copy (default: new events from the device).
+    `events`: an event for each pinned buffer, recorded after the buffer's copy. By default the device creates
+    the events.
     """
 
     def __init__(self, device: Device, events: tuple[Event, Event] | None = None) -> None:
@@ -33,9 +34,8 @@ class HostPlan:
         self._turn = 0
 
     def attach(self, wrapper: Any, floats: torch.Tensor) -> Any:
-        """Make `wrapper` use these buffers for its plans, and `floats` as its workspace.
-
-        Returns the wrapper.
+        """Make `wrapper` write its plans to these buffers and use `floats` as its workspace. Returns
+        `wrapper`.
         """
         if not hasattr(wrapper, PINNED):
             raise ConfigError(
@@ -49,7 +49,7 @@ class HostPlan:
     def plan(self, wrapper: Any, *arguments: Any, **options: Any) -> None:
         """Call `wrapper.plan(...)` without waiting for the device."""
         self._turn = 1 - self._turn
-        # This copy belongs to the plan before last, so with two steps in flight it is normally done.
+        # This event belongs to the plan before the previous one, so the copy has normally finished.
         self._copied[self._turn].synchronize()
         setattr(wrapper, PINNED, self._pinned[self._turn])
         wrapper.plan(*arguments, **options)

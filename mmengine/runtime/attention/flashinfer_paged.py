@@ -1,9 +1,9 @@
 """Paged attention on a GPU with FlashInfer's fa2 kernels (version 0.7.2; not yet run on a GPU).
 
-Before the layers run, `begin` plans the step on the host. A step with both decoding and prompt rows has two
-plans; any other step has one. In a captured step the kernels read their arguments from buffers with fixed
-addresses, so that the CUDA graph can be replayed. All buckets share these buffers, because only one bucket is
-planned at a time.
+Before the layers run, `begin` plans the step on the host. A step with decoding rows and prompt rows has a
+plan for each kind of row; any other step has one plan. In a captured step the kernels read their arguments
+from buffers with fixed addresses, so that the CUDA graph can be replayed. All captured sizes share these
+buffers, because only one size is planned at a time.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 
 # NHD: [pages, 2, page_size, kv_heads, head_dim]. fa3 kernels are slower at decoding.
 LAYOUT, KERNELS = "NHD", "fa2"
-FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is divided among several thread blocks
-# With at least this many KV heads in a captured step (rows x KV heads), the KV heads alone occupy a GPU with
-# two thread blocks on each of its 132 or more multiprocessors. Splitting each head's KV further would reserve
-# memory and gain nothing.
+FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is split among several thread blocks
+# A captured step with at least this many KV heads in all its rows keeps a GPU busy: two thread blocks run on
+# each of its 132 or more multiprocessors. Splitting the KV of a head further would reserve memory and gain
+# nothing.
 BUSY_HEADS = 512
 TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which tensor cores speed up decoding
 
@@ -33,13 +33,13 @@ TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which ten
 class FlashInferAttention:
     """Implements AttentionBackend. An fp8 pool stores K and V rounded to fp8 without scaling (scale 1)."""
 
-    # The padding tokens of a captured step read the unwritten end of a row's last block.
+    # The padding tokens in a captured step read unwritten slots at the end of a row's last block.
     reads_unwritten = True
     captures = True
 
     def __init__(self, spec: ModelSpec, kv: KVPool, library: Any = None) -> None:
-        """Build the backend, compile missing kernels and run the kernels once. Tests pass a fake FlashInfer
-        package as `library`. Raises ConfigError if FlashInfer cannot be used.
+        """Build the backend, compile missing kernels, and run the kernels once. Raises ConfigError if
+        FlashInfer cannot be used. `library`: the FlashInfer package; tests pass a fake package.
         """
         if library is None:
             problem = unfit(spec, kv)
@@ -58,12 +58,13 @@ class FlashInferAttention:
         self._host_plans = {
             True: HostPlan(kv.device),
             False: HostPlan(kv.device),
-        }  # keyed by whether all rows in the part decode
+        }  # by whether all rows in the part decode
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}
         self._buffers: tuple[torch.Tensor, ...] = ()  # shared by all captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
-        self._places = torch.empty(3, 0, dtype=torch.int64)  # int64 [3, t]: slots, places for K, places for V
+        # int64 [3, t]: slots, places for K, places for V
+        self._places = torch.empty(3, 0, dtype=torch.int64)
         self._compile_and_run()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -85,7 +86,7 @@ class FlashInferAttention:
             self._calls.append((tokens, wrapper))
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None for an fp8 pool, because K and V are converted before they are
+        """See AttentionPort. Returns None for an fp8 pool, because K and V must be converted before they are
         stored.
         """
         return None if self._is_fp8 else (self._pool.layers[layer], self._places[0])
@@ -95,8 +96,8 @@ class FlashInferAttention:
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
-        # Without `out`, a prompt wrapper allocates and clears a result tensor, which launches another kernel
-        # per layer.
+        # Without `out`, a prompt wrapper would allocate and clear a result tensor. This would launch one more
+        # kernel for each layer.
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for places, wrapper in self._calls:
             if isinstance(places, slice):
@@ -109,8 +110,8 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: Any, part: Part, pages: torch.Tensor, decodes: bool, bucket: Bucket | None
     ) -> None:
-        """Plan `part` with `wrapper`. The planner reads `part` on the host; `pages` are its pages on
-        the device.
+        """Plan `part` with `wrapper`. `pages`: the part's pages on the device. The planner reads the other
+        arrays on the host.
         """
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
@@ -158,8 +159,9 @@ class FlashInferAttention:
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
         """Return the buffers for captured steps: places, query_starts, page_starts, last_page_len, pages.
 
-        Places are int64 [3, t]; the others are int32: the starts [n + 1], last_page_len [n]. The first call
-        allocates the buffers for its bucket, so the largest bucket must be captured first.
+        The places are int64 [3, t]. The other buffers are int32: the starts have n + 1 entries, last_page_len
+        has n. The first call allocates the buffers in the size for its bucket, so the largest bucket must be
+        captured first.
         """
         if not self._buffers:
             rows = bucket.num_rows
@@ -174,8 +176,9 @@ class FlashInferAttention:
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
         """Copy a step's arrays to the device in a single transfer.
 
-        Returns first the slots, the places for K and the places for V as one tensor, int64 [3, t]. Then, for
-        each part, a pair: its tokens' indices in the step (a slice or int64) and its pages (int32).
+        Returns the slots, the places for K and the places for V in one tensor, int64 [3, t]. A pair for each
+        part follows: the indices of the part's tokens in the step (a slice, or int64) and the part's pages
+        (int32).
         """
         num_tokens = len(slots)
         indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]
@@ -204,7 +207,8 @@ class FlashInferAttention:
     def _compile_and_run(self) -> None:
         """Compile missing kernels, and run a prompt step and a decode step on zeros in the dummy block.
 
-        A missing compiler is then reported at startup rather than in the first step. Raises ConfigError.
+        If no compiler is installed, this is reported at startup and not in the first step. Raises
+        ConfigError.
         """
         spec = self._spec
         for count in (1, 2):
@@ -215,7 +219,7 @@ class FlashInferAttention:
                 self.begin(AttentionMeta(lengths, lengths, slots, table))
                 self.append(0, zeros[:, : spec.num_kv_heads], zeros[:, : spec.num_kv_heads])
                 self.run(0, zeros)
-            except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
+            except Exception as error:  # compilers, loaders and drivers raise exceptions of any type
                 raise ConfigError(
                     f"FlashInfer's kernels cannot be compiled or run on this machine "
                     f"({in_one_line(error)}); they need nvcc, ninja and a C++ compiler, or prebuilt kernels "

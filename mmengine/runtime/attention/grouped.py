@@ -1,4 +1,6 @@
-"""Attention over block groups: each group of layers has its own slots and block table in the same pool."""
+"""Attention over several block groups. Each group of layers has its own slots and block tables in the same
+pool.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +15,9 @@ from mmengine.runtime.attention.layered import LayeredAttention
 
 
 class GroupedAttention:
-    """See AttentionBackend. Has a backend for each group, whose layers it numbers within the group."""
+    """Implements AttentionBackend with a backend for each block group. Within a group, layers are numbered
+    anew.
+    """
 
     captures = False
 
@@ -23,7 +27,7 @@ class GroupedAttention:
         groups: Sequence[BlockGroup],
         make: Callable[[ModelSpec], AttentionBackend],
     ) -> None:
-        """`make`: returns the backend for a group's layers."""
+        """`make`: returns a backend for the layers in a group."""
         self._backends: list[AttentionBackend] = []
         self._of_layer: dict[int, tuple[AttentionBackend, int]] = {}
         for group in groups:
@@ -45,9 +49,11 @@ class GroupedAttention:
         backend.append(place, k, v)
 
     def run(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See AttentionBackend. `sinks`: a score for each head, [num_heads], for layers with sinks."""
+        """See AttentionBackend. `sinks`: a score for each head, [num_heads], in layers with attention
+        sinks.
+        """
         backend, place = self._of_layer[layer]
         if sinks is None:
             return backend.run(place, q)
-        assert isinstance(backend, LayeredAttention)  # the backend of every group with sinks
+        assert isinstance(backend, LayeredAttention)  # groups with sinks always have this backend
         return backend.run(place, q, sinks)

@@ -1,7 +1,7 @@
-"""Chooses a backend for each attention layer: the fastest one that computes the layer's features.
+"""Selects a backend for each attention layer: the fastest backend that supports the layer's features.
 
-The CPU kernels compute all layers but those in which tokens of a run see one another, in steps with such
-tokens. Other fast backends compute only plain layers. Torch computes the rest.
+The CPU kernels compute all layers, with one exception: steps in which tokens attend to one another in both
+directions. Other fast backends compute only plain causal layers. Torch computes the remaining layers.
 """
 
 import structlog
@@ -18,8 +18,8 @@ log = structlog.get_logger("mmengine.operators")
 
 
 class LayeredAttention:
-    """See AttentionBackend. `fast`: a backend for plain layers, or the CPU kernels, or None. Layers that
-    share KV name the layer that stores it.
+    """Implements AttentionBackend with several backends. `fast`: a backend for plain layers, or the CPU
+    kernels, or None. A layer that shares another layer's KV uses that layer's place in the pool.
     """
 
     captures = False
@@ -32,7 +32,7 @@ class LayeredAttention:
         self._sees_runs = [layer.sees_runs for layer in spec.attention]
         native, plain = self._native is not None, fast is not None
         self._is_fast = [native or (plain and each.is_plain(spec.head_dim)) for each in spec.attention]
-        self._has_runs = False  # whether tokens of this step belong to runs
+        self._has_runs = False  # whether any token in this step belongs to a run
         needs_torch = any(self._sees_runs) or not all(self._is_fast)
         self.reads_unwritten = needs_torch or (fast is not None and fast.reads_unwritten)
 
@@ -47,7 +47,9 @@ class LayeredAttention:
         (self._fast or self._masked).append(self._places[layer], k, v)
 
     def run(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """See AttentionBackend. `sinks`: a score for each head, [num_heads], for layers with sinks."""
+        """See AttentionBackend. `sinks`: a score for each head, [num_heads], in layers with attention
+        sinks.
+        """
         if not self._is_fast[layer] or (self._has_runs and self._sees_runs[layer]):
             return self._masked.run(layer, q, sinks)
         if self._native is not None:
@@ -57,9 +59,7 @@ class LayeredAttention:
 
 
 def masked_features(spec: ModelSpec) -> dict[str, int]:
-    """Return how many layers have each feature that only torch and the CPU kernels compute, keyed by the
-    feature's name.
-    """
+    """Return feature name -> number of layers, for features that only torch and the CPU kernels support."""
     features = {
         "windows": [layer.window > 0 for layer in spec.attention],
         "chunks": [layer.chunk > 0 for layer in spec.attention],
@@ -72,7 +72,9 @@ def masked_features(spec: ModelSpec) -> dict[str, int]:
 
 
 def check_spec(spec: ModelSpec, name: str) -> None:
-    """Raise ConfigError if `spec` contradicts itself, or if the backend called `name` lacks its features."""
+    """Raise ConfigError if `spec` contradicts itself, or if the backend `name` does not support its
+    features.
+    """
     problem = spec.problem()
     if problem is not None:
         raise ConfigError(f"the model's attention cannot be used: {problem}")
@@ -85,7 +87,7 @@ def check_spec(spec: ModelSpec, name: str) -> None:
 
 
 def log_features(spec: ModelSpec) -> None:
-    """Log which layers torch computes."""
+    """Log which layers are computed by torch."""
     counts = {name: f"{count} layers" for name, count in masked_features(spec).items()}
     if not counts:
         return

@@ -1,8 +1,8 @@
-"""Paged attention in torch for layers with a window, chunks, soft caps, sinks, a scale, or runs whose tokens
-see one another. LayerAttention describes these features.
+"""Paged attention in torch for layers with special features: a window, chunks, soft caps, sinks, a scale, or
+runs of tokens that attend to one another in both directions. LayerAttention describes these features.
 
-Rows are grouped like in torch_paged.py, once per step for each combination of window, chunk and runs. Only
-blocks with a visible key are read.
+Rows are grouped as in torch_paged.py. This is done once in each step for each combination of window, chunk
+and runs. Only blocks with a visible key are read.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from mmengine.runtime.attention.torch_paged import Group, TorchPagedAttention, t
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_SCORES = 2**24  # most scores that are in memory at once in a layer with soft caps or sinks
+MAX_SCORES = 2**24  # maximum number of scores in memory at once, for layers with soft caps or sinks
 
 
 class Kind(NamedTuple):
-    """The features that determine which keys a query sees."""
+    """The features that determine which keys a query attends to."""
 
     window: int
     chunk: int
     sees_runs: bool
 
     def first_keys(self, positions: np.ndarray) -> np.ndarray:
-        """Return the first key that queries at `positions` see, int64, in the same shape."""
+        """Return the first key that the queries at `positions` attend to, int64, in the same shape."""
         first = np.zeros(positions.shape, np.int64)
         if self.window:
             first = np.maximum(first, positions - self.window + 1)
@@ -39,8 +39,8 @@ class Kind(NamedTuple):
 
 
 class MaskedPagedAttention(TorchPagedAttention):
-    """See AttentionBackend. `layers`: one entry for each attention layer. Scores are computed as in
-    transformers' eager attention, and the softmax in float32.
+    """Implements AttentionBackend. `layers`: one entry for each attention layer. Scores are computed as in
+    the eager attention in transformers, and the softmax in float32.
     """
 
     def __init__(self, spec: ModelSpec, kv: KVPool, layers: Sequence[LayerAttention]) -> None:
@@ -55,7 +55,9 @@ class MaskedPagedAttention(TorchPagedAttention):
         self._meta, self._by_kind = meta, {}
 
     def run(self, layer: int, q: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the attention output for q [t, num_heads, head_dim]. `sinks`: scores [num_heads]."""
+        """Return the attention output for q [t, num_heads, head_dim]. `sinks`: a score for each head
+        [num_heads].
+        """
         kind, place = self._kinds[layer], self._kv_places[layer]
         groups = self._by_kind.get(kind)
         if groups is None:
@@ -116,7 +118,9 @@ class MaskedPagedAttention(TorchPagedAttention):
         return groups
 
     def _decode(self, rows: np.ndarray, firsts: np.ndarray, starts: np.ndarray) -> Group:
-        """Return the group of rows with one query each. `firsts`: the first key that each query sees."""
+        """Return the group of rows with one query each. `firsts`: the first key that each query attends
+        to.
+        """
         meta = self._meta
         assert meta is not None
         lens, first_block = meta.kv_lens[rows].astype(np.int64), firsts // self._block_size
@@ -127,8 +131,8 @@ class MaskedPagedAttention(TorchPagedAttention):
         return Group(token_places(starts[rows], self._device), len(rows), 1, keys.shape[1], pages, mask)
 
     def _prefill(self, kind: Kind, rows: np.ndarray, starts: np.ndarray, run_ids: np.ndarray | None) -> Group:
-        """Return the group of rows with equal query and KV lengths. `run_ids`: int32 [query_len] of a single
-        row, or None.
+        """Return a group of rows that have equal query lengths and KV lengths. `run_ids`: int32 [query_len]
+        for a single row, or None.
         """
         meta = self._meta
         assert meta is not None
@@ -153,10 +157,11 @@ class MaskedPagedAttention(TorchPagedAttention):
     def _pages_of(
         self, rows: np.ndarray, first_block: np.ndarray, num_blocks: np.ndarray
     ) -> tuple[torch.Tensor, np.ndarray]:
-        """Return the group's pages (Group.pages), and each page slot's position in its row, int64 [g, n].
+        """Return the group's pages (Group.pages), and the position of each page slot in its row, int64 [g,
+        n].
 
-        `num_blocks`: how many blocks each row reads from `first_block` on. Missing blocks are the dummy
-        block.
+        `num_blocks`: number of blocks that each row reads from `first_block` on. The dummy block stands for
+        missing blocks.
         """
         meta = self._meta
         assert meta is not None
@@ -168,7 +173,7 @@ class MaskedPagedAttention(TorchPagedAttention):
         return upload(np.concatenate((pages, pages + 1)), self._device), keys
 
     def _mask(self, visible: np.ndarray) -> torch.Tensor:
-        """Return a mask that is added to scores: 0 where `visible`, else -inf."""
+        """Return a mask to add to the scores: 0 where `visible`, otherwise -inf."""
         hidden = upload(~visible, self._device)
         mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, float("-inf"))
@@ -183,9 +188,9 @@ def _weighted(
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the attention output [g, heads, s, d] with explicit scores."""
+    """Return the attention output [g, heads, s, d], computed from explicit scores."""
     num_rows, heads, queries, width = q.shape
-    grouped = q.reshape(num_rows, k.shape[1], -1, width)  # heads that share a KV head are its queries
+    grouped = q.reshape(num_rows, k.shape[1], -1, width)  # heads that share a KV head become its queries
     scores = (grouped @ k.transpose(2, 3) * scale).view(num_rows, heads, queries, -1)
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap

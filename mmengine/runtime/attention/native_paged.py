@@ -1,7 +1,7 @@
-"""Paged attention on a CPU by the native C++ kernels, which read K and V directly from the blocks.
+"""Paged attention on a CPU by native C++ kernels, which read K and V directly from the blocks.
 
-The kernels compute windows, chunks, soft caps, sinks and scales too, but not tokens of runs that see one
-another.
+The kernels also support windows, chunks, soft caps, sinks and scales, but not tokens that attend to one
+another in both directions.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """The C struct mm_attention_step in native/src/attention/attention.h."""
+    """The C struct mm_attention_step, which native/src/attention/attention.h defines."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
@@ -33,7 +33,7 @@ class Step(ctypes.Structure):
 
 
 class LayerRules(ctypes.Structure):
-    """The C struct mm_attention_layer."""
+    """The C struct mm_attention_layer: the features of one layer."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("window", "chunk", "value_dim")),
@@ -46,9 +46,10 @@ class LayerRules(ctypes.Structure):
 
 
 class NativePagedAttention:
-    """See AttentionBackend. A row's result depends neither on the step's other rows nor on the thread count.
+    """Implements AttentionBackend. A row's result depends neither on the step's other rows nor on the
+    number of threads.
 
-    With `tiles_only` a token's result does not depend on how many tokens the step computes in its row,
+    With `tiles_only` a token's result does not depend on how many of its row's tokens the step computes,
     either.
     """
 
@@ -58,9 +59,9 @@ class NativePagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None, *, tiles_only: bool = False
     ) -> None:
-        """Build the backend. `library`: the compiled kernels (default: the process's own library).
+        """Build the backend. `library`: the compiled kernels (default: those of the process).
 
-        Raises ConfigError if the kernels are not available or do not support the shape or dtype.
+        Raises ConfigError if the kernels are not available, or do not support the shape or the dtype.
         """
         problem = unfit(spec, kv)
         library = library or load()
@@ -76,7 +77,7 @@ class NativePagedAttention:
         self._run_layer.argtypes = [*(_ADDRESS,) * 5, _SIZE, _ADDRESS, _SIZE]
         self._run_layer.restype = ctypes.c_int32
         self._layers = (_ADDRESS * len(kv.layers))(*(layer.data_ptr() for layer in kv.layers))
-        self._pool = kv  # keeps the addresses valid
+        self._pool = kv  # a reference, so that the memory addresses stay valid
         self._step = Step(
             block_size=kv.block_size,
             num_heads=spec.num_heads,
@@ -88,7 +89,7 @@ class NativePagedAttention:
         self._arrays: tuple[np.ndarray | None, ...] = ()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        torch.get_num_threads()  # sets the number of OpenMP threads in a thread that has not used torch
+        torch.get_num_threads()  # sets the number of OpenMP threads, in case this thread is new to torch
         starts = np.zeros(len(meta.query_lens) + 1, np.int32)
         np.cumsum(meta.query_lens, out=starts[1:])
         kv_lens = np.ascontiguousarray(meta.kv_lens, np.int32)
@@ -103,7 +104,8 @@ class NativePagedAttention:
         step.block_table, step.slots = table.ctypes.data, slots.ctypes.data
         drafts = None if meta.num_drafts is None else np.ascontiguousarray(meta.num_drafts, np.int32)
         step.num_drafts = None if drafts is None else drafts.ctypes.data
-        self._arrays = starts, kv_lens, slots, table, drafts  # keeps alive the memory that the step points to
+        # A reference to the arrays, because the step has pointers to their memory.
+        self._arrays = starts, kv_lens, slots, table, drafts
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         k, v = _rows(k), _rows(v)
@@ -124,7 +126,7 @@ class NativePagedAttention:
     def run_layer(
         self, place: int, q: torch.Tensor, rules: LayerRules, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return attention with a layer's rules over the KV at `place` in the pool. `sinks`: [num_heads]."""
+        """Return attention by a layer's rules over the KV at `place` in the pool. `sinks`: [num_heads]."""
         q, scores = _rows(q), None if sinks is None else sinks.float().contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         failed = self._run_layer(
@@ -142,21 +144,20 @@ class NativePagedAttention:
         return out
 
     def step_address(self) -> int:
-        """Return the address for the mm_attention_step that `begin` filled.
-
-        It is valid until the next `begin`.
+        """Return the address of the mm_attention_step that `begin` filled. It is valid until the next
+        `begin`.
         """
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Return the address for an array with each layer's KV address, for C++ code that calls
-        mm_attention_append and mm_attention_run.
+        """Return the address of an array with the KV address of each layer. C++ code that calls
+        mm_attention_append and mm_attention_run needs this array.
         """
         return ctypes.addressof(self._layers)
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Return why the kernels cannot attend over this pool, or None."""
+    """Return why the kernels do not support this pool, or None if they do."""
     device, dtype = kv.blocks.device, kv.layers[0].dtype
     if device.type != "cpu":
         return f"it computes on a CPU, but the KV pool is on {device}"
@@ -168,7 +169,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x [t, heads, head_dim] with each token's heads contiguous."""
+    """Return x [t, heads, head_dim] with contiguous memory for each token's heads."""
     if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
         return x
     return x.contiguous()

@@ -1,7 +1,7 @@
-"""Converts a step's metadata to FlashInfer's format, in which all rows' blocks (pages) are one list.
+"""Converts a step's block tables to FlashInfer's format, in which all rows' blocks (pages) form one list.
 
-Row i in a call has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to
-page_starts[i + 1] in the list. Its pages are full except the last, which holds last_page_len[i] tokens.
+Row i has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to page_starts[i +
+1] in the list. All its pages are full except the last page, which holds last_page_len[i] tokens.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ Places = slice | np.ndarray
 
 
 class Part(NamedTuple):
-    """n rows that a single call attends. Arrays are int32 on the host."""
+    """n rows whose attention is computed in a single call. The arrays are int32 on the host."""
 
     tokens: Places  # indices of the rows' tokens in the step: a slice, or intp [query_starts[-1]]
     query_starts: np.ndarray  # [n + 1]
@@ -27,16 +27,15 @@ class Part(NamedTuple):
 
 
 def whole_step(meta: AttentionMeta, block_size: int) -> Part:
-    """Return all the step's rows as a single part."""
+    """Return all rows of the step as a single part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
 def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
-    """Return a part with the rows that have one query, and a part with all other rows; None if a part is
-    empty.
+    """Return a part with the rows that have one query, and a part with all other rows. An empty part is None.
 
-    A decode kernel reads a row's KV once for all heads that share it. A prompt kernel computes query tiles,
-    which a row with a single query would leave almost empty.
+    A decode kernel reads a row's KV once for all heads that share the KV. A prompt kernel computes tiles of
+    queries, which a row with a single query would leave almost empty.
     """
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))
@@ -50,19 +49,18 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 
 
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
-    """Return how many pages a row may have at most.
+    """Return the maximum number of pages for a row.
 
-    That is the longest request that the model and a pool with `num_blocks` allow, and the pages for its
-    drafts.
+    These are the pages for the longest request that the model and a pool with `num_blocks` blocks allow, and
+    for the request's drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """Return a part with the step's `rows` (ascending).
-
-    `starts` [n]: each row's first token index in the step.
+    """Return a part with these rows of the step (ascending). `starts` [n]: the index of each row's first
+    token.
     """
     counts = meta.query_lens[rows]
     if rows[-1] - rows[0] + 1 == len(rows):
@@ -75,7 +73,9 @@ def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size:
 def _lists(
     query_lens: np.ndarray, kv_lens: np.ndarray, table: np.ndarray, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return query_starts, page_starts, pages and last_page_len for rows with at least one token each."""
+    """Return query_starts, page_starts, pages and last_page_len for rows that each have at least one
+    token.
+    """
     num_pages = -(-kv_lens // block_size)
     own = np.arange(table.shape[1]) < num_pages[:, None]
     return (
@@ -87,7 +87,7 @@ def _lists(
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return where each row starts and where the last one ends, int32 [n + 1]."""
+    """Return the start of each row, followed by the end of the last row, int32 [n + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

@@ -1,7 +1,7 @@
-"""Look up attention backends by name, including third-party backends from entry points.
+"""Selects attention backends by name, including third-party backends.
 
-An entry point in the group `mmengine.attention_backends` names a callable that makes an AttentionBackend from
-a ModelSpec and a KVPool.
+A third-party backend is an entry point in the group `mmengine.attention_backends`. The entry point names a
+callable that makes an AttentionBackend from a ModelSpec and a KVPool.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
-# Modules whose `unfit` says why a built-in backend cannot attend over a pool. A third-party backend raises
-# ConfigError when it is built.
+# Modules whose function `unfit` tells why a built-in backend does not support a pool. A third-party backend
+# raises ConfigError when it is built.
 _CAPABILITIES = {"flashinfer": flashinfer_capability, "native": native_paged, "triton": triton_capability}
 log = structlog.get_logger("mmengine.operators")
 
@@ -45,14 +45,13 @@ def make_backend(
     batch_invariant: bool = False,
     groups: Sequence[BlockGroup] = (),
 ) -> AttentionBackend:
-    """Return the backend called `name`. In layers that need more than plain causal attention, the CPU kernels
-    compute, or torch if they cannot be used.
+    """Return the backend `name`. Layers that need more than plain causal attention are computed by the CPU
+    kernels, or by torch if the CPU kernels cannot be used. With block `groups`, each group has its own
+    backend.
 
-    With block `groups` each group has a backend of its own.
-
-    "auto" returns the first backend in the device's preferred order that works for the pool and the
-    model's shape, else torch. With `batch_invariant` a row's result has the same bits whatever other rows are
-    in the step, and however the row's tokens are spread over steps.
+    "auto" selects the first backend, in the device's order of preference, that supports the pool and the
+    model's shape, or else torch. With `batch_invariant` a row's result has the same bits for any other rows
+    in the step, and for any distribution of the row's tokens over steps.
 
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.
@@ -109,7 +108,7 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    reasons: dict[str, str] = {}  # why each backend tried so far cannot be used
+    reasons: dict[str, str] = {}  # backend -> reason why it cannot be used, for the backends tried so far
     for name in kv.device.attention:
         capability = _CAPABILITIES.get(name)
         reason = None if capability is None else capability.unfit(spec, kv)

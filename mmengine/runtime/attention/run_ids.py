@@ -1,4 +1,6 @@
-"""Numbers the tokens that see one another in both directions: an image's tokens, or all prompt tokens."""
+"""Numbers runs of tokens that attend to one another in both directions: an image's tokens, or a whole
+prompt.
+"""
 
 from itertools import chain
 
@@ -10,11 +12,11 @@ from mmengine.request import Request
 
 
 class RunIds:
-    """The run ids of each row's prompt, for a model with the run kind `kind`."""
+    """The run ids of all rows' prompts, for a model with the run kind `kind`."""
 
     def __init__(self, kind: RunKind, max_rows: int) -> None:
         self._kind = kind
-        # int32 [num_prompt], -1 outside of runs; None for a prompt without runs
+        # For each row, int32 [num_prompt], -1 outside of runs; None for a prompt without runs.
         self._prompts: list[np.ndarray | None] = [None] * max_rows
         self._num_prompt = np.zeros(max_rows, np.int64)
 
@@ -23,7 +25,7 @@ class RunIds:
         self._num_prompt[row] = 0 if self._prompts[row] is None else len(request.prompt_token_ids)
 
     def of(self, plan: StepPlan) -> np.ndarray | None:
-        """Return the run ids of the step's tokens, int32 [t], or None if no token has a run."""
+        """Return the run ids of the step's tokens, int32 [t], or None if no token belongs to a run."""
         in_prompt = (plan.num_computed < self._num_prompt[plan.rows]).nonzero()[0]
         if not len(in_prompt):
             return None
@@ -38,7 +40,7 @@ class RunIds:
 
 
 def prompt_run_ids(kind: RunKind, request: Request) -> np.ndarray | None:
-    """Return the run ids of a prompt's tokens, int32 [n], or None if no token has a run."""
+    """Return the run ids of a prompt's tokens, int32 [n], or None if no token belongs to a run."""
     if kind == "prompt":
         return np.zeros(len(request.prompt_token_ids), np.int32)
     if not request.media:

@@ -1,12 +1,12 @@
-"""The reference backend for CPU and CUDA: gathers the KV for a group of rows, then calls torch's SDPA.
+"""The reference backend for CPU and CUDA. It gathers the KV of a group of rows, and then calls torch's SDPA.
 
-Rows with one query (decode) form one group, padded to the longest row and masked by length. If the padding
-would be more than MAX_PADDING times the rows' own KV, the rows are split into groups with similar lengths.
-All other rows are grouped by equal query and KV length, so that their groups need no padding. A workspace as
-large as the KV for a step's largest group is needed in addition to the KV pool.
+Rows with one query (decode) form one group. The group is padded to its longest row and masked by length. If
+the padding would be more than MAX_PADDING times the rows' own KV, the rows are split into groups with similar
+lengths. All other rows are grouped by equal query length and KV length, so that their groups need no padding.
+In addition to the KV pool, this backend needs a workspace as large as the KV of the largest group in a step.
 
-This backend has not been run on CUDA yet. There, a chunk that does not start its prompt needs a mask, and
-SDPA has no fast kernel for a mask with grouped heads.
+This backend has not been run on CUDA yet. On CUDA, a chunk that does not start its prompt needs a mask, and
+SDPA has no fast kernel for masks with grouped heads.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
-MAX_PADDING = 0.5  # most padding in a decode group, as a multiple of its rows' own blocks
+MAX_PADDING = 0.5  # maximum padding in a decode group, relative to its rows' own blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with the same query length, which one call to SDPA attends.
+    """g rows with the same query length, whose attention is computed in one call of SDPA.
 
-    `tokens`: the step's indices for the rows' g * query_len tokens. `pages`: int64 [2 * g * b], all rows' K
+    `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], all rows' K
     pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
-    for other rows. None: in decode, every row has kv_len tokens; else query i sees the tokens 0 to i.
+    for other rows. None: in a decode group each row has kv_len tokens; in other groups query i attends to the
+    tokens 0 to i.
     """
 
     tokens: Places
@@ -44,7 +45,7 @@ class Group:
 
 
 class TorchPagedAttention:
-    """See AttentionBackend. For float32 inputs the scores are computed in float32."""
+    """Implements AttentionBackend. For float32 inputs the scores are computed in float32."""
 
     reads_unwritten = True
     captures = False
@@ -55,7 +56,7 @@ class TorchPagedAttention:
         self._device, self._dtype, self._is_fp8 = kv.blocks.device, kv.dtype, kv.is_fp8
         self._pool = kv
         self._page_values = kv.block_size * self._kv_heads * self._head_dim
-        # Page 2 * block holds K, the next page V.
+        # Page 2 * block contains the block's K, and the next page contains its V.
         self._pages = [layer.view(-1, self._page_values) for layer in kv.blocks.unbind(0)]
         self._workspace = torch.empty(0, dtype=kv.blocks.dtype, device=self._device)
         self._groups: list[Group] = []
@@ -63,8 +64,8 @@ class TorchPagedAttention:
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         slots, table, lens = meta.on_device(self._device)
-        # A group reads as many blocks per row as its longest row has. Missing blocks are replaced by the
-        # dummy block, which holds zeros: another request's block might hold NaN.
+        # A group reads the same number of blocks for each row. The dummy block, which contains zeros, stands
+        # for missing blocks, because another request's block may contain NaN.
         blocks = torch.arange(table.shape[1], device=self._device) * self._block_size
         table *= blocks < lens[:, None]
         self._set_slots(slots)
@@ -79,21 +80,24 @@ class TorchPagedAttention:
         self._reserve(self._groups)
 
     def _set_slots(self, slots: Tensor) -> None:
-        """Set where the step's tokens are stored. `slots`: int64 [t], on the device."""
-        # In the pool each block's V follows its K, so the K of slot s = block * block_size + offset is stored
-        # at s + block * block_size. The block size is a power of 2, so s & -block_size is block * block_size.
+        """Set the places in the pool where the step's tokens are stored. `slots`: int64 [t], on the
+        device.
+        """
+        # In the pool each block's V follows its K. The K of slot s = block * block_size + offset is therefore
+        # stored at s + block * block_size. The block size is a power of 2, so s & -block_size is block *
+        # block_size.
         self._slots, self._k_places = slots, slots + (slots & -self._block_size)
         self._v_places = self._k_places + self._block_size
 
     def _reserve(self, groups: Sequence[Group]) -> None:
-        """Make the workspace large enough for each of the groups."""
+        """Make the workspace large enough for each of `groups`."""
         need = max(group.pages.numel() for group in groups) * self._page_values
         if self._workspace.numel() < need:
             self._workspace = self._workspace.new_empty(need)
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None for an fp8 pool, because K and V are converted before they
-        are stored.
+        """See AttentionPort. Returns None for an fp8 pool, because K and V must be converted before they are
+        stored.
         """
         return None if self._is_fp8 else (self._pool.layers[layer], self._slots)
 
@@ -112,7 +116,7 @@ class TorchPagedAttention:
         """Return the attention output for q [g * query_len, num_heads, head_dim], in the same shape."""
         k, v = self._gather(layer, group).unbind(0)
         if group.query_len == 1:
-            # Heads that share a KV head become queries of that head, so that KV is not repeated.
+            # Heads that share a KV head become queries of this head, so that KV need not be repeated.
             q = q.reshape(group.num_rows, self._kv_heads, -1, self._head_dim)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask)
             return out.reshape(-1, self._heads, self._head_dim)
@@ -125,7 +129,7 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        Unless the pool is fp8, the result is a workspace view, valid until the next call.
+        Unless the pool is fp8, the result is a view of the workspace and is valid until the next call.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
@@ -136,8 +140,8 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` as a single part or, if padding would be large, split by powers of two in their block
-        count.
+        """Return `rows` in one part. If this would need much padding, split the rows by the power of two of
+        their number of blocks.
         """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
@@ -182,20 +186,20 @@ class TorchPagedAttention:
         return groups
 
     def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """Convert a block table, int64 [g, b], to `Group.pages` [2 * g * b'], for b' blocks with kv_len
+        """Convert a block table, int64 [g, b], to `Group.pages` [2 * g * b'], where b' blocks hold kv_len
         tokens.
         """
         k_pages = table[:, : -(-kv_len // self._block_size)] * 2
         return torch.stack((k_pages, k_pages + 1)).view(-1)
 
     def _causal_mask(self, query_len: int, kv_len: int) -> torch.Tensor:
-        """Return the causal mask in which query i is token kv_len - query_len + i in its row."""
+        """Return the causal mask in which query i is the token at kv_len - query_len + i in its row."""
         mask = torch.full((query_len, kv_len), float("-inf"), dtype=self._dtype, device=self._device)
         return mask.triu_(kv_len - query_len + 1)
 
 
 def token_places(indices: np.ndarray, device: torch.device) -> Places:
-    """Return a slice (a view, no copy) if the ascending indices are adjacent, else an index tensor."""
+    """Return a slice (a view, no copy) if the ascending indices are adjacent, otherwise an index tensor."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices):
         return slice(first, last + 1)

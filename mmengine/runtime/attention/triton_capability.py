@@ -1,4 +1,4 @@
-"""Checks whether the Triton attention kernels can be used on this machine."""
+"""Checks whether the Triton attention kernels can be used on this machine, and says what is missing."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,19 +12,19 @@ from mmengine.runtime.attention.base import too_old
 from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
-CAPABILITY = (8, 0)  # lowest compute capability with bfloat16 tensor cores
+CAPABILITY = (8, 0)  # the lowest compute capability with bfloat16 tensor cores
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INSTALL = "it comes with torch for CUDA; else pip install 'triton>=3.6,<4'"
 
 
 def package_problem() -> str | None:
-    """Return what is wrong with the installed package and what to do about it, or None."""
+    """Return the problem with the installed package, and how to solve it, or None."""
     return None if find_spec("triton") is not None else f"triton is not installed; {INSTALL}"
 
 
 def missing(device: Device) -> str | None:
-    """Return what the kernels need that this machine lacks, and what to do about it, or None."""
+    """Return what this machine lacks for the kernels, and how to add it, or None."""
     problem = package_problem()
     if problem is not None:
         return problem
@@ -33,10 +33,10 @@ def missing(device: Device) -> str | None:
 
 
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
-    """Return why the kernels cannot attend over this pool, or None.
+    """Return why the kernels do not support this pool, or None if they do.
 
-    On a CPU the kernels run only if TRITON_INTERPRET=1 selects Triton's interpreter, which is meant for
-    tests: the interpreter is slow, and its results in bfloat16 are wrong.
+    On a CPU the kernels run only in Triton's interpreter, which TRITON_INTERPRET=1 selects. The interpreter
+    is meant for tests: it is slow, and its results in bfloat16 are wrong.
     """
     if kv.dtype not in DTYPES:
         return f"it computes in float32, bfloat16 and float16, not {str(kv.dtype).removeprefix('torch.')}"
@@ -57,7 +57,7 @@ def load() -> ModuleType:
     """Import the kernels. Raises ConfigError if Triton cannot be imported."""
     try:
         return import_module("mmengine.gpu.attention_kernels")
-    # Triton raises various exceptions if there is no driver or if its parts have different versions.
+    # Triton raises exceptions of several types if there is no driver or its parts have different versions.
     except Exception as error:
         raise ConfigError(
             f"attention 'triton' cannot be used: importing it fails ({in_one_line(error)}); choose 'torch' "

@@ -1,9 +1,9 @@
-"""Paged attention on a GPU by the Triton kernels. Not yet run on a GPU.
+"""Paged attention on a GPU by Triton kernels. Not yet run on a GPU.
 
-Used for head sizes that FlashInfer does not support, for float32, and if no CUDA compiler is installed. Once
-per step the host plans what each program attends. In a captured step the kernels read this plan from a buffer
-whose layout is fixed for each bucket, and the program count is fixed too. So the CUDA graph can be
-replayed.
+These kernels are used for float32, for head sizes that FlashInfer does not support, and if no CUDA
+compiler is installed. In each step the host plans which keys each program attends to. In a captured step the
+kernels read this plan from a buffer. For each captured size, the buffer's layout and the number of programs
+are fixed, so that the CUDA graph can be replayed.
 """
 
 from dataclasses import replace
@@ -25,19 +25,21 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.device.upload import upload, upload_into
 from mmengine.runtime.kv.pool import KVPool, fp8_bytes, kv_places
 
-PARTS_BYTES = 64 * 2**20  # workspace for the parts of tiles that several programs compute
-MAX_PARTS = 4096  # most parts in a step
+PARTS_BYTES = 64 * 2**20  # workspace for partial results of tiles that several programs compute
+MAX_PARTS = 4096  # maximum number of partial results in a step
 PROGRAMS_PER_PROCESSOR = 4
 
 
 def _aligned(size: int) -> int:
-    """Round a size in int32 units up to 16 bytes, the alignment that the kernels are compiled for."""
+    """Round a size in int32 units up to a multiple of 16 bytes, the alignment for which kernels are
+    compiled.
+    """
     return -(-size // 4) * 4
 
 
 class Layout(NamedTuple):
-    """The capacity for each list in a step's int32 buffer. The lists are adjacent; the last one, `pages`,
-    takes the rest.
+    """The capacities of the lists in a step's int32 buffer. The lists are adjacent. The last list, `pages`,
+    takes the rest of the buffer.
     """
 
     num_rows: int
@@ -46,8 +48,8 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """Return a buffer slice for each list: first slots and places for K and V (int64 [3, t]), then
-        a Work's integer lists.
+        """Return a slice of the buffer for each list: first the slots and the places for K and V (int64 [3,
+        t]), then the integer lists of a Work.
         """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
@@ -59,12 +61,11 @@ class Layout(NamedTuple):
 
 
 class TritonPagedAttention:
-    """See AttentionBackend. A row's result depends only on its own queries, keys and values, and on the
-    step's longest query.
+    """Implements AttentionBackend. A row's result depends only on its own queries, keys and values, and on
+    the length of the step's longest query.
 
-    With `one_tile` this number does not matter either: a token's result has the same bits whether the token
-    is computed alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8
-    without scaling.
+    With `one_tile` this length does not matter either: a token's result has the same bits if it is computed
+    alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8 without scaling.
     """
 
     reads_unwritten = False
@@ -73,9 +74,9 @@ class TritonPagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, kernels: ModuleType | None = None, *, one_tile: bool = False
     ) -> None:
-        """Build the backend. `kernels` replaces mmengine.gpu.attention_kernels in tests.
+        """Build the backend. `kernels`: replaces mmengine.gpu.attention_kernels in tests.
 
-        Raises ConfigError if the kernels cannot be used, or if their results differ from torch's.
+        Raises ConfigError if the kernels cannot be used, or if their results differ from those of torch.
         """
         self._spec, self._one_tile = spec, one_tile
         self._kv, self._block_size, self._device = kv, kv.block_size, kv.blocks.device
@@ -94,7 +95,7 @@ class TritonPagedAttention:
         width = self._group * min(queries, longest)
         lengths, befores = meta.kv_lens, meta.kv_lens - meta.query_lens
         if bucket is not None:
-            # Tokens with a slot in the dummy block only pad the bucket, and their row must not see them.
+            # Tokens with a slot in the dummy block only pad the bucket. Their row must not attend to them.
             lengths = lengths - (meta.slots < self._block_size).reshape(bucket).sum(1)
         tiles, joins = cut(meta.query_lens, befores, lengths, queries, self._programs, self._max_parts(width))
         lists = whole_step(meta, self._block_size)
@@ -112,8 +113,8 @@ class TritonPagedAttention:
         self._step = self._captured[bucket]
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None for an fp8 pool, because K and V are converted before they
-        are stored.
+        """See AttentionPort. Returns None for an fp8 pool, because K and V must be converted before they are
+        stored.
         """
         return None if self._kv.is_fp8 else (self._kv.layers[layer], self._step[0][0])
 
@@ -134,16 +135,16 @@ class TritonPagedAttention:
         return min(MAX_PARTS, (self._parts.numel() - 4) // values)
 
     def _layout(self, bucket: Bucket, queries: int, width: int) -> Layout:
-        """Return a layout with enough capacity for every plan that `cut` can make for this bucket."""
+        """Return a layout with enough capacity for each plan that `cut` can make for this bucket."""
         tiles = bucket.num_rows * int(num_tiles(np.array(bucket.query_len), queries))
         if tiles >= self._programs:
             return Layout(bucket.num_rows, bucket.num_tokens, tiles, 0)
         return Layout(bucket.num_rows, bucket.num_tokens, tiles + self._max_parts(width), tiles)
 
     def _buffer_for(self, bucket: Bucket, layout: Layout) -> torch.Tensor:
-        """Return the buffer that all buckets share, because only one bucket is planned at a time.
+        """Return the buffer, which all buckets share because only one bucket is planned at a time.
 
-        The first call allocates it, so the largest bucket must be captured first.
+        The first call allocates the buffer, so the largest bucket must be captured first.
         """
         if not self._buffer.numel():
             room = layout._replace(num_tiles=layout.num_tiles + MAX_PARTS, num_joins=layout.num_tiles)
@@ -152,7 +153,7 @@ class TritonPagedAttention:
         return self._buffer
 
     def _pack(self, slots: np.ndarray, columns: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
-        """Write all lists, as `layout` says, into one int32 array."""
+        """Write all lists into one int32 array, at the positions that `layout` defines."""
         tiles, joins, *_, pages = columns
         at, *places = layout.places()
         packed = np.zeros(places[-1].start + len(pages), np.int32)
@@ -163,7 +164,7 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return the places (int64 [3, t]) and the Work as views into `there`, the packed lists on the
+        """Return the places (int64 [3, t]) and the Work, as views of `there`: the packed lists on the
         device.
         """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
@@ -178,9 +179,9 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """Return how many programs run per KV head.
+    """Return the number of programs for each KV head.
 
-    On a CPU there are only 4, because Triton's interpreter runs them one after the other.
+    On a CPU this is only 4, because Triton's interpreter runs programs one after another.
     """
     processors = device.num_processors()
     if not processors:
@@ -189,10 +190,10 @@ def _programs(device: Device, num_kv_heads: int) -> int:
 
 
 def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
-    """Compile the kernels, run them once per tile size, and compare the results with torch's.
+    """Compile the kernels, run them once for each tile size, and compare their results with torch.
 
-    So a missing compiler is reported at startup, not in the first step. Raises ConfigError if the kernels
-    cannot be used or their results differ.
+    If no compiler is installed, this is reported at startup and not in the first step. Raises ConfigError if
+    the kernels cannot be used or their results differ.
     """
     problem = unfit(spec, kv)
     if problem:
@@ -200,7 +201,7 @@ def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType
     kernels = load()
     try:
         gap = max(_gap(spec, kv, kernels, one_tile, rows) for rows in TILE_ROWS)
-    except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
+    except Exception as error:  # compilers, loaders and drivers raise exceptions of any type
         raise ConfigError(
             f"the Triton attention kernels cannot be compiled or run on this machine "
             f"({in_one_line(error)}); choose attention 'torch'"
@@ -215,10 +216,10 @@ def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType
 
 
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
-    """Return the largest difference between the kernels' and torch's results on a small example.
+    """Return the largest difference between the results of the kernels and torch for a small example.
 
-    The example has its own pool. Its first row's queries fill a tile with `rows` rows, and the keys take
-    two spans; its second row has three tokens.
+    The example has its own pool. The queries of its first row fill a tile with `rows` rows, and the keys fill
+    two spans. The second row has three tokens.
     """
     size, device = kv.block_size, kv.device.torch_device
     counts = np.array([max(1, rows * spec.num_kv_heads // spec.num_heads), 1], np.int32)
