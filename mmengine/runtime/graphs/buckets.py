@@ -1,9 +1,10 @@
-"""Decides which steps are replayed from graphs, and in which size. The decision depends only on the step's
+"""Decides which steps are replayed from CUDA graphs, and in which size. The decision depends only on the
 plan.
 
-For each row count in `row_sizes`, a bucket with one token per row is captured. If rows may have drafts,
-a second bucket is captured with one token and all drafts per row. A smaller step is padded: with rows in the
-dummy block, and with tokens after a row's last token. The padding's results are not read.
+For each row count in `row_sizes`, a bucket (a captured size) with one token for each row is captured. If rows
+may have drafts, a second bucket is captured, with one token and all drafts for each row. A smaller step is
+padded with rows in the dummy block and with tokens after each row's last token. Results for padding are not
+read.
 """
 
 from bisect import bisect_left
@@ -15,21 +16,25 @@ from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 
-# Reasons why a step is not replayed, as named in its metric.
+# Reasons why a step is not replayed. These are label values in a metric.
 MEDIA = "media"  # the step uses features of images or videos
 PROMPT = "prompt"  # a row computes more than 1 + num_drafts tokens
 REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step's bucket, and where the step's t tokens are among the bucket's tokens: a slice or intp [t]."""
+    """A step's bucket, and the indices of the step's t tokens among the bucket's tokens: a slice or intp
+    [t].
+    """
 
     bucket: Bucket
     places: slice | np.ndarray
 
 
 def row_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, then multiples of 8, from 256 on multiples of 16, and `max_rows` as the last size."""
+    """Return 1, 2, 4, then the multiples of 8, from 256 on the multiples of 16, and `max_rows` as the last
+    size.
+    """
     sizes = [size for size in (1, 2, 4) if size < max_rows]
     sizes += range(8, min(max_rows, 256), 8)
     sizes += range(256, max_rows, 16)
@@ -37,18 +42,18 @@ def row_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest size that is at least `num_rows`."""
+    """Return the smallest size that is not below `num_rows`."""
     return sizes[bisect_left(sizes, num_rows)]
 
 
 def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
-    """Return all buckets, the largest first, so that the others can reuse its memory."""
+    """Return all buckets, the largest first, so that the other buckets can reuse its memory."""
     lengths = sorted({1, 1 + num_drafts}, reverse=True)
     return [Bucket(rows, length) for length in lengths for rows in reversed(row_sizes(max_rows))]
 
 
 def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame | str:
-    """Return the frame in which `plan` is replayed, or a reason from REASONS why it is not."""
+    """Return the frame in which `plan` is replayed, or a reason from REASONS why it is not replayed."""
     if plan.media:
         return MEDIA
     num_rows, num_tokens = len(plan.rows), len(plan.input_ids)
@@ -63,12 +68,12 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
 
 
 def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta:
-    """Return `meta` padded to the bucket's size.
+    """Return `meta` padded to the size of the bucket.
 
-    All padding tokens store their KV in the dummy block. Padding rows read the dummy block; padding tokens in
-    a real row read the row's blocks. A row's real tokens see the same KV as without padding, because padding
-    tokens come after them. But attention multiplies KV that a token does not see by 0, and the dummy block
-    may hold NaN from a failed row. So no real row may read the dummy block.
+    All padding tokens store their KV in the dummy block. Padding rows also read the dummy block, and padding
+    tokens in a real row read the row's blocks. Padding tokens come after a row's real tokens, so the real
+    tokens attend to the same KV as without padding. No real row may read the dummy block: attention
+    multiplies KV that is masked by 0, and the dummy block may contain NaN from a failed row.
     """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)
@@ -86,7 +91,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 
 
 def empty_step(bucket: Bucket, block_size: int) -> AttentionMeta:
-    """Return the metadata for a step that has only padding."""
+    """Return the metadata of a step that consists only of padding."""
     nothing = np.zeros(0, np.int32)
     meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
     return fill_up(meta, Frame(bucket, slice(0, 0)), block_size)

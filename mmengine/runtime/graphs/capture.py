@@ -1,4 +1,4 @@
-"""Captures the same work in several sizes: in all sizes, or in none if one fails."""
+"""Captures the same work in several sizes. If one size fails, no size is captured."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,11 +12,12 @@ from mmengine.runtime.attention.base import AttentionBackend, Bucket
 from mmengine.runtime.device.port import Device, Recorder
 from mmengine.runtime.graphs.buckets import empty_step
 
-REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # label values of metrics
+REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # label values in metrics
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
-# The type of `capture` below. Parallel ranks use another function, which captures on all ranks together.
+# The type of the function `capture`. The ranks of a sharded model use another function, which captures
+# together.
 Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]
@@ -24,7 +25,7 @@ log = structlog.get_logger("mmengine.operators")
 
 
 def recorder_for(config: EngineConfig, device: Device) -> Recorder | None:
-    """Return the recorder for `device`, or None if the device or `config` allows no capture."""
+    """Return a recorder for `device`, or None if the device or `config` does not allow captures."""
     return device.recorder() if config.cuda_graphs else None
 
 
@@ -35,9 +36,9 @@ def capture(
     compute: Callable[[Size], None],
     recorder: Recorder,
 ) -> dict[Size, Callable[[], None]]:
-    """Capture what `compute` launches for each size. Returns for each size a function that replays this work.
+    """Capture what `compute` launches for each size. Returns size -> function that replays this work.
 
-    `prepare` writes the inputs and is not captured. If a size fails, the failure is logged with the name
+    `prepare` writes the inputs, and is not captured. If a size fails, the failure is logged with the name
     `what`, and the result is empty.
     """
     replays = {}
@@ -45,14 +46,14 @@ def capture(
         try:
             prepare(size)
             replays[size] = recorder.record(partial(compute, size))
-        except Exception as error:  # drivers, libraries and kernels raise all kinds of exceptions
+        except Exception as error:  # drivers, libraries and kernels raise exceptions of any type
             log_uncaptured(what, size, in_one_line(error))
             return {}
     return replays
 
 
 def log_uncaptured(what: str, size: object, reason: str) -> None:
-    """Warn that `what` is not captured, with the size that failed and the reason."""
+    """Log a warning that `what` is not captured, with the size that failed and the reason."""
     log.warning(
         f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower for "
         "small steps; set cuda_graphs false to start without the attempt",
@@ -70,9 +71,10 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """Capture work that uses attention, for each bucket after beginning a padded step in the bucket's size.
+    """Capture work that uses attention, once for each bucket. Before each capture, a padded step in the
+    bucket's size begins.
 
-    Capturing writes to the pool's dummy block.
+    Capturing writes to the dummy block of the pool.
     """
 
     def begin(bucket: Bucket) -> None:

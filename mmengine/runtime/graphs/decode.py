@@ -1,8 +1,8 @@
-"""Captures decode-only steps, once per size, and replays them.
+"""Captures decode-only steps in several sizes, and replays them.
 
-On a GPU, launching a small step's kernels takes longer than running them. Captured are the embedding,
-the layers and the final norm, with fixed input addresses. The attention plan, block copies, the output head
-and sampling are not captured, because their shapes depend on the requests.
+On a GPU, launching the kernels of a small step takes longer than running them. The embedding, the layers and
+the final norm are captured, with fixed addresses for their inputs. The attention plan, block copies, the
+output head and sampling are not captured, because their shapes depend on the requests.
 """
 
 import numpy as np
@@ -24,15 +24,16 @@ from mmengine.runtime.graphs.buckets import (
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 
-ADAPTED = "adapters"  # reason why a step is not replayed: rows use LoRA adapters
+ADAPTED = "adapters"  # a reason why a step is not replayed: some of its rows use LoRA adapters
 
 
 class DecodeGraphs:
-    """Captured decode steps. Capturing writes to the pool's dummy block.
+    """The captured decode steps. Capturing writes to the dummy block of the pool.
 
-    `dtype`: the hidden states' dtype. `num_drafts`: most drafts per row. `aux_hidden_states`: tensors
-    for the auxiliary states that a draft head reads; None without a head. `capture`: the function that
-    captures. `num_steps`: how many steps were replayed, and how many were not, keyed by reason.
+    `dtype`: the dtype of hidden states. `num_drafts`: maximum number of drafts for a row.
+    `aux_hidden_states`: tensors for the auxiliary states that a draft head reads; None without a head.
+    `capture`: the function that captures. `num_steps`: number of replayed steps, and of other steps by
+    reason.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class DecodeGraphs:
         self._sizes, self._num_drafts = row_sizes(max_rows), num_drafts
         buckets = all_buckets(max_rows, num_drafts)
         most = buckets[0].num_tokens
-        # A bucket's token ids [t] and positions [3, t], then sampling positions and pending tokens
+        # The inputs of a bucket: token ids [t], positions [3, t], sampling positions, pending tokens
         # (inputs.py).
         self.inputs = torch.zeros(5 * most + 2 * max_rows, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
@@ -71,16 +72,16 @@ class DecodeGraphs:
         )
 
     def find(self, plan: StepPlan) -> Frame | str:
-        """Return the frame in which the step is replayed, or the reason why it is not.
+        """Return the frame in which the step is replayed, or the reason why it is not replayed.
 
         The result depends only on the plan.
         """
         return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
 
     def frame(self, plan: StepPlan, *, adapted: bool = False) -> Frame | None:
-        """Count the step, and return the frame in which it is replayed, or None.
+        """Count the step, and return the frame in which it is replayed, or None if it is not replayed.
 
-        `adapted`: whether rows use LoRA adapters, which are not captured.
+        `adapted`: whether rows use LoRA adapters, which graphs do not support.
         """
         found = ADAPTED if adapted else self.find(plan)
         self.num_steps[REPLAYED if isinstance(found, Frame) else found] += 1
@@ -89,17 +90,17 @@ class DecodeGraphs:
     def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
         """Replay a step whose inputs are in `inputs` and `meta`.
 
-        Returns the normed hidden states [num_tokens, hidden_size] for the whole bucket, valid until the next
-        step.
+        Returns the normed hidden states [num_tokens, hidden_size] for all tokens in the bucket. They are
+        valid until the next step.
         """
         self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
         self._replays[frame.bucket]()
         return self._hidden[: frame.bucket.num_tokens]
 
     def run_empty(self, bucket: Bucket) -> None:
-        """Replay a step that has only padding.
+        """Replay a step that consists only of padding.
 
-        `inputs` is cleared first, since PENDING in it would be an invalid token.
+        `inputs` is cleared before, because a PENDING token in it would be an invalid token id.
         """
         with torch.inference_mode():
             self.inputs.zero_()
@@ -109,12 +110,12 @@ class DecodeGraphs:
     def copy_aux_states(
         self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Copy the step's own tokens' auxiliary states, without padding, into `aux_hidden_states`.
+        """Copy the auxiliary states of the step's own tokens, without padding, to `aux_hidden_states`.
 
-        `positions`: the positions for all tokens in the bucket. Returns the positions for the step's own
+        `positions`: the positions of all tokens in the bucket. Returns the positions of the step's own
         tokens, [3, t].
         """
-        assert self._aux_hidden_states is not None  # a head is present to read them
+        assert self._aux_hidden_states is not None  # set if there is a draft head
         rows = self._aux_hidden_states.rows
         if isinstance(frame.places, slice):
             aux_hidden_states.rows.copy_(rows[frame.places])
@@ -124,7 +125,7 @@ class DecodeGraphs:
         return positions.index_select(1, places)
 
     def _compute(self, bucket: Bucket) -> None:
-        """Compute a step in the bucket's size. This function is captured."""
+        """Compute a step in the size of the bucket. This function is captured."""
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)

@@ -1,9 +1,10 @@
-"""Captures the encoder, once per size, and replays it. Not yet run on a GPU.
+"""Captures the encoder in several sizes, and replays it. Not yet run on a GPU.
 
-For a small image, launching its many kernels takes longer than running them. The computation from pixels to
-features is captured, with fixed input and output addresses. The copies are not captured: pixels come through
-pinned memory, and features are copied into the encoder cache. Everything runs on a single stream. So with two
-steps in flight, the second step's pixels are copied only after the first step's pixels are encoded.
+For a small image, launching the many kernels takes longer than running them. The computation from pixels to
+features is captured, with fixed addresses for input and output. Copies are not captured: pixels are copied
+through pinned memory before the graph, and features are copied to the encoder cache after it. All this runs
+on a single stream. With two steps in flight, the second step's pixels are therefore copied only after the
+first step's pixels are encoded.
 """
 
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_o
 
 
 class EncoderGraphs:
-    """Captured encoder graphs. The largest is captured first, so that the others can reuse its memory.
+    """The captured graphs of the encoder. The largest is captured first, so that the others can reuse its
+    memory.
 
-    `sizes`: ascending; `encoder` was made for the last one. `num_calls`: how many calls were replayed, and
-    how many were not, keyed by reason.
+    `sizes`: ascending. `encoder` must be made for the last size. `num_calls`: number of replayed calls,
+    and of other calls by reason.
     """
 
     def __init__(self, encoder: CapturableEncoder, sizes: Sequence[EncoderSize], recorder: Recorder) -> None:
@@ -35,9 +37,9 @@ class EncoderGraphs:
     def encode(
         self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
     ) -> torch.Tensor | None:
-        """Return the features for items with these patches and grids, or None if no graph fits.
+        """Return the features of items with these patches and grids, or None if no graph fits.
 
-        The features are valid until the next call. Raises ValueError for patches that contradict their grids.
+        The features are valid until the next call. Raises ValueError if the patches contradict their grids.
         """
         num_patches = sum(map(len, patches))
         found: EncoderSize | str = CAPTURE_FAILED
@@ -53,9 +55,8 @@ class EncoderGraphs:
 
 
 def capture_encoder(model: VisionLanguageModel, budget: int, recorder: Recorder) -> EncoderGraphs | None:
-    """Capture graphs for calls with up to `budget` embeddings.
-
-    Returns None if the encoder cannot be captured.
+    """Capture graphs for calls with at most `budget` embeddings. Returns None if the encoder cannot be
+    captured.
     """
     sizes = encoder_sizes(budget, model.spec.merge_size)
     make = getattr(model, "capturable_encoder", None)

@@ -1,7 +1,7 @@
 """Chooses the sizes in which the encoder is captured, and the size in which a call is replayed.
 
-A call that is smaller than its size is padded. A call above the largest size is not replayed: its launches
-take less time than its computation, so a graph gains nothing (docs/explanation/decisions/gpu.md).
+A call is padded to the next larger size. A call above the largest size is not replayed: its computation takes
+longer than its launches, so a graph would gain nothing (docs/explanation/decisions/gpu.md).
 """
 
 from bisect import bisect_left
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from mmengine.models.plugin import EncoderSize
 
 MOST_EMBEDS = 512
-STEP = 16  # embeddings between the smallest sizes
-SEGMENT_EMBEDS = 32  # a size has one segment (frame) per 32 embeddings; unused segments cost a little time
+STEP = 16  # distance between the smallest sizes, in embeddings
+SEGMENT_EMBEDS = 32  # a size has a segment (frame) for each 32 embeddings; unused segments cost little time
 
-# Reasons why a call is not replayed, as named in its metric.
+# Reasons why a call is not replayed. These are label values in a metric.
 PATCHES = "patches"  # more patches than in the largest size
 SEGMENTS = "segments"  # more segments than in the largest size
 REASONS = (PATCHES, SEGMENTS)
 
 
 def embed_sizes(most: int) -> tuple[int, ...]:
-    """Return 16, 32, 48, 64, then four sizes per power of two, and `most` as the last size."""
+    """Return 16, 32, 48, 64, then four sizes for each power of two, and `most` as the last size."""
     sizes, size = [], STEP
     while size < most:
         sizes.append(size)
@@ -29,7 +29,7 @@ def embed_sizes(most: int) -> tuple[int, ...]:
 
 
 def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
-    """Return the sizes for up to `budget` embeddings, at most MOST_EMBEDS, in ascending order."""
+    """Return the sizes for at most `budget` embeddings, and at most MOST_EMBEDS, in ascending order."""
     return [
         EncoderSize(embeds * merge_size**2, max(1, embeds // SEGMENT_EMBEDS))
         for embeds in embed_sizes(min(budget, MOST_EMBEDS))
@@ -37,7 +37,7 @@ def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
 
 
 def size_of(sizes: Sequence[EncoderSize], num_patches: int, num_segments: int) -> EncoderSize | str:
-    """Return the smallest size that fits, or the reason from REASONS why none does."""
+    """Return the smallest size that fits, or the reason from REASONS why no size fits."""
     place = bisect_left(sizes, num_patches, key=lambda size: size.num_patches)
     if place == len(sizes):
         return PATCHES

@@ -1,4 +1,4 @@
-"""Holds encoder outputs that came from a block store until a step uses them."""
+"""Keeps encoder outputs that a block store has sent, until a step uses them."""
 
 import hashlib
 import threading
@@ -8,25 +8,25 @@ from torch import Tensor
 
 from mmengine.block_store.sealed import SEAL_BYTES
 
-MAX_FEATURE_BYTES = 2**29  # most bytes of features that are held
+MAX_FEATURE_BYTES = 2**29  # maximum size of the kept features
 
 
 class FetchedFeatures:
-    """Encoder outputs, keyed by encoder key, on the host. `width`: values per embedding, in `dtype`."""
+    """Encoder outputs on the host, by encoder key. `width`: number of values in an embedding, in `dtype`."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = width, dtype, device
         self._lock = threading.Lock()
         self._came: dict[bytes, Tensor] = {}
-        self._for: dict[bytes, set[str]] = {}  # requests that need the features
+        self._for: dict[bytes, set[str]] = {}  # encoder key -> requests that need the features
         self._bytes = 0
 
     def name(self, key: bytes) -> bytes:
-        """Return the 16-byte name under which the block store has an encoder key's features."""
+        """Return the 16-byte name of an encoder key's features in the block store."""
         return hashlib.blake2b(key, digest_size=16, person=b"mmengine-encoded").digest()
 
     def room_for(self, num_embeds: int) -> Tensor | None:
-        """Return a uint8 buffer for an item's sealed features, or None if they would exceed the
+        """Return a uint8 buffer for an item's sealed features, or None if the features would exceed the
         limit.
         """
         size = num_embeds * self._width * self._dtype.itemsize
@@ -36,7 +36,7 @@ class FetchedFeatures:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """Keep a sealed value, which was verified, until all requests that need it are forgotten."""
+        """Keep a sealed value, which was verified, until all requests that need it were forgotten."""
         with self._lock:
             if key not in self._came:
                 self._came[key] = value[SEAL_BYTES:].view(self._dtype).view(-1, self._width)
@@ -44,7 +44,7 @@ class FetchedFeatures:
             self._for.setdefault(key, set()).add(request_id)
 
     def fetched_features(self, key: bytes) -> Tensor | None:
-        """Return the features, [embeddings, width] on the device, or None."""
+        """Return the features, [embeddings, width] on the device, or None if they were not fetched."""
         with self._lock:
             rows = self._came.get(key)
         return None if rows is None else rows.to(self._device)

@@ -1,11 +1,13 @@
-"""Computes how many KV blocks fit into a device's memory, and shows the sum if too few fit.
+"""Computes how many KV blocks fit into the memory of a device. If too few fit, the error shows the
+calculation.
 
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
 
-A step's peak is its larger pass's peak, encoder or layers, because the encoder's memory is free again when
-the layers run. Graphs are captured last and have their own memory. The reserve covers everything that
-measuring the passes does not show: workspaces, penalty counts, the driver's memory for graphs, fragmentation.
+The step peak is the larger one of two peaks, because the encoder's memory is free again when the layers run:
+the peak of the encoder and the peak of the layers. Graphs are captured last and have their own memory. The
+reserve is for memory that the measured passes do not show: workspaces, penalty counts, the driver's memory
+for graphs, fragmentation.
 """
 
 from dataclasses import dataclass
@@ -15,17 +17,17 @@ from mmengine.runtime.kv.pool import MIN_BLOCKS
 
 GIB = 2**30
 CACHE_PART = 20  # by default the encoder cache gets 1 / CACHE_PART of the remaining memory
-MOST_CACHED = 2**17  # most embeddings in the default encoder cache: 128 images of 1,024 embeddings
+MOST_CACHED = 2**17  # maximum size of the default encoder cache, in embeddings: 128 images with 1,024 each
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A device's memory in bytes.
+    """The memory of a device, in bytes.
 
-    `taken`: in use once the weights are loaded. `layers` and `encoder`: the peaks for both passes in the
-    largest step. `features`: the full encoder cache. `states`: the full recurrent state pool. `adapters`: all
-    LoRA adapters that may be on the device at once. `cache_setting`: the setting that makes the encoder cache
-    smaller.
+    `taken`: memory in use after the weights were loaded. `layers`, `encoder`: the peaks of the two passes in
+    the largest step. `features`: the full encoder cache. `states`: the full pool of recurrent states.
+    `adapters`: all LoRA adapters that may be on the device at once. `cache_setting`: the setting that limits
+    the encoder cache.
     """
 
     total: int
@@ -41,7 +43,7 @@ class Memory:
 
     @property
     def left(self) -> int:
-        """Bytes that are left for the KV pool; if `features` is 0, also for the encoder cache.
+        """The number of bytes left for the KV pool. If `features` is 0, they are also for the encoder cache.
 
         Negative if the other parts alone do not fit.
         """
@@ -63,9 +65,9 @@ class Memory:
         return f"{_gib(self.total)}{sums} = {_gib(self.left)} GiB"
 
     def blocks(self, block_bytes: int, least: int) -> int:
-        """Return how many KV blocks fit, including the dummy block.
+        """Return the number of KV blocks that fit, including the dummy block.
 
-        Raises ConfigError if fewer than `least` fit.
+        Raises ConfigError if fewer than `least` blocks fit.
         """
         count = max(0, self.left) // block_bytes
         if count < max(MIN_BLOCKS, least):
@@ -85,9 +87,7 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return ", or NAME" for the setting that makes the largest part (without the weights) smaller,
-        else "".
-        """
+        """Return ", or NAME" for the setting that reduces the largest part (without the weights), or ""."""
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
             ("encoder_budget", self.encoder if self.encoder > self.layers else 0),
@@ -101,11 +101,11 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return how many embeddings the encoder cache gets by default. It shares `left` bytes with the KV pool.
+    """Return the default size of the encoder cache, in embeddings. It shares `left` bytes with the KV pool.
 
-    The cache gets `left` / CACHE_PART bytes, up to MOST_CACHED embeddings, or `wanted` embeddings if that
-    is more. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has
-    `least` embeddings; otherwise the largest item could never be encoded.
+    The cache gets `left` / CACHE_PART bytes, at most MOST_CACHED embeddings; but `wanted` embeddings if this
+    is more. The KV pool keeps at least half of the bytes, and at least `kv_bytes`. In any case the cache has
+    room for `least` embeddings, because otherwise the largest item could never be encoded.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)
     room = min(left // 2, left - kv_bytes) // embed_bytes

@@ -1,7 +1,7 @@
 """The KV pool: a single tensor for all layers, divided into blocks.
 
-The layout is `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 on the third axis, so
-a layer is a `[blocks, 2, ...]` tensor and each layer's block is contiguous. Block 0 is the dummy block, which
+Its layout is `[layer, block, 2, block_size, num_kv_heads, head_dim]`. On the third axis K is at 0 and V at 1.
+Each layer is therefore a tensor `[blocks, 2, ...]` with contiguous blocks. Block 0 is the dummy block, which
 padding reads and writes. It never belongs to a request.
 """
 
@@ -28,13 +28,13 @@ MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes per block, K and V, summed over all layers in these models."""
+    """Return the size of a block in bytes: K and V in all layers of these models."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
 
 def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> int:
-    """Return how many blocks, including the dummy block, fit into `memory_bytes`.
+    """Return the number of blocks, including the dummy block, that fit into `memory_bytes`.
 
     Raises ConfigError if not even one usable block fits.
     """
@@ -48,10 +48,11 @@ def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> i
 
 
 class KVPool:
-    """Every block's K and V. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
+    """K and V in all blocks. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
 
-    Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn without
-    scales. `blocks` is then uint8, the raw bytes, because not all indexing operations support fp8 tensors.
+    Attention computes in `dtype`. With `is_fp8` the pool contains values that were rounded to float8_e4m3fn
+    without scales. In this case `blocks` contains raw bytes (uint8), because some indexing operations do not
+    support fp8.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class KVPool:
         is_fp8: bool = False,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """Allocate the pool. `copy_stream`: the stream for swaps (default: a new one from the device).
+        """Allocate the pool. `copy_stream`: the stream for swaps. By default the device creates a stream.
 
         Raises ConfigError if the pool cannot be allocated.
         """
@@ -92,7 +93,7 @@ class KVPool:
         self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
     def copy(self, plan: StepPlan) -> None:
-        """Run a step's copies in this order: swaps to the host, copies between blocks, swaps from the
+        """Run a step's copies, in this order: swaps to the host, copies between blocks, swaps from the
         host.
         """
         if plan.swap_out is not None:
@@ -104,7 +105,7 @@ class KVPool:
             self._host.fetch(self.blocks, plan.swap_in)
 
     def fetch(self, blocks: np.ndarray, rows: torch.Tensor) -> None:
-        """Write the KV `rows` [n, layers, 2, ...] from host memory into `blocks` (ids, int32 [n])."""
+        """Write KV from host memory, `rows` [n, layers, 2, ...], to `blocks` (ids, int32 [n])."""
         places = upload(blocks.astype(np.int64), self.blocks.device)
         self.blocks.index_copy_(1, places, rows.to(self.blocks.device).transpose(0, 1))
 
@@ -118,27 +119,28 @@ class KVPool:
         self._tokens[layer].index_copy_(0, v_places, v)
 
     def clear(self, blocks: torch.Tensor) -> None:
-        """Zero `blocks` (int64 [f]) in all layers.
+        """Set `blocks` (int64 [f]) to zero in all layers.
 
-        Called before a block's first slot is written. Attention multiplies the block's unwritten end, which
-        is masked, by 0, and if an earlier request left NaN there, 0 times NaN is NaN.
+        Call this method before the first slot in a block is written. Attention masks the unwritten end of a
+        block by a multiplication with 0. If an earlier request left NaN there, the product would be NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
 
     def close(self) -> None:
-        """Free the pool's memory on a GPU, even if other objects still have views into it.
+        """Free the pool's memory on a GPU, even if other objects still have views of the memory.
 
-        The process's next engine may need the memory. On a CPU nothing is freed, because a hanging step may
-        still read it.
+        The next engine in this process may need the memory. On a CPU nothing is freed, because a step that
+        hangs may still read the memory.
         """
         if self.blocks.device.type != "cpu":
             self.blocks.untyped_storage().resize_(0)
 
 
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """Return zeros. On a CPU they are fresh pages, which take memory only when they are written.
+    """Return zeros. On a CPU they are in fresh pages, which take memory only when they are written.
 
-    calloc may reuse memory that the process has freed, and clearing that writes to all its pages.
+    calloc could reuse memory that the process has freed, and would have to write to all its pages to clear
+    them.
     """
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
@@ -147,7 +149,7 @@ def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> t
 
 
 def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPool:
-    """Return the pool for `config`, which has num_blocks filled in. Raises ConfigError."""
+    """Return the pool for `config`, in which num_blocks is known. Raises ConfigError."""
     return KVPool(
         block_spec(spec, config.block_groups),
         config.num_blocks,
@@ -160,10 +162,10 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 
 
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
-    """Write `slots` [t], and where a layer stores their K and V, to `out`, int64 [3, t].
+    """Write `slots` [t], and the places where a layer stores their K and V, to `out`, int64 [3, t].
 
-    In a layer each block's V follows its K, so slot s has its K at index s + block * block_size in a list
-    with an entry per token. block_size must be a power of 2.
+    A layer is seen as a list with an entry for each token, in which each block's V follows its K. The K of
+    slot s is at index s + block * block_size. block_size must be a power of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])
@@ -173,6 +175,6 @@ def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
     """Return `x` rounded to fp8, as bytes (uint8).
 
-    Values that are too large become the largest fp8 value. A plain cast would make them NaN.
+    Values that are too large become the largest fp8 value. An ordinary cast would turn these values into NaN.
     """
     return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)

@@ -1,6 +1,5 @@
-"""The pool for recurrent states.
-
-It has a slot for each running row and for each state kept for prefix hits.
+"""The pool of recurrent states. It has a slot for each running row and for each state that is kept for prefix
+hits.
 """
 
 import numpy as np
@@ -17,15 +16,15 @@ from mmengine.runtime.kv.pool import fresh_zeros
 
 
 class StatePool:
-    """State slots. Each holds all layers' states, contiguously.
+    """The slots for recurrent states. A slot contains the states of all layers, contiguously.
 
-    A recurrent state cannot be rolled back to a shorter length. So a row's state does not include its drafts.
-    Their inputs, about a hundredth as large as a state each, wait in `pending` until the next step knows
-    which drafts were accepted.
+    A recurrent state cannot be rolled back to a shorter length, so a row's state does not include the row's
+    drafts. The inputs of the drafts wait in `pending` until the next step knows which drafts were accepted.
+    An input is about a hundredth as large as a state.
     """
 
     def __init__(self, spec: StateSpec, config: EngineConfig, placement: Placement) -> None:
-        """Allocate the pool. Raises ConfigError if there is not enough memory."""
+        """Allocate the pool. Raises ConfigError if the memory is too small."""
         slots, layers, device = config.num_state_slots, spec.num_layers, placement.device
         try:
             self._conv = fresh_zeros((slots, layers, spec.taps - 1, spec.width), placement.dtype, device)
@@ -40,13 +39,13 @@ class StatePool:
                 f"{slots} slots for recurrent states need {need:.2f} GiB on {device.name}, which could not "
                 "be had; lower num_state_slots"
             ) from error
-        self._lengths = np.zeros(slots, np.int64)  # number of tokens in each state
+        self._lengths = np.zeros(slots, np.int64)  # number of tokens that each state covers
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def begin(self, plan: StepPlan) -> StepStates:
-        """Copy the states that rows begin with, and return what the layers do with the states in this step.
+        """Copy the states with which rows begin. Returns what the layers read and write in this step.
 
-        Raises ExecutorFailed if a row's state does not match its computed token count.
+        Raises ExecutorFailed if a row's state does not match the row's number of computed tokens.
         """
         states = plan.states
         assert states is not None
@@ -87,7 +86,7 @@ class StatePool:
         self._lengths[target] = self._lengths[source]
 
     def _kept_states(self, plan: StepPlan, states: StatePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return kept_starts, kept_after and kept_slots for StepStates."""
+        """Return kept_starts, kept_after and kept_slots, which are fields of StepStates."""
         kept = states.kept[np.lexsort((states.kept[:, 1], states.kept[:, 0]))]
         places, tokens, slots = (np.ascontiguousarray(column) for column in kept.T)
         starts = np.searchsorted(places, np.arange(len(plan.rows) + 1)).astype(np.int32)
@@ -96,14 +95,14 @@ class StatePool:
         return starts, after, slots
 
     def close(self) -> None:
-        """Free the memory on a GPU, as KVPool.close does."""
+        """Free the memory on a GPU, as `KVPool.close` does."""
         for tensor in (self._conv, self._recurrent, self._pending):
             if tensor.device.type != "cpu":
                 tensor.untyped_storage().resize_(0)
 
 
 def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the pool's bytes for `config`; 0 for a model without recurrent states."""
+    """Return the size of the pool in bytes for `config`; 0 for a model without recurrent states."""
     if spec.state is None:
         return 0
     pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
@@ -111,10 +110,10 @@ def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> in
 
 
 def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
-    """Return the default slot count: one per row, and as many again for kept states.
+    """Return the default number of slots: one for each row, and as many again for kept states.
 
-    The slots take at most `memory_bytes`, but there are at least two, one for each kind. Returns 0 for a
-    model without recurrent states.
+    The slots take at most `memory_bytes`, but there are at least two: one for a row and one for a kept state.
+    Returns 0 for a model without recurrent states.
     """
     if spec.state is None:
         return 0

@@ -3,9 +3,10 @@
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-Here a row is one block's KV in all layers, as in `swap_out`. The engine loop never waits for the store. If
-the store is slow, less is stored: rows beyond MAX_WAITING_BYTES are skipped. While a read hangs, the store is
-not asked for further requests. Values are used only if their seal is valid (block_store/sealed.py).
+In this file a row is one block's KV in all layers, as in `swap_out`. The engine's loop never waits for the
+store. If the store is slow, rows beyond MAX_WAITING_BYTES are not stored. While a read hangs, no further
+requests are sent to the store. A value is used only if its seal, a checksum, is valid
+(block_store/sealed.py).
 """
 
 import hashlib
@@ -34,17 +35,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_WAITING_BYTES = 256 * 2**20  # most bytes in computed rows that are not written yet
-MAX_FETCHED_BYTES = 2**31  # most bytes in fetched rows that no step has taken yet; half for one request
-MAX_KNOWN = 2**17  # most names of stored values that are remembered
+MAX_WAITING_BYTES = 256 * 2**20  # maximum size of computed rows that are not written yet
+MAX_FETCHED_BYTES = 2**31  # maximum size of fetched rows that no step has taken yet; half for one request
+MAX_KNOWN = 2**17  # maximum number of remembered names of stored values
 NAMESPACE_BYTES = 16  # length of the prefix that precedes each name in a key
 Result = TypeVar("Result")
-CLOSE_S = 10.0  # time for writing the remaining rows when an engine closes
+CLOSE_S = 10.0  # maximum time for writing the remaining rows when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
-    """Return a key prefix that differs if weights, dtypes, block size or rank differ, on which stored values
-    depend.
+    """Return a key prefix for stored values. It differs if the weights, dtypes, block size or rank differ,
+    because values depend on these.
 
     `kind`: "kv" or "features".
     """
@@ -58,9 +59,7 @@ def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) 
 
 
 class StoreClient:
-    """Implements the interface in core/remote_blocks.py, for KV blocks and for encoder outputs
-    (`features`).
-    """
+    """Implements RemoteBlocks (core/remote_blocks.py) for KV blocks and for encoder outputs (`features`)."""
 
     def __init__(
         self,
@@ -80,13 +79,13 @@ class StoreClient:
         self._digests: ContentDigests | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()  # guards the fields below
-        # For each waiting request: its blocks' digests, once known. The list's identity tells requests apart,
-        # because a new request may have the id of a request that the reader still handles.
+        # waiting request -> its blocks' digests, once they are known. The list object identifies a request,
+        # because a new request may have the id of an old request that the reader still processes.
         self._requested: dict[str, list[bytes]] = {}
-        self._offered: dict[str, Tensor] = {}  # fetched rows that were reported to the core
-        self._accepted: dict[str, Tensor] = {}  # accepted rows, which a step is about to copy
+        self._offered: dict[str, Tensor] = {}  # request -> fetched rows that were reported to the core
+        self._accepted: dict[str, Tensor] = {}  # request -> rows that the core has accepted for the next step
         self._waiting_bytes = self._fetched_bytes = 0
-        self._reading_since = 0.0  # when the current store call began; 0: no call is running
+        self._reading_since = 0.0  # time at which the current call of the store began; 0: no call is running
         self.num_put = self.num_left_out = self.num_spoiled = 0
         self._tell: Callable[[ev.Event], None] = lambda event: None
         self._news = threading.Event()
@@ -100,11 +99,11 @@ class StoreClient:
             thread.start()
 
     def connect(self, tell: Callable[[ev.Event], None]) -> None:
-        """Set the function that gets this client's events. Any thread may call `tell`."""
+        """Set the function that receives this client's events. Any thread may call `tell`."""
         self._tell = tell
 
     def wait(self, seconds: float) -> None:
-        """Wait until an event is reported, at most `seconds`."""
+        """Wait until an event is reported, but at most `seconds`."""
         if self._news.wait(seconds):
             self._news.clear()
 
@@ -112,7 +111,7 @@ class StoreClient:
         self._tell(event)
         self._news.set()
 
-    # The interface's methods, which the engine loop's thread calls.
+    # The methods of RemoteBlocks. The thread of the engine's loop calls them.
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
         if self._is_stuck():
@@ -147,7 +146,7 @@ class StoreClient:
             self._features.forget(request_id)
 
     def take(self, request_id: str, count: int) -> Tensor:
-        """Return the request's accepted rows, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
+        """Return the accepted rows of a request, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
         with self._lock:
             rows = self._accepted.pop(request_id)
             self._fetched_bytes -= rows.nbytes
@@ -178,7 +177,9 @@ class StoreClient:
             self._known.popitem(last=False)
 
     def _remove_known(self, keys: Iterable[bytes]) -> None:
-        """Forget names that are missing or damaged in the store, so that they may be written again."""
+        """Forget names whose values are missing or damaged in the store, so that they can be written
+        again.
+        """
         for key in keys:
             self._known.pop(key[NAMESPACE_BYTES:], None)
 
@@ -191,7 +192,7 @@ class StoreClient:
             return True
 
     def store_features(self, key: bytes, features: Tensor) -> None:
-        """Let the writer store an item's features [embeddings, width] under its encoder key."""
+        """Let the writer store the features of an item, [embeddings, width], under its encoder key."""
         if self._features is not None and self._features.fetched_features(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
@@ -200,10 +201,10 @@ class StoreClient:
                 self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
 
     def fetched_features(self, key: bytes) -> Tensor | None:
-        """Return features that came from the store for an item that is about to be encoded, or None."""
+        """Return features that the store has sent for an item that is about to be encoded, or None."""
         return None if self._features is None else self._features.fetched_features(key)
 
-    # Methods of the reader's thread.
+    # Methods that run in the reader's thread.
 
     def _is_given_up(self, request_id: str, digests: list[bytes]) -> bool:
         with self._lock:
@@ -223,15 +224,15 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # `forget` may have run before this thread kept the features, so forget them now. A new request
-            # with the same id loses nothing: only this thread keeps features, and it has not handled that
-            # request.
+            # `forget` may have run before this thread kept the features, so they are forgotten here. This
+            # does not affect a new request with the same id, because only this thread keeps features, and it
+            # has not handled the new request yet.
             self._features.forget(name)
 
     def _fetch_items(
         self, request: Request, num_computed: int, digests: list[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Read stored features for the items that end after the first `num_computed` tokens."""
+        """Read stored features of the items that end after the first `num_computed` tokens."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
@@ -278,9 +279,9 @@ class StoreClient:
             self._report(ev.Lost(request_id, f"{count - len(came)} of {count} blocks are missing or damaged"))
 
     def _get(self, key: bytes, row: Tensor) -> bytes | None:
-        """Read the value at `key` into `row` (uint8).
+        """Read the value of `key` into `row` (uint8).
 
-        Returns its digest, or None if it is missing or damaged.
+        Returns the value's digest, or None if the value is missing or damaged.
         """
         value = row.numpy().data
         if not self._call(lambda: bool(self._store.get([key], [value])[0])):
@@ -294,19 +295,19 @@ class StoreClient:
         return digest
 
     def _call(self, call: Callable[[], Result]) -> Result | None:
-        """Return what `call` returns, or None if it raises.
+        """Return the result of `call`, or None if it raises an exception.
 
-        Callers also convert a store's result within `call`, because a conversion may raise too.
+        `call` should also convert the store's result, because a conversion may raise an exception too.
         """
         self._reading_since = time.monotonic()
         try:
             return call()
-        except BaseException:  # a Rust panic is not an Exception, and this thread must survive
+        except BaseException:  # a Rust panic is not an Exception, and this thread must go on
             return None
         finally:
             self._reading_since = 0.0
 
-    # Methods of the writer's thread.
+    # Methods that run in the writer's thread.
 
     def _put(self, keys: list[bytes], rows: list[Tensor], size: int) -> None:
         try:
@@ -314,7 +315,7 @@ class StoreClient:
                 payload = row.cpu().flatten().view(torch.uint8).numpy().data
                 self._store.put([key], [[seal(key, payload), payload]])
                 self.num_put += 1
-        except BaseException:  # a third-party store may raise anything; it then keeps nothing
+        except BaseException:  # a third-party store may raise anything; the rows are then not stored
             self.num_left_out += 1
             self._remove_known(keys)
         finally:
@@ -335,5 +336,5 @@ def _work(tasks: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
     while (task := tasks.get()) is not None:
         try:
             task()
-        except Exception:  # the affected request waits for its deadline; later requests are not affected
+        except Exception:  # only this request is affected: it waits until its deadline
             traceback.print_exc()

@@ -1,11 +1,11 @@
-"""Keeps KV blocks in host memory, and copies blocks between host and device on their own stream.
+"""Keeps KV blocks in host memory, and copies blocks between host and device on a separate stream.
 
     out:  blocks ──gather──► staged on the device ──copy stream──► host     the device computes meanwhile
     in:   host ──copy stream──► staged on the device ──scatter──► blocks    the device waits, the CPU does not
 
-Blocks that go out are gathered on the layers' stream, so the same step may overwrite them. Both directions
-use the same copy stream, in order: a block is stored before it is fetched, and a host block is read before it
-is overwritten. Blocks that are neighbours in host memory are copied together.
+Blocks that are swapped out are gathered on the stream of the layers, so the same step may overwrite them.
+Both directions use the same copy stream, in order. A block is therefore stored before it is fetched, and a
+host block is read before it is overwritten. Adjacent blocks in host memory are copied together.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,16 @@ from mmengine.runtime.device.cpu import InlineCopies
 from mmengine.runtime.device.port import CopyStream, Device
 from mmengine.runtime.device.upload import upload
 
-# Largest allocation in host memory. It is a power of two, because torch rounds pinned allocations up to one.
+# Maximum size of an allocation in host memory. It is a power of two, because torch rounds pinned allocations
+# up.
 SLAB_BYTES = 256 * 2**20
 
 
 class HostBlocks:
-    """KV blocks in host memory, each with all layers; pinned if the device is a GPU.
+    """KV blocks in host memory. A block contains all layers. The memory is pinned if the device is a GPU.
 
-    The memory has slabs [block, layer, 2, ...], in which a block is contiguous. `copy_stream`: the
-    stream for copies (default: a new one from the device).
+    The memory is divided into slabs [block, layer, 2, ...] with contiguous blocks. `copy_stream`: the stream
+    for copies. By default the device creates a stream.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class HostBlocks:
         device: Device,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """Allocate `count` blocks with shape `block_shape`, [layers, 2, block_size, num_kv_heads, head_dim].
+        """Allocate `count` blocks with the shape `block_shape`, [layers, 2, block_size, num_kv_heads,
+        head_dim].
 
-        Raises ConfigError if there is not enough memory.
+        Raises ConfigError if the memory is too small.
         """
         block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._per_slab = max(1, SLAB_BYTES // block_bytes)
@@ -67,7 +69,7 @@ class HostBlocks:
     def store(self, blocks: Tensor, pairs: np.ndarray) -> None:
         """Copy blocks from the device to the host.
 
-        `blocks`: the pool on the device, [layers, n, 2, ...]. `pairs`: int32 [m, 2] (device block, host
+        `blocks`: the pool on the device, [layers, n, 2, ...]. `pairs`: int32 [m, 2], (device block, host
         block).
         """
         for slab, there, here in self._by_slab(pairs[:, ::-1]):
@@ -75,7 +77,7 @@ class HostBlocks:
             self._copy_stream.run(partial(_copy_out, slab, staged, here), staged)
 
     def fetch(self, blocks: Tensor, pairs: np.ndarray) -> None:
-        """Copy blocks from the host to the device. `pairs`: int32 [m, 2] (host block, device block)."""
+        """Copy blocks from the host to the device. `pairs`: int32 [m, 2], (host block, device block)."""
         for slab, there, here in self._by_slab(pairs):
             shape = (len(here), *slab.shape[1:])
             staged = torch.empty(shape, dtype=blocks.dtype, device=blocks.device)
@@ -84,9 +86,10 @@ class HostBlocks:
             blocks.index_copy_(1, self._index(there), staged.transpose(0, 1))
 
     def _by_slab(self, pairs: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray]]:
-        """Yield each slab with its pairs: the device blocks, and the blocks' ascending indices in the slab.
+        """Yield (slab, device blocks, indices in the slab) for each slab with blocks. The indices are
+        ascending.
 
-        `pairs`: int32 [m, 2] (host block, device block).
+        `pairs`: int32 [m, 2], (host block, device block).
         """
         pairs = pairs[np.argsort(pairs[:, 0])]
         slabs, firsts = np.unique(pairs[:, 0] // self._per_slab, return_index=True)
@@ -108,10 +111,10 @@ def _copy_in(slab: Tensor, staged: Tensor, places: np.ndarray) -> None:
 
 
 def runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Divide ascending block numbers into runs with consecutive numbers.
+    """Divide ascending block numbers into runs of consecutive numbers.
 
-    Returns for each run (begin, end, first): its indices in `blocks` are begin to end (exclusive), and its
-    first block is `first`.
+    Returns (begin, end, first) for each run: its numbers are at the indices `begin` to `end` (exclusive) in
+    `blocks`, and its first number is `first`.
     """
     begins = np.flatnonzero(np.diff(blocks, prepend=blocks[:1] - 2) != 1)
     ends = np.append(begins[1:], len(blocks))
