@@ -1,4 +1,4 @@
-"""Reads the resource limits for this process's cgroup and its ancestors, in cgroups version 1 and 2."""
+"""Reads the resource limits of this process's cgroup and its ancestors, for cgroups version 1 and 2."""
 
 import math
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
-Read = Callable[[Path], float]  # maps a group's folder to its limit; infinite without a limit
+Read = Callable[[Path], float]  # returns the limit of a cgroup from its folder; infinite without a limit
 
 
 def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -> float:
-    """Return the smallest limit for `controller` among this process's groups; infinite without a limit.
+    """Return the smallest limit of `controller` among this process's cgroups; infinite without a limit.
 
-    `read_v2` and `read_v1` read one group's limit. A missing or unreadable file means no limit. `root`: the
-    folder that contains proc and sys.
+    `read_v2`, `read_v1`: functions that read the limit of one cgroup. A missing or unreadable file means no
+    limit. `root`: the folder that contains proc and sys.
     """
     least, mount = math.inf, root / "sys/fs/cgroup"
     with suppress(OSError, ValueError):
@@ -32,11 +32,11 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """Return the folders for a group and its ancestors up to `mount`. A container may not see them all."""
+    """Return the folders of a cgroup and its ancestors up to `mount`. A container may not see all of them."""
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 
 
 def number(path: Path) -> int:
-    """Return the integer that a file contains. Raises OSError or ValueError."""
+    """Return the integer in a file. Raises OSError or ValueError."""
     return int(path.read_text(encoding="ascii"))

@@ -1,13 +1,14 @@
-"""Clocks that measure how long steps take: on a CPU, and on a device that computes asynchronously."""
+"""Clocks that measure the duration of steps, on a CPU and on a device that computes asynchronously."""
 
 from time import perf_counter_ns, process_time_ns
 
 
 class LaunchClock:
-    """Measures a step's time on an asynchronous device, from one step's result to the next step's.
+    """Measures the duration of steps on an asynchronous device. A step lasts from the previous step's result
+    to its own result.
 
-    This includes the device's and the engine's work. The time in which two steps are in flight is
-    counted once.
+    The duration includes the work of the device and of the engine. Time in which two steps are in flight is
+    counted only once.
     """
 
     __slots__ = ("_before_ns", "_host", "_since_ns")
@@ -18,12 +19,12 @@ class LaunchClock:
     def launch(self) -> None:
         """Begin a step while no step is in flight.
 
-        Of the time since the last result, only the time in which this process was busy is counted.
+        The time since the last result counts only as far as this process was busy.
         """
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def finish(self) -> int:
-        """Return the oldest step's duration in ns, whose result was just read."""
+        """Return the duration, in ns, of the oldest step, whose result was just read."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns
@@ -32,10 +33,10 @@ class LaunchClock:
 
 
 class StepClock:
-    """Measures elapsed time, or the process's CPU time if that is less.
+    """Measures elapsed time, or the CPU time of the process if this is less.
 
-    So a step does not seem longer if other programs use the same cores (they add elapsed time) or if several
-    threads compute at once (they add CPU time).
+    Other programs on the same cores increase the elapsed time, and several computing threads increase the CPU
+    time. A step should not seem longer in either case.
     """
 
     __slots__ = ("_cpu_ns", "_wall_ns")
@@ -44,7 +45,7 @@ class StepClock:
         self._wall_ns, self._cpu_ns = perf_counter_ns(), process_time_ns()
 
     def lap(self) -> int:
-        """Return the time since the previous lap, or since creation, in ns."""
+        """Return the time in ns since the previous lap, or since this object was created."""
         wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
         passed = min(wall_ns - self._wall_ns, cpu_ns - self._cpu_ns)
         self._wall_ns, self._cpu_ns = wall_ns, cpu_ns

@@ -1,4 +1,4 @@
-"""The CPU as a Device. Every call completes its work before it returns."""
+"""The CPU as a Device. Each call completes its work before it returns."""
 
 import math
 from collections.abc import Callable
@@ -24,27 +24,27 @@ class InlineCopies:
         copies()
 
     def join(self) -> None:
-        """Return at once: no copy runs in the background."""
+        """Return at once, because no copy runs in the background."""
 
 
 class DoneEvent:
-    """An Event on a device that has finished all work when the event is recorded."""
+    """An Event on a device that has already finished all work when the event is recorded."""
 
     def record(self) -> None:
-        """Do nothing: all work is done."""
+        """Do nothing, because all work is done."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Return at once: all work is done."""
+        """Return at once, because all work is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
         return 0.0
 
 
 class CpuDevice:
-    """The host's CPU. See Device."""
+    """Implements Device for the CPU of the host."""
 
     kind = "cpu"
     is_async = has_own_memory = pins_memory = False
@@ -73,14 +73,14 @@ class CpuDevice:
         self.torch_device = torch.device("cpu") if index is None else torch.device("cpu", index)
 
     def of_rank(self, rank: int, size: int) -> Device:
-        """Return this device: all ranks share the cores."""
+        """Return this device, because all ranks share the cores."""
         return self
 
     def current(self) -> AbstractContextManager[object]:
         return _NO_CONTEXT
 
     def set_current(self) -> None:
-        """Do nothing: the CPU is the only such device."""
+        """Do nothing, because there is only one CPU device."""
 
     def answers(self) -> bool:
         return True
@@ -108,25 +108,25 @@ class CpuDevice:
         return available, available
 
     def release_unused(self) -> None:
-        """Do nothing: torch keeps no unused host memory."""
+        """Do nothing, because torch does not cache unused host memory."""
 
     def meter(self) -> Meter | None:
         return None
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """Return a gloo group for processes on this machine."""
+        """Return a gloo group that connects processes on this machine."""
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
         options._timeout = timeout
-        # Only this machine may connect; by default gloo listens on the address of the host name.
+        # Only this machine may connect. By default gloo would listen on the address of the host name.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         return dist.ProcessGroupGloo(store, rank, size, options)
 
     def abort_group(self, group: Any) -> None:
-        """Do nothing: calls wait on the host and end with their timeout."""
+        """Do nothing: calls of gloo wait on the host and end with their timeout."""
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Return the bytes that can be allocated without swapping, limited by this process's cgroup.
+    """Return the number of bytes that can be allocated without swapping, limited by this process's cgroup.
 
     If the system does not report its memory, 2 GiB are assumed. `root`: the folder that contains proc and
     sys.
@@ -153,6 +153,8 @@ def _available_v1(folder: Path) -> float:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Return how many bytes in a group's file cache the kernel can free, from `name` in memory.stat."""
+    """Return how many bytes in a cgroup's file cache the kernel can free, according to `name` in
+    memory.stat.
+    """
     lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     return int(dict(line.split() for line in lines)[name])

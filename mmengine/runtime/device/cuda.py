@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a Device. Only this file uses torch.cuda. Not yet run on a GPU."""
+"""An NVIDIA GPU as a Device. No other file uses torch.cuda. Not yet run on a GPU."""
 
 import os
 from collections import deque
@@ -15,13 +15,14 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
 
 GIB = 2**30
-WARM_UPS = 2  # runs before a capture, in which libraries compile and create handles and workspaces
-# Most bytes in flight from the device to the host. Above this the computation waits for the oldest copy.
+WARM_UPS = 2  # number of runs before a capture, in which libraries compile kernels and create workspaces
+# Maximum size of running copies from the device to the host. Beyond it, the computation waits for the oldest
+# copy.
 MOST_STAGED = 512 * 2**20
 
 
 class CudaDevice:
-    """An NVIDIA GPU. See Device."""
+    """Implements Device for an NVIDIA GPU."""
 
     kind = "cuda"
     is_async = has_own_memory = pins_memory = True
@@ -39,13 +40,13 @@ class CudaDevice:
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """See Device. Initialises CUDA in this process."""
+        """See Device. This method initialises CUDA in this process."""
         if torch.version.cuda is None:
             return (
                 "this build of torch supports only CPUs; install a CUDA build (see pytorch.org), or use cpu"
             )
         try:
-            torch.cuda.init()  # raises the reason that `is_available` hides
+            torch.cuda.init()  # raises an error with the reason, which `is_available` hides
             count = torch.cuda.device_count()
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")[:300]
@@ -79,7 +80,7 @@ class CudaDevice:
         self.torch_device = torch.device(self.name)
 
     def of_rank(self, rank: int, size: int) -> Device:
-        """Return GPU number `rank`."""
+        """Return the GPU with the number `rank`."""
         if self._index is not None:
             raise ConfigError(
                 f"tensor_parallel {size} uses the first {size} GPUs; set device cuda, not {self.name}"
@@ -92,7 +93,7 @@ class CudaDevice:
         return CudaDevice(rank)
 
     def current(self) -> AbstractContextManager[object]:
-        """See Device. Without an index, or if there is no such GPU, nothing changes."""
+        """See Device. Without an index, or without such a GPU, the context changes nothing."""
         if self._index is None or self._index >= torch.cuda.device_count():
             return nullcontext()
         return torch.cuda.device(self._index)
@@ -103,7 +104,7 @@ class CudaDevice:
     def answers(self) -> bool:
         """See Device. After most CUDA errors this process cannot use the GPU any more.
 
-        If only the GPU's memory is full, the result is True.
+        If only the memory of the GPU is full, the result is True.
         """
         try:
             return torch.ones(1, device=self.torch_device).item() == 1
@@ -140,14 +141,14 @@ class CudaDevice:
         return CudaMeter(self.torch_device)
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """Return an NCCL group."""
+        """Return an NCCL group, which connects the ranks."""
         self.set_current()
-        # With graph registration, ranks exchange buffer addresses during a capture. If one rank then fails,
-        # the others wait for it.
+        # With graph registration, ranks would exchange buffer addresses during a capture. If the capture
+        # failed on one rank, the other ranks would wait for this rank.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
-        # After its timeout torch ends the process. With twice the timeout, rank 0 notices the failure first
-        # and reports the reason (parallel/leader.py).
+        # After this timeout torch ends the process. Rank 0 notices a failure after half of the timeout, so
+        # that it can still report the reason (parallel/leader.py).
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
@@ -156,7 +157,7 @@ class CudaDevice:
 
 
 class CudaCopyStream:
-    """A CopyStream on its own CUDA stream. Keeps staged tensors until they have been copied."""
+    """A CopyStream on a separate CUDA stream. It keeps staged tensors until they were copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)
@@ -169,7 +170,7 @@ class CudaCopyStream:
             copies()
         self._staged.append((self._side.record_event(), staged))
         while sum(each.nbytes for _, each in self._staged) > MOST_STAGED or self._staged[0][0].query():
-            # After this wait, later work on the usual stream may reuse the staged memory.
+            # After this wait, later work on the usual stream may reuse the memory of the staged tensor.
             usual.wait_event(self._staged.popleft()[0])
             if not self._staged:
                 return
@@ -180,7 +181,7 @@ class CudaCopyStream:
 
 
 class CudaMeter:
-    """A Meter based on torch's allocator."""
+    """A Meter that reads the statistics of torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -196,11 +197,11 @@ class CudaMeter:
 
 
 class CudaRecorder:
-    """A Recorder that captures CUDA graphs. They share a memory pool, so only one may run at a time."""
+    """A Recorder that captures CUDA graphs. The graphs share a memory pool, so only one may run at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        self._pool: Any = None  # pool of the first graph, shared by all
+        self._pool: Any = None  # the memory pool of the first graph, which all graphs share
         self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
@@ -211,17 +212,17 @@ class CudaRecorder:
                 compute()
         usual.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads, which prepare images, may allocate pinned memory during the capture.
+        # thread_local: during a capture, other threads that prepare images may allocate pinned memory.
         capture = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
         try:
-            # A failed capture leaves this thread on the capture stream, so restore the usual stream.
+            # A failed capture leaves this thread on the capture stream, so the usual stream is restored.
             with torch.cuda.stream(usual), capture:
                 compute()
         except BaseException:
-            # For torch's allocator a failed capture goes on: it serves requests from the graph's pool, and
-            # refuses the pool to other captures. So the graph is kept, and the next capture gets a new pool.
+            # After a failed capture, torch's allocator still assigns the pool to the graph, and refuses the
+            # pool to other captures. Therefore the graph is kept, and the next capture gets a new pool.
             self._broken.append(graph)
             self._pool = None
             raise

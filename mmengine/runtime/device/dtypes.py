@@ -1,4 +1,4 @@
-"""The dtypes that an engine can compute in, keyed by name."""
+"""The dtypes in which an engine can compute, by name."""
 
 import torch
 
@@ -6,5 +6,5 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name for a dtype in DTYPES, such as "float32"."""
+    """Return the name of a dtype in DTYPES, such as "float32"."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,6 @@
-"""Check whether results on this device can be independent of the batch."""
+"""Checks whether a model on a device can return results that do not depend on the batch (batch
+invariance).
+"""
 
 from mmengine.errors import ConfigError
 from mmengine.gpu.sampling import describe, sampling_kernels
@@ -12,9 +14,9 @@ NOT_INVARIANT = (
 
 
 def check_invariant(model: VisionLanguageModel, device: Device) -> None:
-    """Raise ConfigError if the decoder's or sampler's results depend on the batch.
+    """Raise ConfigError if the results of the decoder or of the sampler depend on the batch.
 
-    make_backend checks attention.
+    The attention backend is checked in make_backend.
     """
     if not getattr(model, "batch_invariant", False):
         raise ConfigError(NOT_INVARIANT)

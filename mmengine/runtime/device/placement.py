@@ -1,4 +1,4 @@
-"""The device and dtype that an engine computes with."""
+"""The device, the dtype and the attention backend with which an engine computes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from mmengine.runtime.device.port import Device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A device, the dtype for weights, hidden states and KV pool, and an attention backend's name or
+    """A device, the dtype of weights, hidden states and KV pool, and the name of an attention backend or
     "auto".
     """
 

@@ -1,9 +1,9 @@
-"""The device interface: memory, events, streams, captured graphs and ranks.
+"""The interface of devices: memory, events, streams, captured graphs and ranks.
 
-A third-party device is an entry point in the group `mmengine.devices`. Its name is the device's kind (such as
-"npu"), and it loads a class that implements Device. Its tensors are torch tensors. If `torch_device` is a
-CPU, sampling and attention use their CPU code. To any other device the runtime copies host arrays
-asynchronously, through pinned memory.
+A third-party device is an entry point in the group `mmengine.devices`. The entry point's name is the kind of
+the device, such as "npu". It loads a class that implements Device and whose tensors are torch tensors. If its
+`torch_device` is a CPU, sampling and attention use their CPU code. To any other device the runtime copies
+host arrays asynchronously, through pinned memory.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A mark in a stream of work, like torch's events."""
+    """A mark in a queue of work on the device, like torch's events."""
 
     def record(self) -> None:
-        """Place the mark after all work launched so far on the current device's current stream."""
+        """Place the mark after all work that was launched so far on the current device's current stream."""
 
     def query(self) -> bool:
         """Return whether the work before the mark is done."""
@@ -29,53 +29,55 @@ class Event(Protocol):
         """Wait until the work before the mark is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this mark to `end_event`.
+        """Return the time from this mark to `end_event`, in ms.
 
-        Both events were created `timed` and are done.
+        Both events must have been created with `timed`, and must be done.
         """
 
 
 class CopyStream(Protocol):
-    """A queue for copies that run one after the other, in parallel with the computation."""
+    """A queue of copies that run one after another, in parallel with the computation."""
 
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
-        """Run `copies` after the computation launched so far.
+        """Run `copies` after the computation that was launched so far.
 
-        They read or write `staged`, which is kept until they have run.
+        The copies read or write `staged`, which is kept until they have run.
         """
 
     def join(self) -> None:
-        """Make computation that is launched later wait for all copies."""
+        """Make computation that is launched later wait for all copies in this queue."""
 
 
 class Recorder(Protocol):
-    """Captures what a function launches on the device, so that one launch can replay it."""
+    """Captures the work that a function launches on the device, so that a single launch can replay the
+    work.
+    """
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that replays `compute`'s work on the same tensors.
+        """Return a function that replays the work of `compute` on the same tensors.
 
-        `compute` may be called several times for the capture. Exceptions that it raises are passed on.
+        `compute` may be called several times for the capture. Its exceptions are passed on to the caller.
         """
 
 
 class Meter(Protocol):
-    """Measures peak memory use."""
+    """Measures the peak of memory use."""
 
     def reset(self) -> None:
-        """Reset the peak."""
+        """Begin a new measurement."""
 
     def peak(self) -> int:
-        """Return the peak since `reset`, in bytes above the memory in use at that time."""
+        """Return the peak since `reset`, in bytes above the memory that was in use at `reset`."""
 
 
 class Device(Protocol):
     """A device that this process uses.
 
-    Call `problem` first: creating a Device does not touch the hardware.
+    Call `problem` before creating a Device, because the constructor does not check the hardware.
     """
 
     kind: str
-    """The entry point's name, which is also the name that users type (before ":N")."""
+    """The name of the entry point, which is also the name that users type (before ":N")."""
 
     name: str
     """`kind`, or "kind:N" if a number was given."""
@@ -85,39 +87,43 @@ class Device(Protocol):
     is_async: bool
     """Whether launched work runs asynchronously.
 
-    If so, a step is launched before the last one has finished.
+    If so, a step is launched before the previous step has finished.
     """
 
     has_own_memory: bool
-    """Whether the device has its own memory. If so, an engine measures and divides it when it starts."""
+    """Whether the device has its own memory. If so, an engine measures and divides the memory when it
+    starts.
+    """
 
     pins_memory: bool
     """Whether blocks are swapped to pinned host memory."""
 
     attention: tuple[str, ...]
-    """The backends that attention "auto" tries in order before torch's, which works everywhere."""
+    """The backends that attention "auto" tries, in order. If none works, torch's backend is used."""
 
     invariant_attention: str
-    """The attention backend whose bits can be independent of the batch."""
+    """The attention backend whose results can be independent of the batch, bit by bit."""
 
     embedded_dtype: str
-    """The name of the dtype that "auto" chooses for the embedded checkpoint. For others: mmengine.build."""
+    """The name of the dtype that "auto" selects for the embedded checkpoint. For others see
+    mmengine.build.
+    """
 
     @classmethod
     def is_available(cls) -> bool:
-        """Return whether device "auto" may choose this kind. Does not initialise the device."""
+        """Return whether the device setting "auto" may select this kind. Does not initialise the device."""
 
     @classmethod
     def count(cls) -> int:
-        """Return how many such devices torch sees."""
+        """Return the number of devices of this kind that torch sees."""
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """Return why this kind's device `index` cannot be used and what to do about it, or None if it can."""
+        """Return why device `index` of this kind cannot be used, and how to solve this, or None if it can."""
 
     @classmethod
     def describe(cls) -> list[str]:
-        """Return one line for each such device, with its name and memory."""
+        """Return one line for each device of this kind, with its name and memory."""
 
     def __init__(self, index: int | None = None) -> None: ...
 
@@ -125,35 +131,35 @@ class Device(Protocol):
         """Return the device for rank `rank` among `size` in a sharded model. Raises ConfigError."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a context in which this is the thread's current device, where kernels outside torch
-        launch.
+        """Return a context in which this device is the thread's current device. Kernels outside of torch are
+        launched on the current device.
         """
 
     def set_current(self) -> None:
-        """Make this the thread's current device from now on."""
+        """Make this device the thread's current device from now on."""
 
     def answers(self) -> bool:
-        """Return whether the device still computes. Called after an error.
+        """Return whether the device still computes. This method is called after an error.
 
-        If the result is False, the process must restart.
+        If the result is False, the process must be restarted.
         """
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return the CUDA compute capability, which decides the choice of kernels; None if this is no
-        CUDA GPU.
+        """Return the CUDA compute capability, which determines the usable kernels, or None if this is no CUDA
+        GPU.
         """
 
     def num_processors(self) -> int:
-        """Return how many processors run thread blocks (SMs on a GPU); 0 if unknown."""
+        """Return the number of processors that run thread blocks (SMs of a GPU); 0 if unknown."""
 
     def event(self, *, timed: bool = False) -> Event:
-        """Return a new event that is not recorded yet."""
+        """Return a new event, which is not recorded yet."""
 
     def recorder(self) -> Recorder | None:
-        """Return a recorder, or None if the device cannot capture."""
+        """Return a recorder, or None if the device cannot capture work."""
 
     def is_capturing(self) -> bool:
-        """Return whether launches are being captured at the moment, so that they do not run."""
+        """Return whether launches are currently captured instead of run."""
 
     def copy_stream(self) -> CopyStream:
         """Return a new stream for copies."""
@@ -161,22 +167,21 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """Return (available, total) memory in bytes.
 
-        Without its own memory, a device reports the host's.
+        A device without its own memory reports the memory of the host.
         """
 
     def release_unused(self) -> None:
-        """Release the memory that torch's allocator caches but does not use."""
+        """Release memory that torch's allocator caches without using it."""
 
     def meter(self) -> Meter | None:
-        """Return a meter for the device's own memory, or None if it has none."""
+        """Return a meter of the device's own memory, or None if it has none."""
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return a torch.distributed backend through which ranks exchange tensors.
 
-        All ranks must call this at the same time.
-
-        Raises RuntimeError, AttributeError or ValueError if the ranks cannot connect.
+        All ranks must call this method at the same time. Raises RuntimeError, AttributeError or ValueError if
+        the ranks cannot connect.
         """
 
     def abort_group(self, group: Any) -> None:
-        """End all launched work that waits for a rank that is gone."""
+        """End all launched work that waits for a rank whose process is gone."""

@@ -1,6 +1,4 @@
-"""Looks up devices by name. Third-party devices are entry points in the group `mmengine.devices`
-(port.py).
-"""
+"""Opens devices by name. A third-party device is an entry point in the group `mmengine.devices` (port.py)."""
 
 import re
 import warnings
@@ -21,14 +19,14 @@ DEVICES: Registry[type[Device]] = Registry(
     },
     beside=("auto",),
 )
-_NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, optionally followed by a number
+_NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, possibly with a number
 
 
 def open_device(name: str) -> Device:
-    """Return the device called `name`: a kind with an optional number after a colon, or "auto".
+    """Return the device with this name: a kind, possibly followed by a colon and a number, or "auto".
 
-    "auto" is the first available device other than the CPU, else the CPU. Raises ConfigError for an
-    unknown or unusable device.
+    "auto" selects the first available device that is not a CPU, or else the CPU. Raises ConfigError if the
+    device is unknown or unusable.
     """
     if name == "auto":
         name = next((kind.kind for kind in _others() if kind.is_available()), "cpu")
@@ -48,7 +46,7 @@ def open_device(name: str) -> Device:
 
 
 def _others() -> Iterator[type[Device]]:
-    """Yield all kinds except the CPU. Broken third-party packages are skipped."""
+    """Yield all kinds of devices except the CPU. Third-party packages that cannot be imported are skipped."""
     for name in DEVICES.names():
         if name == "cpu":
             continue

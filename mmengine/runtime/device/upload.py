@@ -1,6 +1,4 @@
-"""Copies host arrays to a device without waiting for the device, and device tensors to the host with
-waiting.
-"""
+"""Copies host arrays to a device without waiting for the device. `fetch` copies a tensor back and waits."""
 
 from collections.abc import Sequence
 
@@ -11,8 +9,8 @@ import torch
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return `array` as a tensor on `device`.
 
-    On a CPU the tensor shares the array's memory, unless the array is read-only. On CUDA the copy goes
-    through pinned memory, which the allocator keeps until the copy is done (not yet run on a GPU).
+    On a CPU the tensor shares the memory of the array, unless the array is read-only. On CUDA the copy goes
+    through pinned memory, which torch's allocator keeps until the copy has finished (not yet run on a GPU).
     """
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if device.type == "cpu":
@@ -21,8 +19,8 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copy arrays [r] with the same dtype to `device` in a single transfer, as a tensor [len(columns), r,
-    1].
+    """Copy arrays [r] with the same dtype to `device` in a single transfer. Returns a tensor [len(columns),
+    r, 1].
     """
     return upload(np.stack(columns), device)[:, :, None]
 
@@ -30,8 +28,8 @@ def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
     """Copy arrays with the same dtype and width to `device` as one tensor, concatenated along the first axis.
 
-    For CUDA the arrays are concatenated in pinned memory directly, because pixels are large (not yet run on a
-    GPU).
+    For CUDA the arrays are concatenated directly in pinned memory, which avoids a second copy of large pixel
+    arrays (not yet run on a GPU).
     """
     if device.type == "cpu":
         return upload(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)
@@ -39,7 +37,7 @@ def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.T
 
 
 def upload_joined_into(arrays: Sequence[np.ndarray], target: torch.Tensor) -> None:
-    """Write the concatenated arrays to the start of `target`; see `upload_joined`."""
+    """Write the concatenated arrays to the start of `target` (see `upload_joined`)."""
     if target.device.type != "cpu":
         joined = _joined_pinned(arrays)
         target[: len(joined)].copy_(joined, non_blocking=True)
@@ -56,7 +54,7 @@ def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-    """Write `array` to the start of `target`, without a new allocation. Returns the part that was written."""
+    """Write `array` to the start of `target`, without an allocation. Returns the written part of `target`."""
     tensor = torch.from_numpy(array)
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
@@ -64,8 +62,8 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
 
 
 def fetch(tensor: torch.Tensor) -> np.ndarray:
-    """Wait for the device and return `tensor`'s values.
+    """Wait for the device, and return the values of `tensor`.
 
-    On a CPU the array shares the tensor's memory.
+    On a CPU the array shares the memory of the tensor.
     """
     return tensor.cpu().numpy()

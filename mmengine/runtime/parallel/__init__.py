@@ -1,1 +1,1 @@
-"""Shard a model over several ranks (docs/how-to/gpu.md)."""
+"""Shards a model over several ranks: processes that each use one device (docs/how-to/gpu.md)."""

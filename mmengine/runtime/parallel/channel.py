@@ -1,7 +1,7 @@
-"""Messages between rank 0 and another rank (a follower), over an inherited Unix socket pair.
+"""Messages between rank 0 and another rank (a follower), over an inherited pair of Unix sockets.
 
-A message has its kind (one byte), its length (8 bytes, little endian) and its body. If one process ends, the
-channel closes, so the other does not wait for it.
+A message consists of its kind (one byte), its length (8 bytes, little endian) and its body. If one process
+ends, the channel closes, so that the other process does not wait for it.
 """
 
 import socket
@@ -9,17 +9,17 @@ import struct
 from enum import IntEnum
 
 _HEADER = struct.Struct("<BQ")
-MAX_BYTES = 2**33  # more than a snapshot of the largest state that settings allow
+MAX_BYTES = 2**33  # maximum length of a body; more than the largest snapshot that the settings allow
 
 
 class MessageKind(IntEnum):
-    """Rank 0 sends JOB, START and STEP; a follower sends READY, FAILED and ENDS; both send WORD.
+    """Rank 0 sends JOB, START and STEP. A follower sends READY, FAILED and ENDS. Both send WORD.
 
-    JOB: a job (job.py). START: a snapshot with the engine's initial state. STEP: log frames; the follower
-    runs the step that they decide. READY: sent twice, when the weights are loaded and when everything that
-    steps need exists. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue; its last
-    message. WORD: while steps are captured, a follower says in a word how far it is, and rank 0 answers
-    whether all ranks said the same word (graphs.py).
+    JOB: a job (job.py). START: a snapshot with the engine's initial state. STEP: log frames that decide a
+    step, which the follower computes. READY: sent twice, when the weights are loaded, and when everything
+    that steps need exists. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue; this
+    is its last message. WORD: while steps are captured, a follower sends a word that describes its progress,
+    and rank 0 replies whether all ranks sent the same word (graphs.py).
     """
 
     JOB = 1
@@ -32,17 +32,19 @@ class MessageKind(IntEnum):
 
 
 class ChannelClosed(Exception):
-    """The process at the other end is gone."""
+    """The process at the other end of the channel is gone."""
 
 
 class Channel:
-    """One end of the socket pair. `send_timeout_s`: the peer's time to read a message; None: unlimited."""
+    """One end of the socket pair. `send_timeout_s`: maximum time for the peer to read a message; None: no
+    limit.
+    """
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: MessageKind, body: bytes = b"") -> None:
-        """Send a message. Raises ChannelClosed if the peer is gone; then nothing more can be sent."""
+        """Send a message. Raises ChannelClosed if the peer is gone. After that no message can be sent."""
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)

@@ -1,8 +1,8 @@
-"""A follower: the process for a rank after rank 0, which folds rank 0's log and computes its part in each
+"""A follower: the process of a rank after rank 0. It applies the log of rank 0 and computes its part of each
 step.
 
-The process decides nothing, samples nothing and writes no log. Rank 0 starts it (parallel/followers.py), and
-it ends when its channel closes.
+The process decides nothing, samples nothing and writes no log. Rank 0 starts the process
+(parallel/followers.py), and it ends when its channel closes.
 """
 
 import os
@@ -35,11 +35,11 @@ from mmengine.runtime.parallel.mirror import Mirror
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.runs import runs_of
 
-LOOK_S = 1.0  # seconds between checks that rank 0 is alive
+LOOK_S = 1.0  # time between checks that rank 0 is alive, in seconds
 
 
 class RankModel:
-    """This rank's model part. Rank 0 sends token ids that this rank does not know yet."""
+    """This rank's part of the model. Token ids that this rank does not know yet come from rank 0."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group
@@ -51,7 +51,7 @@ class RankModel:
 
 
 class FollowingRunner(ModelRunner):
-    """Runs steps up to the hidden states. Only rank 0 samples. Features come from rank 0."""
+    """Computes steps up to the hidden states. Only rank 0 samples. Encoder features come from rank 0."""
 
     def follow(self, plan: StepPlan, group: StepGroup, dtype: torch.dtype) -> None:
         with torch.inference_mode():
@@ -75,9 +75,9 @@ class FollowingRunner(ModelRunner):
 
 
 def follow(channel: Channel) -> NoReturn:
-    """Load the model as the JOB on the channel says, then run steps until the channel closes.
+    """Load the model that the JOB on the channel describes, then compute steps until the channel closes.
 
-    Raises ChannelClosed when the channel closes, and any error that occurs outside a step.
+    Raises ChannelClosed when the channel closes, and any error that occurs outside of a step.
     """
     job = decode_job(_expect(channel, MessageKind.JOB))
     placement = Placement(open_device(job.device), DTYPES[job.dtype], job.attention)
@@ -123,8 +123,8 @@ def _expect(channel: Channel, wanted: MessageKind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when rank 0 ends. The main thread may not notice, because it waits on the device for a dead
-    rank.
+    """Exit when rank 0 ends. The main thread may not notice the end of rank 0, because it may wait on the
+    device for a dead rank.
     """
     while os.getppid() == parent:
         time.sleep(LOOK_S)
@@ -132,7 +132,7 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; rank 0 decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but rank 0 ends the others
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
@@ -142,7 +142,7 @@ def main() -> int:
     except Exception as error:
         try:
             channel.send(MessageKind.ENDS, error_sentence(error).encode())
-        except ChannelClosed:  # rank 0 ended first, and that caused the error
+        except ChannelClosed:  # rank 0 has ended, and its end caused the error
             return 0
         return 1
 
@@ -150,4 +150,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # skips the shutdown of the process group, which may wait for dead ranks
+    os._exit(code)  # skips the shutdown of the process group, which might wait for dead ranks

@@ -1,4 +1,4 @@
-"""Starts and supervises the other ranks' processes, in rank 0."""
+"""Starts and supervises the processes of the other ranks. This module is used in rank 0."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ from mmengine.runtime.parallel.job import Job, encode
 
 _COMMAND = (sys.executable, "-m", "mmengine.runtime.parallel.follower")
 POLL_S = 0.2
-LAST_WORDS_S = 0.5  # time to wait for a rank's last message after an exchange failed
+LAST_WORDS_S = 0.5  # maximum time to wait for a rank's last message after an exchange has failed
 END_S = 2.0
 
 
 class Followers:
-    """The processes for rank 1 and later ranks.
+    """The processes of rank 1 and later ranks.
 
-    A process ends when its channel closes, or when this process ends. A rank that does not read a message
+    A process ends when its channel closes or when this process ends. A rank that does not read a message
     within `timeout_s` counts as gone.
     """
 
@@ -60,40 +60,41 @@ class Followers:
 
     @property
     def store(self) -> Path:
-        """The file through which the ranks connect."""
+        """The file through which the ranks connect to each other."""
         return Path(self._folder.name) / "store"
 
     def assign(self, jobs: list[Job]) -> None:
         for channel, job in zip(self._channels, jobs, strict=True):
-            with suppress(ChannelClosed):  # `await_ready` reports the reason
+            with suppress(ChannelClosed):  # `await_ready` will report the reason
                 channel.send(MessageKind.JOB, encode(job))
 
     def start(self, snapshot: bytes) -> None:
-        """Send the initial state, a snapshot, which the other ranks apply the log to."""
+        """Send the initial state, as a snapshot, to the other ranks, which apply the log to this state."""
         for channel in self._channels:
             with suppress(ChannelClosed):
                 channel.send(MessageKind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Wait until each rank has sent one more READY.
+        """Wait until each rank has sent another READY.
 
         Raises ConfigError if a rank ends, sends an error, or is not ready within `timeout_s`.
         """
         self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Return whether all other ranks now send this `word` and it is not empty; send them the answer.
+        """Wait for a word from each rank. Return whether all words equal `word`, which must not be empty, and
+        tell the ranks the result.
 
-        Raises ConfigError like `await_ready`.
+        Raises ConfigError as `await_ready` does.
         """
         agreed = {*self._await(MessageKind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:
-            with suppress(ChannelClosed):  # the next wait for this rank reports it
+            with suppress(ChannelClosed):  # the next wait for this rank will report it
                 channel.send(MessageKind.WORD, b"yes" if agreed else b"")
         return agreed
 
     def _await(self, wanted: MessageKind, timeout_s: float) -> list[bytes]:
-        """Return each rank's next message body. The message kind must be `wanted`."""
+        """Return the body of each rank's next message. The messages must be of the kind `wanted`."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None
@@ -111,11 +112,11 @@ class Followers:
         return bodies
 
     def step(self, frames: bytes) -> None:
-        """Let all ranks fold `frames` and run the step that they decide. Raises ExecutorLost if a rank is
-        gone.
+        """Let all ranks apply `frames` and compute the step that the frames decide. Raises ExecutorLost if a
+        rank is gone.
 
-        Errors that ranks report are read by `check`, not here: even if a rank has failed in this step
-        already, rank 0 must run the step too.
+        `check` reads the errors that ranks report. This method does not, because rank 0 must compute the step
+        even if another rank has already failed in it.
         """
         if not self._lost:
             for channel in self._channels:
@@ -136,7 +137,7 @@ class Followers:
             raise ExecutorFailed("; ".join(reports))
 
     def mark_lost(self, reason: str) -> None:
-        """Mark the ranks as permanently out of step. From now on `check` raises ExecutorLost."""
+        """Mark all ranks as permanently out of step. From now on `check` raises ExecutorLost."""
         reports = self._read_reports(LAST_WORDS_S)
         out_of_step = f"the ranks lost contact ({reason}); start the engine again"
         self._lost = self._lost or "; ".join([*reports, out_of_step])
@@ -144,8 +145,8 @@ class Followers:
     def _read_reports(self, wait_s: float) -> list[str]:
         """Return the errors that ranks have reported.
 
-        If a rank has sent ENDS or is gone, all ranks are marked as lost. `wait_s`: how long to wait for each
-        message.
+        If a rank has sent ENDS or is gone, all ranks are marked as lost. `wait_s`: maximum time to wait for
+        each message.
         """
         reports: list[str] = []
         if self._lost:
@@ -175,7 +176,7 @@ class Followers:
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
-        """End all processes, and kill a process that does not end within END_S."""
+        """End all processes. A process that does not end within END_S is killed."""
         for channel in self._channels:
             channel.close()
         for process in self._processes:

@@ -1,11 +1,12 @@
-"""Captures CUDA graphs on several ranks, in the same order. Either all ranks capture or none. Not yet run on
-a GPU.
+"""Captures CUDA graphs on all ranks, in the same order. If a capture fails on one rank, no rank uses graphs.
+Not yet run on a GPU.
 
-NCCL treats a captured exchange differently from a launched one, so in each step all ranks must replay the
-graph that they captured together, or none may. Each rank decides from the plan alone whether a step is
-replayed, so all decide the same. A rank that fails in a step replays the graph without rows (group.py). A
-capture may fail on one rank only. So before each pass each rank sends a word that says how far it is, and all
-go on only if all words are the same.
+NCCL treats a captured exchange differently from a launched exchange. In each step either all ranks must
+replay the graph that they captured together, or no rank may replay a graph. Each rank decides this only from
+the plan, so all ranks decide the same. A rank that fails in a step replays the graph without rows (group.py).
+
+A capture may fail on one rank only. Before each pass, each rank therefore sends a word that describes its
+progress. The ranks continue only if all words are equal.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,14 +21,16 @@ from mmengine.runtime.graphs.capture import Replays, log_uncaptured
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.runner import ModelRunner
 
-# Sends this rank's word, and returns whether all ranks sent the same. A rank that cannot continue sends "".
+# A function that sends this rank's word, and returns whether all ranks sent the same word. "": this rank has
+# failed.
 Agree = Callable[[str], bool]
 DONE = "done"
 log = structlog.get_logger("mmengine.operators")
 
 
 def capture_steps(runner: ModelRunner, recorder: Recorder | None, group: StepGroup, agree: Agree) -> None:
-    """Capture decode-only steps on all ranks together. If all succeed, the steps are replayed from now on.
+    """Capture decode-only steps on all ranks together. If all captures succeed, steps are replayed from now
+    on.
 
     `recorder`: None if this rank does not capture.
     """
@@ -42,11 +45,11 @@ def capture_steps(runner: ModelRunner, recorder: Recorder | None, group: StepGro
 
 
 class OtherRankFailed(Exception):
-    """Another rank sent a different word: it failed or is out of step."""
+    """Another rank sent a different word, because it has failed or is out of step."""
 
 
 class SharedCapture:
-    """A Capture function for this rank, which captures together with the other ranks."""
+    """A function of the type Capture that captures together with the other ranks."""
 
     def __init__(self, group: StepGroup, agree: Agree) -> None:
         self._group, self._agree = group, agree
@@ -79,7 +82,7 @@ class SharedCapture:
         return replays
 
     def _pass(self, compute: Callable[[Bucket], None], bucket: Bucket) -> None:
-        if self._group.replays:  # only in tests, where replaying calls this function again
+        if self._group.replays:  # only in tests, in which a replay calls this function again
             compute(bucket)
             return
         self._check_all_agree(f"{bucket.num_rows} rows of {bucket.query_len}")

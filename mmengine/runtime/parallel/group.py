@@ -1,4 +1,6 @@
-"""The exchanges between a model's ranks within a step. All ranks make the same calls in the same order.
+"""The exchanges of tensors between the ranks of a sharded model within a step.
+
+All ranks make the same calls in the same order:
 
     features of encoded items, from rank 0    if the plan encodes items, because only rank 0 has pixels
     token ids, from rank 0                    if a token may come from a step that still runs
@@ -7,8 +9,9 @@
 In a replayed step the token ids and the sums are exchanged inside the graph, and the replay counts as one
 call.
 
-A rank that fails within a step makes the remaining calls with zeros, or the replay without rows. So the other
-ranks never wait for this rank, and all begin the next step together. The failed step's result is discarded.
+A rank that fails within a step makes the remaining calls with zeros, or the replay without rows. Therefore
+the other ranks never wait for this rank, and all ranks begin the next step together. The result of the failed
+step is discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,13 +36,13 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 
 
 class Replay(NamedTuple):
-    """A captured step's replay, which contains exchanges."""
+    """The replay of a captured step, which contains exchanges."""
 
     graphs: DecodeGraphs
     bucket: Bucket
 
 
-# A call, and the shape and dtype of the tensor that it exchanges.
+# (the call, shape and dtype of the tensor that the call exchanges)
 Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]
 
 
@@ -48,7 +51,7 @@ class GroupLost(ExecutorLost):
 
 
 class StepGroup:
-    """One rank's side in the exchanges. Call `join` first, and `prepare` once the model is loaded.
+    """The exchanges of one rank. Call `join` first, and `prepare` when the model is loaded.
 
     `graphs`: the captured steps, which all ranks have, or None. `replays`: whether a graph is being replayed.
     """
@@ -58,17 +61,17 @@ class StepGroup:
         self.lost = self.replays = False
         self.graphs: DecodeGraphs | None = None
         self.timeout_s = 0.0
-        self._group: Any = None  # torch's stubs declare no exchanges for a backend
-        self._expected: list[Exchange | Replay] = []  # this step's remaining calls, the next one last
+        self._group: Any = None  # untyped, because torch's stubs declare no exchanges
+        self._expected: list[Exchange | Replay] = []  # remaining calls in this step, the next call last
 
     def shard(self) -> Shard:
         return Shard(self.rank, self.size, self.all_reduce)
 
     def join(self, store: Path, device: Device, timeout_s: float) -> None:
-        """Connect to the other ranks through the file `store`, and wait until all ranks have connected.
+        """Connect to the other ranks through the file `store`, and wait until all ranks are connected.
 
-        Each group needs a new file. Uses NCCL between GPUs (not yet run on a GPU), gloo between processes on
-        a CPU. Raises GroupLost if the ranks cannot connect within `timeout_s`.
+        Each group needs a new file. GPUs are connected by NCCL (not yet run on a GPU), processes on a CPU by
+        gloo. Raises GroupLost if the ranks cannot connect within `timeout_s`.
         """
         self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         try:
@@ -79,14 +82,14 @@ class StepGroup:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not connect: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
-        """Set the model's sizes. `may_wait`: whether plans may contain PENDING tokens."""
+        """Set the sizes of the model. `may_wait`: whether plans may contain PENDING tokens."""
         self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
         self._may_wait = may_wait
 
     @contextmanager
     def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
-        """Return a context for all exchanges in a step. After an error the remaining calls are made with
-        zeros.
+        """Return a context for all exchanges in a step. After an error in the context, the remaining calls
+        are made with zeros.
 
         If `report` is given, it gets the error before these calls, and the error is not raised. Raises
         GroupLost if an exchange fails.
@@ -107,22 +110,23 @@ class StepGroup:
 
     @contextmanager
     def recording(self, bucket: Bucket) -> Iterator[None]:
-        """Return a context for a pass that is captured, or that runs to prepare a capture.
+        """Return a context for a pass that is captured, or that runs before a capture to warm up.
 
-        If a pass fails when it runs, the remaining exchanges are still made, so the ranks stay in step.
+        If a pass fails when it runs, the remaining exchanges are still made, so that the ranks stay in step.
         """
         self._expected = self._of_layers(bucket.num_tokens)[::-1]
         try:
             yield
         finally:
             if self._device.is_capturing():
-                self._expected = []  # while capturing, no exchange takes place
+                self._expected = []  # during a capture no exchange takes place
             self._complete_exchanges()
 
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
-        """Replay the captured step for `bucket` by calling `launch`.
+        """Replay the captured step of `bucket` by calling `launch`.
 
-        Raises GroupLost if the launch fails, because the other ranks then wait for its exchanges.
+        Raises GroupLost if the launch fails, because the other ranks then wait for exchanges that will not
+        come.
         """
         if not self._expected or self._expected[-1] != (self.graphs, bucket):
             raise ExecutorFailed(f"rank {self.rank} wants to replay {bucket}, which no rank expects")
@@ -140,7 +144,7 @@ class StepGroup:
         if plan.encode:
             shape = (num_embeds(plan), (1 + self._spec.num_deepstack) * self._spec.hidden_size)
             expected.append((self._broadcast, shape, self._dtype))
-        if not len(plan.input_ids):  # the step only encodes part of an item
+        if not len(plan.input_ids):  # a step that only encodes a part of an item
             return expected
         graphs = self.graphs
         frame = graphs.find(plan) if graphs is not None else None
@@ -151,7 +155,7 @@ class StepGroup:
         return expected[::-1]
 
     def _of_layers(self, num_tokens: int) -> list[Exchange | Replay]:
-        """Return the exchanges in a forward pass over `num_tokens` tokens, in order."""
+        """Return the exchanges of a forward pass over `num_tokens` tokens, in order."""
         expected: list[Exchange | Replay] = []
         if self._may_wait:
             expected.append((self._broadcast, (num_tokens,), torch.int64))
@@ -177,11 +181,13 @@ class StepGroup:
             self._raise_lost(f"rank {self.rank} could not replay a step: {error}", error)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return x [t, hidden] summed over all ranks, in place if x is contiguous."""
+        """Return the sum of x [t, hidden] over all ranks, in place if x is contiguous."""
         return self._exchange(self._add_up, x)
 
     def features(self, features: Tensor) -> Tensor:
-        """Send `features` from rank 0 to the other ranks, where the argument is overwritten. Returns them."""
+        """Send `features` from rank 0 to the other ranks, where they overwrite the argument. Returns the
+        features.
+        """
         return self._exchange(self._broadcast, features)
 
     def token_ids(self, input_ids: Tensor) -> Tensor:
@@ -189,9 +195,9 @@ class StepGroup:
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
-        if self._group is None:  # a rank measures its memory before the ranks connect
+        if self._group is None:  # before the ranks connect, a rank measures its memory
             return x
-        if self.replays:  # only in tests, where replaying calls the captured function again
+        if self.replays:  # only in tests, in which a replay calls the captured function again
             self._call(call, x)
             return x
         if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):
@@ -228,9 +234,10 @@ class StepGroup:
 
 
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
-    """Run an exchange on the current stream, without waiting on a GPU.
+    """Run an exchange on the current stream, without waiting on a GPU. A captured graph then has no parallel
+    branches.
 
-    So a captured graph has no parallel branches. torch.distributed does the same for synchronous calls.
+    torch.distributed does the same for synchronous calls.
     """
     options.asyncOp = False
     work = call([x], options)
@@ -239,5 +246,5 @@ def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any)
 
 
 def num_embeds(plan: StepPlan) -> int:
-    """Return how many embeddings the step's encoder work gives."""
+    """Return the number of embeddings that the step's encoder work computes."""
     return sum(item.request.media[item.index].num_embeds for item in plan.encode)

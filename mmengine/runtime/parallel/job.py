@@ -1,4 +1,4 @@
-"""The first message that rank 0 sends to another rank, which says what to load and how."""
+"""The first message that rank 0 sends to another rank. It says what to load, and how to connect."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a rank after rank 0 loads, and how it connects to the others.
+    """What a rank after rank 0 loads, and how the rank connects to the other ranks.
 
-    `store`: the file through which the ranks connect. `timeout_s`: after this time a rank that does not take
-    part in an exchange counts as gone. `num_threads`: the setting num_threads.
+    `store`: the file through which the ranks connect. `timeout_s`: a rank that does not take part in an
+    exchange within this time counts as gone. `num_threads`: the setting num_threads.
     """
 
     rank: int
@@ -28,5 +28,5 @@ decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return an error as a single line for a message to rank 0."""
+    """Return an error as a single line, for a message to rank 0."""
     return str(error).partition("\n")[0] if isinstance(error, MMEngineError) else in_one_line(error)

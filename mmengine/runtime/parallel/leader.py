@@ -1,4 +1,6 @@
-"""Rank 0's executor, which sends each step to the other ranks, runs its own part, and samples the tokens."""
+"""The executor of rank 0. It sends each step to the other ranks, computes its own part, and samples the
+tokens.
+"""
 
 import time
 from functools import partial
@@ -22,13 +24,12 @@ from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.result_reader import ComputedStep
 from mmengine.runtime.rows import PositionsOf
 
-# Seconds between checks while waiting for a step: whether the device is done, and whether all ranks are
-# alive.
+# While waiting for a step: seconds between checks that the device is done, and that all ranks are alive.
 POLL_S, LOOK_S = 5e-5, 0.2
 
 
 class LeadingModel:
-    """Rank 0's model part. Token ids that only rank 0 may know are sent to the other ranks."""
+    """Rank 0's part of the model. Token ids that only rank 0 may know are sent to the other ranks."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group
@@ -44,10 +45,10 @@ class LeadingModel:
 
 
 class LeadingExecutor(TorchExecutor):
-    """The TorchExecutor on rank 0 for a sharded model.
+    """The TorchExecutor of rank 0 in a sharded model.
 
-    `frames`, set before the first step, collects the log frames that were committed since the last step. The
-    other ranks fold these and run the same step.
+    `frames`, which must be set before the first step, collects the log frames that were committed since the
+    last step. The other ranks apply these frames and compute the same step.
     """
 
     frames: Tee
@@ -96,10 +97,11 @@ class LeadingExecutor(TorchExecutor):
         return result
 
     def _await(self, end: Event) -> None:
-        """Wait for the step, and check meanwhile that the other ranks are alive.
+        """Wait for the step. Meanwhile, check that the other ranks are alive.
 
-        If a rank is dead, a graph would wait for its exchanges for ever, because NCCL's timeout does not
-        cover graphs. Raises ExecutorLost if a rank is gone, or ExecutorFailed if a rank reports an error.
+        If a rank is dead, a graph would wait forever for its exchanges with this rank, because NCCL's timeout
+        does not cover graphs. Raises ExecutorLost if a rank is gone, or ExecutorFailed if a rank reports an
+        error.
         """
         begin = looked = time.monotonic()
         while not end.query():
@@ -112,8 +114,8 @@ class LeadingExecutor(TorchExecutor):
                     raise GroupLost(f"a step took more than {self._group.timeout_s:g} seconds")
 
     def discard(self) -> None:
-        """Drop the steps in flight. For a step that only the other ranks have begun, make its exchanges
-        with zeros.
+        """Drop the steps in flight. If only the other ranks have begun a step, make the step's exchanges with
+        zeros, so that the other ranks do not wait.
         """
         begun = [(step.computed or step.launched or step.error) is not None for step in self._in_flight]
         waiting = [step for step, has_begun in zip(self._in_flight, begun, strict=True) if not has_begun]
@@ -121,7 +123,7 @@ class LeadingExecutor(TorchExecutor):
         try:
             for step in waiting:
                 with self._group.step(step.plan):
-                    pass  # leaving the context makes the exchanges that the other ranks wait for
+                    pass  # leaving the context makes the exchanges for which the other ranks wait
         except GroupLost as error:
             self._followers.mark_lost(str(error))
 

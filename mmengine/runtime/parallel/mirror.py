@@ -1,7 +1,7 @@
-"""Rebuilds an engine's state in another process from the engine's log alone.
+"""Rebuilds the state of an engine in another process, only from the engine's log.
 
-Each rank in a sharded model folds the same records as rank 0, and derives each step's plan from its own
-state. So plans need not be sent.
+Each rank of a sharded model applies the same records as rank 0, and derives the plan of each step from its
+own state. Therefore plans need not be sent.
 """
 
 from mmengine.core.batch import BlockTables, batch
@@ -16,7 +16,7 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """A copy of an engine's state, made by folding the engine's log.
+    """A copy of an engine's state, to which the records of the engine's log are applied.
 
     `state`: the initial state, which the mirror changes in place.
     """
@@ -26,16 +26,16 @@ class Mirror:
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply complete frames. Returns the plan for the step that they decide, or None if they decide none.
+        """Apply complete frames of the log. Returns the plan of the step that they decide, or None.
 
         The frames must decide at most one step. Raises CorruptLog for bytes that are not frames, and Diverged
-        if a digest in the log shows that the state differs from rank 0's.
+        if a digest in the log shows that this state differs from the state of rank 0.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None
         for record in _records(frames):
             event = record.event
-            # Applying Dispatched closes the step, so the plan must be built before.
+            # DISPATCHED closes the step, so the plan must be built before DISPATCHED is applied.
             if isinstance(event, ev.Dispatched):
                 plan = batch(self._view, decisions, self._tables)
             self._apply(record)

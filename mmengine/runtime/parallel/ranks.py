@@ -1,4 +1,4 @@
-"""Starts the other ranks for an engine with a sharded model, from rank 0."""
+"""Starts and connects the other ranks of a sharded model. This module is used in rank 0."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-# For exchanges if step_timeout_s is 0, and the least timeout for messages, since a snapshot may be large.
+# Timeout of exchanges if step_timeout_s is 0, and minimum timeout of messages, because a snapshot may be
+# large.
 EXCHANGE_TIMEOUT_S = 600.0
 
 
@@ -24,7 +25,7 @@ EXCHANGE_TIMEOUT_S = 600.0
 class Ranks:
     group: StepGroup
     followers: Followers
-    placement: Placement  # of rank 0
+    placement: Placement  # the placement of rank 0
     timeout_s: float
     _executor: LeadingExecutor | None = None
 
@@ -38,7 +39,7 @@ class Ranks:
         step_timeout_s: int,
         num_threads: int,
     ) -> "Ranks":
-        """Start the other ranks, which read their weights while this rank reads its own.
+        """Start the other ranks, which read their weights while this rank reads its own weights.
 
         Raises ConfigError if there are too few devices or a process cannot be started.
         """
@@ -60,25 +61,27 @@ class Ranks:
         return self.group.shard()
 
     def meet(self) -> None:
-        """Wait until all ranks have their weights, and connect them. Call this once rank 0 has its weights.
+        """Wait until all ranks have their weights, and connect the ranks. Call this method when rank 0 has
+        its weights.
 
-        Raises ConfigError if a rank fails, or GroupLost if they cannot connect.
+        Raises ConfigError if a rank fails, or GroupLost if the ranks cannot connect.
         """
         self.followers.await_ready(LOAD_TIMEOUT_S)
         self.group.join(self.followers.store, self.placement.device, self.timeout_s)
 
     def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
-        """Return an executor for this rank's model part. `args`: as for TorchExecutor."""
+        """Return an executor for this rank's part of the model. `args`: as for TorchExecutor."""
         leading = LeadingExecutor(model, *args, group=self.group, followers=self.followers)
         self._executor = leading
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Send the state in `core`, which must not have run a step, to the other ranks, and capture steps.
+        """Send the state of `core`, which must not have run a step yet, to the other ranks, and capture
+        steps.
 
-        The other ranks allocate their memory first. Raises ConfigError if a rank fails.
+        The other ranks allocate their memory before. Raises ConfigError if a rank fails.
         """
-        assert self._executor is not None  # the engine was built with this executor
+        assert self._executor is not None  # the engine was built with the result of `executor`
         self._executor.frames = core.sink = Tee(core.sink)
         self.followers.start(core.snapshot(0))
         self.followers.await_ready(LOAD_TIMEOUT_S)

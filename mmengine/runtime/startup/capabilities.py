@@ -1,6 +1,6 @@
 """Describes which devices and kernels the engine can use on this machine, and why it cannot use others.
 
-The checks load the native kernels; they load and compile nothing else, and run nothing on a GPU.
+The checks load the native kernels. They load and compile nothing else, and run nothing on a GPU.
 """
 
 import torch.distributed as dist
@@ -11,19 +11,17 @@ from mmengine.runtime.device.cuda import CudaDevice
 
 
 def no_gpu() -> str | None:
-    """Return why no GPU can be used and what to do about it, or None."""
+    """Return why no GPU can be used, and how to solve this, or None if a GPU can be used."""
     return CudaDevice.problem(None)
 
 
 def gpus() -> list[str]:
-    """Return one line for each GPU: name, compute capability, memory. Empty if no GPU can be used."""
+    """Return one line for each usable GPU: name, compute capability, memory."""
     return CudaDevice.describe() if no_gpu() is None else []
 
 
 def attention() -> dict[str, str]:
-    """Return for each attention backend whether it is usable, or else what is missing and how to
-    install it.
-    """
+    """Return backend -> "usable", or a text that says what is missing and how to install it."""
     found = {}
     for name, its in (("flashinfer", flashinfer_capability), ("triton", triton_capability)):
         missing = its.package_problem() or no_gpu() or its.missing(CudaDevice(0))
@@ -33,7 +31,7 @@ def attention() -> dict[str, str]:
 
 
 def automatic_attention() -> str:
-    """Return which backend `attention="auto"` chooses on a GPU, if there is one, and on a CPU."""
+    """Return the backends that `attention="auto"` selects: on a GPU, if there is one, and on a CPU."""
     usable = {name for name, text in attention().items() if text.startswith("usable")}
     on_cpu = "native" if "native" in usable else "torch"
     if no_gpu() is not None:
@@ -43,7 +41,7 @@ def automatic_attention() -> str:
 
 
 def tensor_parallel() -> str:
-    """Return on how many devices a model can be sharded, and through which library."""
+    """Return on how many devices a model can be sharded, and which library connects them."""
     if not dist.is_available():
         return "not usable: this torch is built without torch.distributed"
     count = 0 if no_gpu() is not None else CudaDevice.count()

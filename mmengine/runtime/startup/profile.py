@@ -1,5 +1,5 @@
-"""Measures how much memory the largest step needs besides the weights, by running it before the KV pool
-exists.
+"""Measures how much memory the largest step needs in addition to the weights. For this it computes such a
+step before the KV pool exists.
 """
 
 import math
@@ -15,8 +15,8 @@ from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageMod
 from mmengine.runtime.device.port import Meter
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
-# Filters need memory for this many copies of float32 logits: scaled, sorted, token ids (int64), cumulative
-# sums.
+# Number of copies of float32 logits for which filters need memory: scaled, sorted, token ids, cumulative
+# sums. The token ids count twice, because they are int64.
 SAMPLING_COPIES = 5
 
 
@@ -28,8 +28,8 @@ class Peaks:
 
 
 class _NoCache:
-    """Replaces attention while measuring: results have the right shapes, but nothing is stored or
-    attended.
+    """Replaces attention while measuring. Results have the right shapes, but nothing is stored or
+    computed.
     """
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -48,10 +48,10 @@ def measure(
     aux_hidden_states: tuple[int, ...] = (),
     captures: bool = False,
 ) -> Peaks:
-    """Run the encoder and the layers for the largest step, and return their peaks.
+    """Compute the encoder and the layers for the largest step, and return the peaks of their memory use.
 
-    If the engine `captures` graphs, both also run for the largest graphs. `aux_hidden_states`: the layers
-    whose states a draft head reads. Raises ConfigError if a pass does not fit next to the weights.
+    If the engine `captures` graphs, both are also computed for the largest graphs. `aux_hidden_states`: the
+    layers whose states a draft head reads. Raises ConfigError if a pass does not fit next to the weights.
     """
     budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
     sampled, graphs, encoder = min(rows, budget), 0, 0
@@ -92,7 +92,7 @@ def _layers(
     device: torch.device,
     aux_hidden_states: tuple[int, ...],
 ) -> None:
-    """Run all layers over `count` tokens, and sample `rows` tokens."""
+    """Compute all layers over `count` tokens, and the logits of `rows` tokens."""
     spec = model.spec
     embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
     deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
@@ -119,11 +119,10 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Return the patch grids (t, h, w) for as few images as possible that give nearly `num_embeds`
+    """Return the patch grids (t, h, w) of as few images as possible that together have nearly `num_embeds`
     embeddings.
 
-    Each image has at most `largest` embeddings. Few large images are the case in which an encoder needs most
-    memory.
+    Each image has at most `largest` embeddings. An encoder needs the most memory for a few large images.
     """
     grids, left = [], num_embeds
     while left > 0:

@@ -1,4 +1,4 @@
-"""Fills in the sizes that a config leaves open (0), from the model and the available memory."""
+"""Replaces the sizes that a config leaves open (0), based on the model and the available memory."""
 
 import dataclasses
 import math
@@ -20,12 +20,12 @@ from mmengine.runtime.startup.profile import measure
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 
 RESERVE_SHARE = 0.1  # share of a GPU's memory that is left unused (kv/memory.py)
-CPU_MEMORY_SHARE = 0.25  # largest share of the remaining memory for a CPU's default pool
-# A CPU's default pool holds this many requests with full length, and has at least CPU_MIN_BYTES.
+CPU_MEMORY_SHARE = 0.25  # maximum share of the remaining memory for the default KV pool on a CPU
+# The default KV pool on a CPU holds so many requests of full length, and has at least CPU_MIN_BYTES.
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
-STATE_SHARE = 0.125  # largest share of the remaining memory for the default number of state slots
-GROWTH = 1.5  # on a CPU the encoder cache grows by doubling, and then the old half is in memory twice
+STATE_SHARE = 0.125  # maximum share of the remaining memory for the default number of state slots
+GROWTH = 1.5  # on a CPU the encoder cache grows by doubling, and its old half is then in memory twice
 
 
 def resolve(
@@ -35,10 +35,10 @@ def resolve(
     placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
-    """Return `config` with zeros replaced: num_blocks from the memory, max_model_len from the model and the
-    pool.
+    """Return `config` with all zeros replaced. For example, num_blocks is computed from the memory, and
+    max_model_len from the model and the pool.
 
-    A block holds the model's and the draft head's KV. Raises ConfigError for sizes that do not fit.
+    A block contains the KV of the model and of the draft head. Raises ConfigError for sizes that do not fit.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -51,7 +51,7 @@ def resolve(
     config = _with_groups(config, spec, head, wanted_len)
     blocks_each = config.most_blocks(wanted_len)
     block_bytes = block_bytes_of(config, spec, head, dtype)
-    needed = config.most_blocks(config.max_model_len) + 1  # blocks for one request, if a length was set
+    needed = config.most_blocks(config.max_model_len) + 1  # for one request, if a length was set
     embed_bytes = (1 + spec.num_deepstack) * spec.hidden_size * dtype.itemsize if spec.has_encoder else 0
     meter = placement.device.meter()
     if meter is not None:
@@ -94,7 +94,7 @@ def resolve(
 
 
 def _check_states(config: EngineConfig) -> None:
-    """Raise ConfigError for settings that are incompatible with recurrent states."""
+    """Raise ConfigError for settings that cannot be combined with recurrent states."""
     if config.compat:
         raise ConfigError(f"compat {config.compat} does not support recurrent states, which this model has")
     if config.swap_blocks:
@@ -107,8 +107,8 @@ def _check_states(config: EngineConfig) -> None:
 def _with_groups(
     config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, longest: int
 ) -> EngineConfig:
-    """Return the config with the model's block groups, if the settings support groups, and if a request of
-    `longest` tokens then needs less memory."""
+    """Return the config with the model's block groups, if the settings support groups, and if groups reduce
+    the memory for a request of `longest` tokens."""
     excluded = (config.compat, config.lookahead_tokens, config.swap_blocks, config.block_store)
     if config.block_groups or head is not None or any(excluded) or config.tensor_parallel > 1:
         return config
@@ -123,7 +123,7 @@ def _with_groups(
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """Return the config with its state slot count, and the memory with their pool included."""
+    """Return the config with its number of state slots, and the memory with the pool of states included."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -136,14 +136,16 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
-    """Return the bytes per KV block, for the model and its draft head."""
+    """Return the size of a KV block in bytes, for the model and its draft head."""
     spec = block_spec(spec, config.block_groups)
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
     return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
 
 
 def steps_in_flight(config: EngineConfig, device: Device) -> int:
-    """Return the default for `max_in_flight`: 1 on a CPU, which computes a step only when it is collected."""
+    """Return the default for `max_in_flight`. It is 1 on a CPU, which computes a step only when it is
+    collected.
+    """
     return 2 if device.is_async and not config.compat else 1
 
 
@@ -154,10 +156,11 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Return the memory for a device that has its own, measured when the model's weights are loaded.
+    """Return the memory of a device that has its own memory. It is measured after the model's weights were
+    loaded.
 
-    The draft head's weights, which are loaded later, are added; the encoder cache is not included.
-    Not yet run on a GPU.
+    The weights of the draft head, which are loaded later, are added. The encoder cache is not included. Not
+    yet run on a GPU.
     """
     device = placement.device
     aux_hidden_states = () if head is None else head.config.aux_layers
@@ -185,10 +188,10 @@ def _measured(
 def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
-    """Return a GPU's encoder cache size in embeddings, and the memory with the cache included.
+    """Return the size of a GPU's encoder cache in embeddings, and the memory with the cache included.
 
-    The default has room for the largest item, which one row may read in chunks, and for all items that a step
-    encodes meanwhile. Without an encoder (`embed_bytes` 0) no memory is reserved.
+    By default the cache has room for the largest item, which a row may read in several chunks, and for all
+    items that a step encodes meanwhile. Without an encoder (`embed_bytes` 0) no memory is reserved.
     """
     cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:
@@ -201,10 +204,11 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """Return the default bytes for a CPU's KV pool: enough for a few requests with `full_request` bytes.
+    """Return the default size of a CPU's KV pool in bytes: enough for a few requests that need `full_request`
+    bytes.
 
-    At most CPU_MEMORY_SHARE of `left`, the memory that weights and a full encoder cache leave. The rest is
-    for steps and other programs.
+    The pool gets at most CPU_MEMORY_SHARE of `left`, the memory that weights and a full encoder cache leave.
+    The rest is for steps and other programs.
     """
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
     return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))
