@@ -1,4 +1,4 @@
-"""The interface of attention backends, and the metadata that a backend gets in each step."""
+"""The interface for attention backends, and the metadata that a backend gets in each step."""
 
 from typing import NamedTuple, Protocol
 
@@ -13,7 +13,7 @@ from mmengine.runtime.kv.pool import KVPool
 
 
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
-    """The lengths, slots and block tables of a step with n rows (requests) and t tokens, on the host.
+    """The lengths, slots and block tables for a step with n rows (requests) and t tokens, on the host.
 
     A row's tokens are adjacent. CPU kernels read these arrays in place. Other backends copy them to their
     device.
@@ -87,7 +87,7 @@ class AttentionBackend(Protocol):
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         """Prepare a step: compute everything that its layers share.
 
-        With `bucket` the step has the size of the bucket, and is captured or replayed.
+        With `bucket` the step has the bucket's size, and is captured or replayed.
         """
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:

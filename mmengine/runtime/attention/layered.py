@@ -59,7 +59,7 @@ class LayeredAttention:
 
 
 def masked_features(spec: ModelSpec) -> dict[str, int]:
-    """Return feature name -> number of layers, for features that only torch and the CPU kernels support."""
+    """Return feature name -> layer count, for features that only torch and the CPU kernels support."""
     features = {
         "windows": [layer.window > 0 for layer in spec.attention],
         "chunks": [layer.chunk > 0 for layer in spec.attention],

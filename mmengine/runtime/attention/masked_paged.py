@@ -118,7 +118,7 @@ class MaskedPagedAttention(TorchPagedAttention):
         return groups
 
     def _decode(self, rows: np.ndarray, firsts: np.ndarray, starts: np.ndarray) -> Group:
-        """Return the group of rows with one query each. `firsts`: the first key that each query attends
+        """Return the group for rows with one query each. `firsts`: the first key that each query attends
         to.
         """
         meta = self._meta
@@ -131,7 +131,7 @@ class MaskedPagedAttention(TorchPagedAttention):
         return Group(token_places(starts[rows], self._device), len(rows), 1, keys.shape[1], pages, mask)
 
     def _prefill(self, kind: Kind, rows: np.ndarray, starts: np.ndarray, run_ids: np.ndarray | None) -> Group:
-        """Return a group of rows that have equal query lengths and KV lengths. `run_ids`: int32 [query_len]
+        """Return a group for rows that have equal query lengths and KV lengths. `run_ids`: int32 [query_len]
         for a single row, or None.
         """
         meta = self._meta
@@ -157,10 +157,10 @@ class MaskedPagedAttention(TorchPagedAttention):
     def _pages_of(
         self, rows: np.ndarray, first_block: np.ndarray, num_blocks: np.ndarray
     ) -> tuple[torch.Tensor, np.ndarray]:
-        """Return the group's pages (Group.pages), and the position of each page slot in its row, int64 [g,
+        """Return the group's pages (Group.pages), and each page slot's position in its row, int64 [g,
         n].
 
-        `num_blocks`: number of blocks that each row reads from `first_block` on. The dummy block stands for
+        `num_blocks`: how many blocks each row reads from `first_block` on. The dummy block stands for
         missing blocks.
         """
         meta = self._meta

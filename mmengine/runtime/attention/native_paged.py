@@ -33,7 +33,7 @@ class Step(ctypes.Structure):
 
 
 class LayerRules(ctypes.Structure):
-    """The C struct mm_attention_layer: the features of one layer."""
+    """The C struct mm_attention_layer: one layer's features."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("window", "chunk", "value_dim")),
@@ -59,7 +59,7 @@ class NativePagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None, *, tiles_only: bool = False
     ) -> None:
-        """Build the backend. `library`: the compiled kernels (default: those of the process).
+        """Build the backend. `library`: the compiled kernels (default: the process's own kernels).
 
         Raises ConfigError if the kernels are not available, or do not support the shape or the dtype.
         """
@@ -150,7 +150,7 @@ class NativePagedAttention:
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Return the address of an array with the KV address of each layer. C++ code that calls
+        """Return the address of an array with each layer's KV address. C++ code that calls
         mm_attention_append and mm_attention_run needs this array.
         """
         return ctypes.addressof(self._layers)

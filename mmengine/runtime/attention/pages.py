@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def whole_step(meta: AttentionMeta, block_size: int) -> Part:
-    """Return all rows of the step as a single part."""
+    """Return all rows in the step as a single part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
@@ -59,7 +59,7 @@ def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """Return a part with these rows of the step (ascending). `starts` [n]: the index of each row's first
+    """Return a part with these rows in the step (ascending). `starts` [n]: the index of each row's first
     token.
     """
     counts = meta.query_lens[rows]
@@ -87,7 +87,7 @@ def _lists(
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return the start of each row, followed by the end of the last row, int32 [n + 1]."""
+    """Return each row's start, followed by the last row's end, int32 [n + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

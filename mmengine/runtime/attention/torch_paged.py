@@ -1,9 +1,9 @@
-"""The reference backend for CPU and CUDA. It gathers the KV of a group of rows, and then calls torch's SDPA.
+"""The reference backend for CPU and CUDA. It gathers the KV for a group of rows, and then calls torch's SDPA.
 
 Rows with one query (decode) form one group. The group is padded to its longest row and masked by length. If
 the padding would be more than MAX_PADDING times the rows' own KV, the rows are split into groups with similar
 lengths. All other rows are grouped by equal query length and KV length, so that their groups need no padding.
-In addition to the KV pool, this backend needs a workspace as large as the KV of the largest group in a step.
+In addition to the KV pool, this backend needs a workspace as large as the largest group's KV in a step.
 
 This backend has not been run on CUDA yet. On CUDA, a chunk that does not start its prompt needs a mask, and
 SDPA has no fast kernel for masks with grouped heads.
@@ -28,7 +28,7 @@ MAX_PADDING = 0.5  # maximum padding in a decode group, relative to its rows' ow
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with the same query length, whose attention is computed in one call of SDPA.
+    """g rows with the same query length, whose attention is computed in one SDPA call.
 
     `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], all rows' K
     pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
@@ -129,7 +129,7 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        Unless the pool is fp8, the result is a view of the workspace and is valid until the next call.
+        Unless the pool is fp8, the result is a workspace view and is valid until the next call.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)

@@ -38,8 +38,8 @@ def _aligned(size: int) -> int:
 
 
 class Layout(NamedTuple):
-    """The capacities of the lists in a step's int32 buffer. The lists are adjacent. The last list, `pages`,
-    takes the rest of the buffer.
+    """The capacities for the lists in a step's int32 buffer. The lists are adjacent. The last list, `pages`,
+    takes the remaining buffer.
     """
 
     num_rows: int
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """Return a slice of the buffer for each list: first the slots and the places for K and V (int64 [3,
+        """Return a buffer slice for each list: first the slots and the places for K and V (int64 [3,
         t]), then the integer lists of a Work.
         """
         rows = self.num_rows
@@ -76,7 +76,7 @@ class TritonPagedAttention:
     ) -> None:
         """Build the backend. `kernels`: replaces mmengine.gpu.attention_kernels in tests.
 
-        Raises ConfigError if the kernels cannot be used, or if their results differ from those of torch.
+        Raises ConfigError if the kernels cannot be used, or if their results differ from torch's.
         """
         self._spec, self._one_tile = spec, one_tile
         self._kv, self._block_size, self._device = kv, kv.block_size, kv.blocks.device
@@ -164,7 +164,7 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return the places (int64 [3, t]) and the Work, as views of `there`: the packed lists on the
+        """Return the places (int64 [3, t]) and the Work, as views into `there`, the packed lists on the
         device.
         """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
@@ -179,7 +179,7 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """Return the number of programs for each KV head.
+    """Return how many programs there are for each KV head.
 
     On a CPU this is only 4, because Triton's interpreter runs programs one after another.
     """
@@ -216,9 +216,9 @@ def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType
 
 
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
-    """Return the largest difference between the results of the kernels and torch for a small example.
+    """Return the largest difference between the kernels' and torch's results for a small example.
 
-    The example has its own pool. The queries of its first row fill a tile with `rows` rows, and the keys fill
+    The example has its own pool. Its first row's queries fill a tile with `rows` rows, and the keys fill
     two spans. The second row has three tokens.
     """
     size, device = kv.block_size, kv.device.torch_device

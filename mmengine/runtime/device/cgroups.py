@@ -1,4 +1,4 @@
-"""Reads the resource limits of this process's cgroup and its ancestors, for cgroups version 1 and 2."""
+"""Reads the resource limits for this process's cgroup and its ancestors, for cgroups version 1 and 2."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,9 @@ Read = Callable[[Path], float]  # returns the limit of a cgroup from its folder;
 
 
 def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -> float:
-    """Return the smallest limit of `controller` among this process's cgroups; infinite without a limit.
+    """Return the smallest limit for `controller` among this process's cgroups; infinite without a limit.
 
-    `read_v2`, `read_v1`: functions that read the limit of one cgroup. A missing or unreadable file means no
+    `read_v2`, `read_v1`: functions that read one cgroup's limit. A missing or unreadable file means no
     limit. `root`: the folder that contains proc and sys.
     """
     least, mount = math.inf, root / "sys/fs/cgroup"
@@ -32,7 +32,9 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """Return the folders of a cgroup and its ancestors up to `mount`. A container may not see all of them."""
+    """Return the folders for a cgroup and its ancestors up to `mount`. A container may not see all
+    folders.
+    """
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 

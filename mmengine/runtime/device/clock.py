@@ -1,13 +1,13 @@
-"""Clocks that measure the duration of steps, on a CPU and on a device that computes asynchronously."""
+"""Clocks that measure steps' durations, on a CPU and on a device that computes asynchronously."""
 
 from time import perf_counter_ns, process_time_ns
 
 
 class LaunchClock:
-    """Measures the duration of steps on an asynchronous device. A step lasts from the previous step's result
+    """Measures steps' durations on an asynchronous device. A step lasts from the previous step's result
     to its own result.
 
-    The duration includes the work of the device and of the engine. Time in which two steps are in flight is
+    The duration includes the device's and the engine's work. Time in which two steps are in flight is
     counted only once.
     """
 
@@ -24,7 +24,7 @@ class LaunchClock:
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def finish(self) -> int:
-        """Return the duration, in ns, of the oldest step, whose result was just read."""
+        """Return the oldest step's duration in ns. The step's result was just read."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns
@@ -33,7 +33,7 @@ class LaunchClock:
 
 
 class StepClock:
-    """Measures elapsed time, or the CPU time of the process if this is less.
+    """Measures elapsed time, or the process's CPU time if this is less.
 
     Other programs on the same cores increase the elapsed time, and several computing threads increase the CPU
     time. A step should not seem longer in either case.

@@ -44,7 +44,7 @@ class DoneEvent:
 
 
 class CpuDevice:
-    """Implements Device for the CPU of the host."""
+    """Implements Device for the host's CPU."""
 
     kind = "cpu"
     is_async = has_own_memory = pins_memory = False
@@ -122,11 +122,11 @@ class CpuDevice:
         return dist.ProcessGroupGloo(store, rank, size, options)
 
     def abort_group(self, group: Any) -> None:
-        """Do nothing: calls of gloo wait on the host and end with their timeout."""
+        """Do nothing: gloo's calls wait on the host and end with their timeout."""
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Return the number of bytes that can be allocated without swapping, limited by this process's cgroup.
+    """Return how many bytes can be allocated without swapping, limited by this process's cgroup.
 
     If the system does not report its memory, 2 GiB are assumed. `root`: the folder that contains proc and
     sys.

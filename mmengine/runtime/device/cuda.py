@@ -104,7 +104,7 @@ class CudaDevice:
     def answers(self) -> bool:
         """See Device. After most CUDA errors this process cannot use the GPU any more.
 
-        If only the memory of the GPU is full, the result is True.
+        If only the GPU's memory is full, the result is True.
         """
         try:
             return torch.ones(1, device=self.torch_device).item() == 1
@@ -181,7 +181,7 @@ class CudaCopyStream:
 
 
 class CudaMeter:
-    """A Meter that reads the statistics of torch's allocator."""
+    """A Meter that reads statistics from torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

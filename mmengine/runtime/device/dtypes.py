@@ -6,5 +6,5 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in DTYPES, such as "float32"."""
+    """Return a dtype's name in DTYPES, such as "float32"."""
     return str(dtype).removeprefix("torch.")

@@ -14,7 +14,7 @@ NOT_INVARIANT = (
 
 
 def check_invariant(model: VisionLanguageModel, device: Device) -> None:
-    """Raise ConfigError if the results of the decoder or of the sampler depend on the batch.
+    """Raise ConfigError if the decoder's or the sampler's results depend on the batch.
 
     The attention backend is checked in make_backend.
     """

@@ -1,4 +1,4 @@
-"""The interface of devices: memory, events, streams, captured graphs and ranks.
+"""The interface for devices: memory, events, streams, captured graphs and ranks.
 
 A third-party device is an entry point in the group `mmengine.devices`. The entry point's name is the kind of
 the device, such as "npu". It loads a class that implements Device and whose tensors are torch tensors. If its
@@ -54,14 +54,14 @@ class Recorder(Protocol):
     """
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that replays the work of `compute` on the same tensors.
+        """Return a function that replays `compute`'s work on the same tensors.
 
         `compute` may be called several times for the capture. Its exceptions are passed on to the caller.
         """
 
 
 class Meter(Protocol):
-    """Measures the peak of memory use."""
+    """Measures peak memory use."""
 
     def reset(self) -> None:
         """Begin a new measurement."""
@@ -115,7 +115,7 @@ class Device(Protocol):
 
     @classmethod
     def count(cls) -> int:
-        """Return the number of devices of this kind that torch sees."""
+        """Return how many devices of this kind torch sees."""
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
@@ -150,7 +150,7 @@ class Device(Protocol):
         """
 
     def num_processors(self) -> int:
-        """Return the number of processors that run thread blocks (SMs of a GPU); 0 if unknown."""
+        """Return how many processors run thread blocks (a GPU's SMs); 0 if unknown."""
 
     def event(self, *, timed: bool = False) -> Event:
         """Return a new event, which is not recorded yet."""
@@ -167,14 +167,14 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """Return (available, total) memory in bytes.
 
-        A device without its own memory reports the memory of the host.
+        A device without its own memory reports the host's memory.
         """
 
     def release_unused(self) -> None:
         """Release memory that torch's allocator caches without using it."""
 
     def meter(self) -> Meter | None:
-        """Return a meter of the device's own memory, or None if it has none."""
+        """Return a meter for the device's own memory, or None if it has none."""
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return a torch.distributed backend through which ranks exchange tensors.

@@ -1,7 +1,7 @@
 """Chooses how many threads compute on a CPU.
 
-The default is the number of physical cores that this process may use (hyperthreads are counted once), limited
-by the quota of the cgroup. A small model uses one thread, because several threads would mostly wait for each
+The default is how many physical cores this process may use (hyperthreads are counted once), limited
+by the cgroup's quota. A small model uses one thread, because several threads would mostly wait for each
 other. The setting `num_threads`, or otherwise OMP_NUM_THREADS, overrides the default.
 """
 
@@ -30,10 +30,10 @@ def choose_threads(
     root: Path = ROOT,
     ranks: int = 1,
 ) -> Threads:
-    """Return the number of threads and the reason for this number.
+    """Return the thread count and the reason for this count.
 
     `setting`: the setting `num_threads`, 0 for automatic. `hidden_size`: the model's hidden size, 0 if
-    unknown. `ranks`: number of processes that share the machine's cores.
+    unknown. `ranks`: how many processes share the machine's cores.
     """
     if setting:
         return Threads(setting, "num_threads")
@@ -49,7 +49,7 @@ def choose_threads(
 
 
 def usable_cores(root: Path = ROOT) -> Threads:
-    """Return the number of physical cores that this process may use (at least one), and the reason.
+    """Return how many physical cores this process may use (at least one), and the reason.
 
     `root`: the folder that contains proc and sys.
     """
@@ -68,7 +68,7 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """Return a name of the physical core to which `cpu` belongs.
+    """Return a name for the physical core to which `cpu` belongs.
 
     If the system does not report cores, each CPU counts as a core.
     """
@@ -79,7 +79,7 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float:
-    """Return the number of cores that the cgroup and its ancestors allow; infinite without a limit."""
+    """Return how many cores the cgroup and its ancestors allow; infinite without a limit."""
     return least_of("cpu", _read_v2, _read_v1, root)
 
 

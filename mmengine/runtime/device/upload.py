@@ -9,7 +9,7 @@ import torch
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return `array` as a tensor on `device`.
 
-    On a CPU the tensor shares the memory of the array, unless the array is read-only. On CUDA the copy goes
+    On a CPU the tensor shares the array's memory, unless the array is read-only. On CUDA the copy goes
     through pinned memory, which torch's allocator keeps until the copy has finished (not yet run on a GPU).
     """
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -54,7 +54,7 @@ def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-    """Write `array` to the start of `target`, without an allocation. Returns the written part of `target`."""
+    """Write `array` to the start of `target`, without an allocation. Returns the written part."""
     tensor = torch.from_numpy(array)
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
@@ -62,8 +62,8 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
 
 
 def fetch(tensor: torch.Tensor) -> np.ndarray:
-    """Wait for the device, and return the values of `tensor`.
+    """Wait for the device, and return `tensor`'s values.
 
-    On a CPU the array shares the memory of the tensor.
+    On a CPU the array shares the tensor's memory.
     """
     return tensor.cpu().numpy()

@@ -23,7 +23,7 @@ REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step's bucket, and the indices of the step's t tokens among the bucket's tokens: a slice or intp
+    """A step's bucket, and where the step's t tokens are among the bucket's tokens: a slice or intp
     [t].
     """
 
@@ -68,7 +68,7 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
 
 
 def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta:
-    """Return `meta` padded to the size of the bucket.
+    """Return `meta` padded to the bucket's size.
 
     All padding tokens store their KV in the dummy block. Padding rows also read the dummy block, and padding
     tokens in a real row read the row's blocks. Padding tokens come after a row's real tokens, so the real
@@ -91,7 +91,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 
 
 def empty_step(bucket: Bucket, block_size: int) -> AttentionMeta:
-    """Return the metadata of a step that consists only of padding."""
+    """Return the metadata for a step that consists only of padding."""
     nothing = np.zeros(0, np.int32)
     meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
     return fill_up(meta, Frame(bucket, slice(0, 0)), block_size)

@@ -74,7 +74,7 @@ def capture_steps(
     """Capture work that uses attention, once for each bucket. Before each capture, a padded step in the
     bucket's size begins.
 
-    Capturing writes to the dummy block of the pool.
+    Capturing writes to the pool's dummy block.
     """
 
     def begin(bucket: Bucket) -> None:

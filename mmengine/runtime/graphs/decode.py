@@ -1,6 +1,6 @@
 """Captures decode-only steps in several sizes, and replays them.
 
-On a GPU, launching the kernels of a small step takes longer than running them. The embedding, the layers and
+On a GPU, launching a small step's kernels takes longer than running them. The embedding, the layers and
 the final norm are captured, with fixed addresses for their inputs. The attention plan, block copies, the
 output head and sampling are not captured, because their shapes depend on the requests.
 """
@@ -28,9 +28,9 @@ ADAPTED = "adapters"  # a reason why a step is not replayed: some of its rows us
 
 
 class DecodeGraphs:
-    """The captured decode steps. Capturing writes to the dummy block of the pool.
+    """The captured decode steps. Capturing writes to the pool's dummy block.
 
-    `dtype`: the dtype of hidden states. `num_drafts`: maximum number of drafts for a row.
+    `dtype`: the hidden states' dtype. `num_drafts`: maximum number of drafts for a row.
     `aux_hidden_states`: tensors for the auxiliary states that a draft head reads; None without a head.
     `capture`: the function that captures. `num_steps`: number of replayed steps, and of other steps by
     reason.
@@ -110,9 +110,9 @@ class DecodeGraphs:
     def copy_aux_states(
         self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Copy the auxiliary states of the step's own tokens, without padding, to `aux_hidden_states`.
+        """Copy the auxiliary states for the step's own tokens, without padding, to `aux_hidden_states`.
 
-        `positions`: the positions of all tokens in the bucket. Returns the positions of the step's own
+        `positions`: positions for all tokens in the bucket. Returns positions for the step's own
         tokens, [3, t].
         """
         assert self._aux_hidden_states is not None  # set if there is a draft head
@@ -125,7 +125,7 @@ class DecodeGraphs:
         return positions.index_select(1, places)
 
     def _compute(self, bucket: Bucket) -> None:
-        """Compute a step in the size of the bucket. This function is captured."""
+        """Compute a step in the bucket's size. This function is captured."""
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)

@@ -20,7 +20,7 @@ from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_o
 
 
 class EncoderGraphs:
-    """The captured graphs of the encoder. The largest is captured first, so that the others can reuse its
+    """The encoder's captured graphs. The largest is captured first, so that the others can reuse its
     memory.
 
     `sizes`: ascending. `encoder` must be made for the last size. `num_calls`: number of replayed calls,
@@ -37,7 +37,7 @@ class EncoderGraphs:
     def encode(
         self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
     ) -> torch.Tensor | None:
-        """Return the features of items with these patches and grids, or None if no graph fits.
+        """Return the features for items with these patches and grids, or None if no graph fits.
 
         The features are valid until the next call. Raises ValueError if the patches contradict their grids.
         """

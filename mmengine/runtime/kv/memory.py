@@ -1,11 +1,11 @@
-"""Computes how many KV blocks fit into the memory of a device. If too few fit, the error shows the
+"""Computes how many KV blocks fit into a device's memory. If too few fit, the error shows the
 calculation.
 
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
 
 The step peak is the larger one of two peaks, because the encoder's memory is free again when the layers run:
-the peak of the encoder and the peak of the layers. Graphs are captured last and have their own memory. The
+the encoder's peak and the layers' peak. Graphs are captured last and have their own memory. The
 reserve is for memory that the measured passes do not show: workspaces, penalty counts, the driver's memory
 for graphs, fragmentation.
 """
@@ -22,10 +22,10 @@ MOST_CACHED = 2**17  # maximum size of the default encoder cache, in embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a device, in bytes.
+    """A device's memory, in bytes.
 
-    `taken`: memory in use after the weights were loaded. `layers`, `encoder`: the peaks of the two passes in
-    the largest step. `features`: the full encoder cache. `states`: the full pool of recurrent states.
+    `taken`: memory in use after the weights were loaded. `layers`, `encoder`: both passes' peaks in
+    the largest step. `features`: the full encoder cache. `states`: the full pool for recurrent states.
     `adapters`: all LoRA adapters that may be on the device at once. `cache_setting`: the setting that limits
     the encoder cache.
     """
@@ -43,7 +43,7 @@ class Memory:
 
     @property
     def left(self) -> int:
-        """The number of bytes left for the KV pool. If `features` is 0, they are also for the encoder cache.
+        """How many bytes are left for the KV pool. If `features` is 0, they are also for the encoder cache.
 
         Negative if the other parts alone do not fit.
         """
@@ -65,7 +65,7 @@ class Memory:
         return f"{_gib(self.total)}{sums} = {_gib(self.left)} GiB"
 
     def blocks(self, block_bytes: int, least: int) -> int:
-        """Return the number of KV blocks that fit, including the dummy block.
+        """Return how many KV blocks fit, including the dummy block.
 
         Raises ConfigError if fewer than `least` blocks fit.
         """
@@ -101,10 +101,10 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return the default size of the encoder cache, in embeddings. It shares `left` bytes with the KV pool.
+    """Return the encoder cache's default size, in embeddings. It shares `left` bytes with the KV pool.
 
     The cache gets `left` / CACHE_PART bytes, at most MOST_CACHED embeddings; but `wanted` embeddings if this
-    is more. The KV pool keeps at least half of the bytes, and at least `kv_bytes`. In any case the cache has
+    is more. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has
     room for `least` embeddings, because otherwise the largest item could never be encoded.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)

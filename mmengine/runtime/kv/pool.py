@@ -28,13 +28,13 @@ MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Return the size of a block in bytes: K and V in all layers of these models."""
+    """Return a block's size in bytes: K and V in all layers in these models."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
 
 def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> int:
-    """Return the number of blocks, including the dummy block, that fit into `memory_bytes`.
+    """Return how many blocks, including the dummy block, fit into `memory_bytes`.
 
     Raises ConfigError if not even one usable block fits.
     """
@@ -127,7 +127,7 @@ class KVPool:
         self.blocks.index_fill_(1, blocks, 0)
 
     def close(self) -> None:
-        """Free the pool's memory on a GPU, even if other objects still have views of the memory.
+        """Free the pool's memory on a GPU, even if other objects still have views into the memory.
 
         The next engine in this process may need the memory. On a CPU nothing is freed, because a step that
         hangs may still read the memory.
@@ -164,7 +164,7 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
     """Write `slots` [t], and the places where a layer stores their K and V, to `out`, int64 [3, t].
 
-    A layer is seen as a list with an entry for each token, in which each block's V follows its K. The K of
+    A layer is seen as a list with an entry for each token, in which each block's V follows its K. K for
     slot s is at index s + block * block_size. block_size must be a power of 2.
     """
     out[0] = slots

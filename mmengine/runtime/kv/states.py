@@ -1,6 +1,4 @@
-"""The pool of recurrent states. It has a slot for each running row and for each state that is kept for prefix
-hits.
-"""
+"""The pool for recurrent states. A slot exists for each running row and for each state kept for prefix hits."""
 
 import numpy as np
 import torch
@@ -16,10 +14,10 @@ from mmengine.runtime.kv.pool import fresh_zeros
 
 
 class StatePool:
-    """The slots for recurrent states. A slot contains the states of all layers, contiguously.
+    """The slots for recurrent states. A slot contains all layers' states, contiguously.
 
     A recurrent state cannot be rolled back to a shorter length, so a row's state does not include the row's
-    drafts. The inputs of the drafts wait in `pending` until the next step knows which drafts were accepted.
+    drafts. The drafts' inputs wait in `pending` until the next step knows which drafts were accepted.
     An input is about a hundredth as large as a state.
     """
 
@@ -45,7 +43,7 @@ class StatePool:
     def begin(self, plan: StepPlan) -> StepStates:
         """Copy the states with which rows begin. Returns what the layers read and write in this step.
 
-        Raises ExecutorFailed if a row's state does not match the row's number of computed tokens.
+        Raises ExecutorFailed if a row's state does not match the row's computed token count.
         """
         states = plan.states
         assert states is not None
@@ -102,7 +100,7 @@ class StatePool:
 
 
 def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the size of the pool in bytes for `config`; 0 for a model without recurrent states."""
+    """Return the pool's size in bytes for `config`; 0 for a model without recurrent states."""
     if spec.state is None:
         return 0
     pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
@@ -110,7 +108,7 @@ def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> in
 
 
 def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
-    """Return the default number of slots: one for each row, and as many again for kept states.
+    """Return the default slot count: one for each row, and as many again for kept states.
 
     The slots take at most `memory_bytes`, but there are at least two: one for a row and one for a kept state.
     Returns 0 for a model without recurrent states.

@@ -146,7 +146,7 @@ class StoreClient:
             self._features.forget(request_id)
 
     def take(self, request_id: str, count: int) -> Tensor:
-        """Return the accepted rows of a request, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
+        """Return a request's accepted rows, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
         with self._lock:
             rows = self._accepted.pop(request_id)
             self._fetched_bytes -= rows.nbytes
@@ -192,7 +192,7 @@ class StoreClient:
             return True
 
     def store_features(self, key: bytes, features: Tensor) -> None:
-        """Let the writer store the features of an item, [embeddings, width], under its encoder key."""
+        """Let the writer store an item's features, [embeddings, width], under its encoder key."""
         if self._features is not None and self._features.fetched_features(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
@@ -232,7 +232,7 @@ class StoreClient:
     def _fetch_items(
         self, request: Request, num_computed: int, digests: list[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Read stored features of the items that end after the first `num_computed` tokens."""
+        """Read stored features for the items that end after the first `num_computed` tokens."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
@@ -295,7 +295,7 @@ class StoreClient:
         return digest
 
     def _call(self, call: Callable[[], Result]) -> Result | None:
-        """Return the result of `call`, or None if it raises an exception.
+        """Return what `call` returns, or None if it raises an exception.
 
         `call` should also convert the store's result, because a conversion may raise an exception too.
         """

@@ -3,7 +3,7 @@
     out:  blocks ──gather──► staged on the device ──copy stream──► host     the device computes meanwhile
     in:   host ──copy stream──► staged on the device ──scatter──► blocks    the device waits, the CPU does not
 
-Blocks that are swapped out are gathered on the stream of the layers, so the same step may overwrite them.
+Blocks that are swapped out are gathered on the layers' stream, so the same step may overwrite them.
 Both directions use the same copy stream, in order. A block is therefore stored before it is fetched, and a
 host block is read before it is overwritten. Adjacent blocks in host memory are copied together.
 """

@@ -1,6 +1,6 @@
 """Messages between rank 0 and another rank (a follower), over an inherited pair of Unix sockets.
 
-A message consists of its kind (one byte), its length (8 bytes, little endian) and its body. If one process
+A message has its kind (one byte), its length (8 bytes, little endian) and its body. If one process
 ends, the channel closes, so that the other process does not wait for it.
 """
 

@@ -1,4 +1,4 @@
-"""A follower: the process of a rank after rank 0. It applies the log of rank 0 and computes its part of each
+"""A follower: the process for a rank after rank 0. It applies rank 0's log and computes its part in each
 step.
 
 The process decides nothing, samples nothing and writes no log. Rank 0 starts the process
@@ -123,7 +123,7 @@ def _expect(channel: Channel, wanted: MessageKind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when rank 0 ends. The main thread may not notice the end of rank 0, because it may wait on the
+    """Exit when rank 0 ends. The main thread may not notice this, because it may wait on the
     device for a dead rank.
     """
     while os.getppid() == parent:

@@ -1,4 +1,4 @@
-"""Starts and supervises the processes of the other ranks. This module is used in rank 0."""
+"""Starts and supervises the other ranks' processes. This module is used in rank 0."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ END_S = 2.0
 
 
 class Followers:
-    """The processes of rank 1 and later ranks.
+    """The processes for rank 1 and later ranks.
 
     A process ends when its channel closes or when this process ends. A rank that does not read a message
     within `timeout_s` counts as gone.
@@ -94,7 +94,7 @@ class Followers:
         return agreed
 
     def _await(self, wanted: MessageKind, timeout_s: float) -> list[bytes]:
-        """Return the body of each rank's next message. The messages must be of the kind `wanted`."""
+        """Return each rank's next message body. The messages must be of the kind `wanted`."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None

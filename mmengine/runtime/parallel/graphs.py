@@ -49,7 +49,7 @@ class OtherRankFailed(Exception):
 
 
 class SharedCapture:
-    """A function of the type Capture that captures together with the other ranks."""
+    """A Capture function that captures together with the other ranks."""
 
     def __init__(self, group: StepGroup, agree: Agree) -> None:
         self._group, self._agree = group, agree

@@ -1,8 +1,8 @@
-"""The exchanges of tensors between the ranks of a sharded model within a step.
+"""Tensor exchanges between a sharded model's ranks within a step.
 
 All ranks make the same calls in the same order:
 
-    features of encoded items, from rank 0    if the plan encodes items, because only rank 0 has pixels
+    encoded items' features, from rank 0      if the plan encodes items, because only rank 0 has pixels
     token ids, from rank 0                    if a token may come from a step that still runs
     2 sums a layer                            after attention and after the MLP
 
@@ -36,7 +36,7 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 
 
 class Replay(NamedTuple):
-    """The replay of a captured step, which contains exchanges."""
+    """A captured step's replay, which contains exchanges."""
 
     graphs: DecodeGraphs
     bucket: Bucket
@@ -51,7 +51,7 @@ class GroupLost(ExecutorLost):
 
 
 class StepGroup:
-    """The exchanges of one rank. Call `join` first, and `prepare` when the model is loaded.
+    """One rank's exchanges. Call `join` first, and `prepare` when the model is loaded.
 
     `graphs`: the captured steps, which all ranks have, or None. `replays`: whether a graph is being replayed.
     """
@@ -82,7 +82,7 @@ class StepGroup:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not connect: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
-        """Set the sizes of the model. `may_wait`: whether plans may contain PENDING tokens."""
+        """Set the model's sizes. `may_wait`: whether plans may contain PENDING tokens."""
         self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
         self._may_wait = may_wait
 
@@ -123,7 +123,7 @@ class StepGroup:
             self._complete_exchanges()
 
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
-        """Replay the captured step of `bucket` by calling `launch`.
+        """Replay the captured step for `bucket` by calling `launch`.
 
         Raises GroupLost if the launch fails, because the other ranks then wait for exchanges that will not
         come.
@@ -155,7 +155,7 @@ class StepGroup:
         return expected[::-1]
 
     def _of_layers(self, num_tokens: int) -> list[Exchange | Replay]:
-        """Return the exchanges of a forward pass over `num_tokens` tokens, in order."""
+        """Return the exchanges in a forward pass over `num_tokens` tokens, in order."""
         expected: list[Exchange | Replay] = []
         if self._may_wait:
             expected.append((self._broadcast, (num_tokens,), torch.int64))
@@ -246,5 +246,5 @@ def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any)
 
 
 def num_embeds(plan: StepPlan) -> int:
-    """Return the number of embeddings that the step's encoder work computes."""
+    """Return how many embeddings the step's encoder work computes."""
     return sum(item.request.media[item.index].num_embeds for item in plan.encode)

@@ -1,4 +1,4 @@
-"""The executor of rank 0. It sends each step to the other ranks, computes its own part, and samples the
+"""Rank 0's executor. It sends each step to the other ranks, computes its own part, and samples the
 tokens.
 """
 
@@ -45,7 +45,7 @@ class LeadingModel:
 
 
 class LeadingExecutor(TorchExecutor):
-    """The TorchExecutor of rank 0 in a sharded model.
+    """The TorchExecutor on rank 0 in a sharded model.
 
     `frames`, which must be set before the first step, collects the log frames that were committed since the
     last step. The other ranks apply these frames and compute the same step.

@@ -1,6 +1,6 @@
-"""Rebuilds the state of an engine in another process, only from the engine's log.
+"""Rebuilds an engine's state in another process, only from the engine's log.
 
-Each rank of a sharded model applies the same records as rank 0, and derives the plan of each step from its
+Each rank in a sharded model applies the same records as rank 0, and derives each step's plan from its
 own state. Therefore plans need not be sent.
 """
 
@@ -16,7 +16,7 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """A copy of an engine's state, to which the records of the engine's log are applied.
+    """A copy of an engine's state, to which the records in the engine's log are applied.
 
     `state`: the initial state, which the mirror changes in place.
     """
@@ -26,10 +26,10 @@ class Mirror:
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply complete frames of the log. Returns the plan of the step that they decide, or None.
+        """Apply complete frames from the log. Returns the plan for the step that they decide, or None.
 
         The frames must decide at most one step. Raises CorruptLog for bytes that are not frames, and Diverged
-        if a digest in the log shows that this state differs from the state of rank 0.
+        if a digest in the log shows that this state differs from rank 0's state.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None

@@ -1,4 +1,4 @@
-"""Starts and connects the other ranks of a sharded model. This module is used in rank 0."""
+"""Starts and connects the other ranks in a sharded model. This module is used in rank 0."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,8 +76,8 @@ class Ranks:
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Send the state of `core`, which must not have run a step yet, to the other ranks, and capture
-        steps.
+        """Send the state of `core` to the other ranks, and capture steps. `core` must not have run a step
+        yet.
 
         The other ranks allocate their memory before. Raises ConfigError if a rank fails.
         """

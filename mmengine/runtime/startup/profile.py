@@ -48,7 +48,7 @@ def measure(
     aux_hidden_states: tuple[int, ...] = (),
     captures: bool = False,
 ) -> Peaks:
-    """Compute the encoder and the layers for the largest step, and return the peaks of their memory use.
+    """Compute the encoder and the layers for the largest step, and return their peak memory use.
 
     If the engine `captures` graphs, both are also computed for the largest graphs. `aux_hidden_states`: the
     layers whose states a draft head reads. Raises ConfigError if a pass does not fit next to the weights.
@@ -92,7 +92,7 @@ def _layers(
     device: torch.device,
     aux_hidden_states: tuple[int, ...],
 ) -> None:
-    """Compute all layers over `count` tokens, and the logits of `rows` tokens."""
+    """Compute all layers over `count` tokens, and the logits for `rows` tokens."""
     spec = model.spec
     embeds = model.embed(torch.zeros(count, dtype=torch.int64, device=device))
     deepstack = embeds.new_zeros(spec.num_deepstack, count, spec.hidden_size) if spec.num_deepstack else None
@@ -119,7 +119,7 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Return the patch grids (t, h, w) of as few images as possible that together have nearly `num_embeds`
+    """Return the patch grids (t, h, w) for as few images as possible that together have nearly `num_embeds`
     embeddings.
 
     Each image has at most `largest` embeddings. An encoder needs the most memory for a few large images.

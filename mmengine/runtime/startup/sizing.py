@@ -38,7 +38,7 @@ def resolve(
     """Return `config` with all zeros replaced. For example, num_blocks is computed from the memory, and
     max_model_len from the model and the pool.
 
-    A block contains the KV of the model and of the draft head. Raises ConfigError for sizes that do not fit.
+    A block contains KV for the model and the draft head. Raises ConfigError for sizes that do not fit.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -123,7 +123,7 @@ def _with_groups(
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """Return the config with its number of state slots, and the memory with the pool of states included."""
+    """Return the config with its state slot count, and the memory with the state pool included."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -136,7 +136,7 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
 
 
 def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
-    """Return the size of a KV block in bytes, for the model and its draft head."""
+    """Return a KV block's size in bytes, for the model and its draft head."""
     spec = block_spec(spec, config.block_groups)
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
     return bytes_per_block(specs, FP8 if config.kv_dtype == "fp8" else dtype, config.block_size)
@@ -156,10 +156,10 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Return the memory of a device that has its own memory. It is measured after the model's weights were
+    """Return the memory for a device that has its own memory. It is measured after the model's weights were
     loaded.
 
-    The weights of the draft head, which are loaded later, are added. The encoder cache is not included. Not
+    The draft head's weights, which are loaded later, are added. The encoder cache is not included. Not
     yet run on a GPU.
     """
     device = placement.device
@@ -188,7 +188,7 @@ def _measured(
 def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
-    """Return the size of a GPU's encoder cache in embeddings, and the memory with the cache included.
+    """Return a GPU's encoder cache size in embeddings, and the memory with the cache included.
 
     By default the cache has room for the largest item, which a row may read in several chunks, and for all
     items that a step encodes meanwhile. Without an encoder (`embed_bytes` 0) no memory is reserved.
@@ -204,7 +204,7 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """Return the default size of a CPU's KV pool in bytes: enough for a few requests that need `full_request`
+    """Return a CPU's default KV pool size in bytes: enough for a few requests that need `full_request`
     bytes.
 
     The pool gets at most CPU_MEMORY_SHARE of `left`, the memory that weights and a full encoder cache leave.
