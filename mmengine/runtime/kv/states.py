@@ -1,4 +1,4 @@
-"""The pool for recurrent states. A slot exists for each running row and for each state kept for prefix hits."""
+"""The pool for recurrent states: a slot for each running row and for each state kept for prefix hits."""
 
 import numpy as np
 import torch
