@@ -104,7 +104,7 @@ def test_prompts_have_the_sizes_of_real_agents():
 def test_context_management_that_removes_nothing_is_accepted(server, strict, keep):
     edits = [{"type": "clear_thinking_20251015", "keep": keep}]
     for one in (server, strict):
-        for management in ({"edits": edits}, {"edits": []}, {}):
+        for management in ({"edits": edits}, {"edits": []}, {"edits": None}, {}):
             assert message(one, context_management=management)[0] == 200
         counted = {"messages": ASKED, "context_management": {"edits": edits}}
         assert one.call("/v1/messages/count_tokens", counted)[0] == 200
@@ -130,6 +130,111 @@ def test_context_management_that_removes_nothing_is_accepted(server, strict, kee
 def test_what_decides_about_the_answer_stays_refused(server, fields, where):
     status, _, answer = message(server, **fields)
     assert status == 400 and answer["error"]["message"].startswith(where)
+
+
+HISTORY = [
+    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}},
+    {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+    {"type": "mcp_tool_use", "id": "m", "name": "a", "server_name": "b", "input": {}},
+    {"type": "mcp_tool_result", "tool_use_id": "m", "content": "a"},
+    {"type": "bash_code_execution_tool_result", "tool_use_id": "m", "content": {}},
+]
+ITEMS = [
+    {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+    {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}},
+    {"type": "local_shell_call_output", "call_id": "a", "output": "b"},
+    {"type": "mcp_list_tools", "server_label": "a", "tools": []},
+    {"type": "tool_search_output", "call_id": "a", "tools": []},
+    {"type": "ghost_snapshot", "ghost_commit": {}},
+]
+
+
+def test_records_of_hosted_tools_in_the_history_are_left_out_and_named(server, strict):
+    """A conversation that began at the vendor's server goes on here."""
+    said = {"type": "text", "text": "A shape."}
+    plain = [*ASKED, {"role": "assistant", "content": [said]}, *ASKED]
+    for kinds in (HISTORY, HISTORY[:1]):
+        turns = [*ASKED, {"role": "assistant", "content": [*kinds, said]}, *ASKED]
+        status, headers, answer = message(server, messages=turns)
+        places = [f"messages[1].content[{n}].type ({each['type']})" for n, each in enumerate(kinds)]
+        assert status == 200 and headers[LEFT_OUT] == ", ".join(places)
+        assert answer["content"] == message(server, messages=plain)[2]["content"]
+        assert message(strict, messages=turns)[0] == 400
+    own = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A shape."}]}
+    status, headers, answer = server.respond([*ASKED, *ITEMS, own, *ASKED], temperature=0, store=False)
+    assert status == 200, answer
+    assert headers[LEFT_OUT] == ", ".join(
+        f"input[{n}].type ({each['type']})" for n, each in enumerate(ITEMS, 1)
+    )
+    _, _, expected = server.respond([*ASKED, own, *ASKED], temperature=0, store=False)
+    assert answer["output"][0]["content"] == expected["output"][0]["content"]
+    assert strict.respond([*ASKED, *ITEMS], store=False)[0] == 400
+
+
+def test_other_unknown_blocks_and_items_stay_refused(server):
+    for kind in ("compaction", "container_upload", "later", "_tool_result", "tool_result", None, 3):
+        turns = [*ASKED, {"role": "assistant", "content": [{"type": kind}]}, *ASKED]
+        assert message(server, messages=turns)[0] == 400
+    for kind in ("compaction", "later", "later_call", "function_call_item", None, 3):
+        assert server.respond([*ASKED, {"type": kind}], store=False)[0] == 400
+    status, _, answer = server.respond(ITEMS, store=False)
+    assert (status, answer["error"]["param"]) == (400, "input")
+    assert "neither a message nor a call" in answer["error"]["message"]
+
+
+def test_documents_of_text_are_read(server, strict):
+    cited = {"citations": {"enabled": True}}
+    plain = {"type": "text", "media_type": "text/plain", "data": "Red."}
+    parts = [{"type": "text", "text": "Red."}]
+    for block, text in (
+        ({"type": "document", "source": plain, "title": "A", "context": "B"}, "A\nB\nRed."),
+        ({"type": "document", "source": plain, "title": None, **cited}, "Red."),
+        ({"type": "document", "source": {"type": "content", "content": parts * 2}}, "Red.\nRed."),
+        ({"type": "document", "source": {"type": "content", "content": "Red."}}, "Red."),
+        ({"type": "search_result", "source": "B", "title": "A", "content": parts}, "A\nB\nRed."),
+    ):
+        for wrapped in (
+            lambda one: one,
+            lambda one: {"type": "tool_result", "tool_use_id": "a", "content": [one]},
+        ):
+            found, expected = (
+                message(server, messages=[*ASKED, {"role": "user", "content": [wrapped(each)]}])
+                for each in (block, {"type": "text", "text": text})
+            )
+            assert found[0] == 200 and found[2]["content"] == expected[2]["content"]
+            usage = [
+                sum(each[2]["usage"][name] for name in ("input_tokens", "cache_read_input_tokens"))
+                for each in (found, expected)
+            ]
+            assert usage[0] == usage[1]
+            assert ("citations" in found[1].get(LEFT_OUT, "")) == ("citations" in block)
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    for block, where in (
+        ({"type": "document", "source": pdf}, "source.type"),
+        ({"type": "document"}, "source.type"),
+        ({"type": "document", "source": {**plain, "data": 3}}, "source.data"),
+        (
+            {"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}},
+            "source.content[0]",
+        ),
+        ({"type": "search_result", "content": 3}, "content[0]"),
+        ({"type": "search_result", "content": parts, "source": 3}, "source"),
+    ):
+        status, _, answer = message(server, messages=[{"role": "user", "content": [block]}])
+        assert status == 400 and answer["error"]["message"].startswith(f"messages[0].content[0].{where} "), (
+            answer
+        )
+    block = {"type": "document", "source": plain, **cited}
+    assert message(strict, messages=[{"role": "user", "content": [block]}])[0] == 400
+
+
+def test_unknown_fields_of_a_function_are_left_out_and_named(server, strict):
+    tool = {**FUNCTION, "defer_loading": True, "output_schema": {}}
+    status, headers, answer = server.respond(tools=[tool], tool_choice="none")
+    assert status == 200, answer
+    assert headers[LEFT_OUT] == "tools[0].defer_loading, tools[0].output_schema"
+    status, _, answer = strict.respond(tools=[tool])
+    assert (status, answer["error"]["param"]) == (400, "tools[0].defer_loading")
 
 
 def test_unknown_fields_are_left_out_and_named(server, strict):

@@ -312,7 +312,7 @@ REFUSED = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "mcp", "server_label": "a"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools[0].function"),
-    ({"tools": [{**NOW, "defer_loading": True}]}, "tools[0]"),
+    ({"tools": [{**NOW, "defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": [NOW], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
     ({"tools": [NOW], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),

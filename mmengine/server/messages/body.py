@@ -28,8 +28,9 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 _TURNS = supported(
-    "turns of user, assistant and system; blocks text, image, tool_use, tool_result, thinking; consecutive "
-    "turns of one role are joined, and the answer continues a last turn of the assistant"
+    "turns of user, assistant and system; blocks text, image, document (text), search_result, tool_use, "
+    "tool_result, thinking; consecutive turns of one role are joined, and the answer continues a last turn "
+    "of the assistant"
 )
 _SYSTEM = supported("a text, or blocks of text")
 _TOOLS = supported("tools of type custom; requires a chat template that supports tools")

@@ -4,6 +4,7 @@ In the Messages API, tool results are blocks in user turns. Each tool result bec
 Consecutive turns of the same role become one chat message.
 """
 
+import re
 from collections.abc import Sequence
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
@@ -12,12 +13,15 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
 from mmengine.server.http.unsupported import Unsupported
+from mmengine.server.messages.documents import document_text
 from mmengine.server.messages.field_table import BLOCKS
 
 MAX_BLOCKS = 4096  # Maximum number of blocks in a turn or a tool result.
-_USER_BLOCKS = ("text", "image", "tool_result")  # Block types in a user turn.
-_TOOL_BLOCKS = ("text", "image")  # Block types in a tool result.
+_TOOL_BLOCKS = ("text", "image", "document", "search_result")  # Block types in a tool result.
+_USER_BLOCKS = (*_TOOL_BLOCKS, "tool_result")  # Block types in a user turn.
 _ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # Block types in an assistant turn.
+# Records of tools that Anthropic's server ran.
+_HOSTED_BLOCKS = re.compile(r"server_tool_use|mcp_tool_use|tool_reference|[a-z_]+_tool_result")
 _SYSTEM = FieldPath("system")
 _ROLES = ("user", "assistant", "system")
 _BILLING = "x-anthropic-billing-header:"
@@ -177,6 +181,8 @@ class Conversation:
     def _part(self, where: FieldPath, block: Json) -> Json:
         if block["type"] == "text":
             return {"type": "text", "text": _text(where, block, "text")}
+        if block["type"] in ("document", "search_result"):
+            return {"type": "text", "text": document_text(where, block, self._unsupported)}
         options: Json = {name: block[name] for name in ("min_pixels", "max_pixels") if name in block}
         return {"type": "image_url", "image_url": {"url": self._source(where / "source", block)}, **options}
 
@@ -207,7 +213,9 @@ class Conversation:
     def _blocks(
         self, where: FieldPath, given: object, kinds: tuple[str, ...]
     ) -> list[tuple[FieldPath, Json]]:
-        """Return the blocks with their paths. `kinds`: the allowed block types. Raises ApiError."""
+        """Return the blocks with their paths. `kinds`: the allowed block types. A lenient server ignores
+        records of tools that Anthropic's server ran. Raises ApiError.
+        """
         if not isinstance(given, list):
             text = f"{FIELD} must be a text or a list of blocks, not {shown(given)}"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where)
@@ -220,7 +228,11 @@ class Conversation:
             kind = one.get("type") if isinstance(one, dict) else None
             if not isinstance(kind, str) or kind not in kinds:
                 text = f"{FIELD} has the unsupported type {shown(kind)}; use {', '.join(kinds)}"
-                raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
+                refused = ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
+                if not isinstance(kind, str) or not _HOSTED_BLOCKS.fullmatch(kind):
+                    raise refused
+                self._unsupported.leave_out(refused, kind)
+                continue
             block = without_nulls(one)
             check_fields(place, block, kind, self._unsupported)
             found.append((place, block))

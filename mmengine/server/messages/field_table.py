@@ -13,7 +13,7 @@ _REFUSED_AS_IN_CHAT = (
 )
 _FORM = "use output_config.format"
 _KEEP_ALL = (
-    *({}, {"edits": []}),
+    *({}, {"edits": None}, {"edits": []}),
     *({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"})),
 )
 _SHARED = (
@@ -52,6 +52,8 @@ BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "image": (("source", "min_pixels", "max_pixels"), ("cache_control", "transformations")),
     "tool_use": (("id", "name", "input"), ("cache_control", "caller", "toolset_name")),
     "tool_result": (("tool_use_id", "content"), ("cache_control", "is_error", "toolset_name")),
+    "document": (("source", "title", "context", "citations"), ("cache_control",)),
+    "search_result": (("source", "title", "content", "citations"), ("cache_control",)),
     "thinking": (("thinking",), ("signature",)),
     "redacted_thinking": ((), ("data",)),
     "custom": (

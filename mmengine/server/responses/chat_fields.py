@@ -16,6 +16,7 @@ from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.body import TextOptions
 from mmengine.server.responses.custom_tools import custom_tool
 
+_TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
 
@@ -30,7 +31,7 @@ def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Jso
     for n, tool in enumerate(tools):
         where, kind = FieldPath("tools", n), tool.get("type")
         if kind == "function":
-            found[n] = _tool(where, tool)
+            found[n] = _tool(where, tool, unsupported)
         elif kind == "custom":
             found[n] = custom_tool(where, tool, unsupported)
         else:
@@ -45,11 +46,15 @@ def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Jso
     return found
 
 
-def _tool(where: FieldPath, tool: Json) -> Json:
+def _tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
     if "function" in tool:
         text = f"{FIELD} has the format of chat completions; put name and parameters next to type"
         raise ApiError(ErrorCode.UNKNOWN_FIELD, text, where / "function")
-    function = {name: value for name, value in tool.items() if name != "type"}
+    for name in tool:
+        if name not in _TOOL_FIELDS:
+            text = f"{FIELD} is unknown; use {', '.join(_TOOL_FIELDS)}"
+            unsupported.leave_out(ApiError(ErrorCode.UNKNOWN_FIELD, text, where / name[:64]))
+    function = {name: tool[name] for name in _TOOL_FIELDS[1:] if name in tool}
     return {"type": "function", "function": function}
 
 

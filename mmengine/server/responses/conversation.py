@@ -4,6 +4,7 @@ response object repeats.
 Consecutive assistant items (reasoning, text, tool calls) become a single chat message.
 """
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,6 +20,15 @@ from mmengine.structured_output.request.tool_calls import INPUT
 MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a tool call in the input.
 _ROLES = ("user", "system", "developer", "assistant")
 _TAKEN = "message, function_call, custom_tool_call, their outputs and reasoning"
+# Records of tools that OpenAI's server or Codex ran, and Codex's snapshots of the working tree.
+_HOSTED = (
+    *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search"),
+    *("local_shell", "shell", "apply_patch"),
+)
+_HOSTED_ITEMS = re.compile(
+    rf"({'|'.join(_HOSTED)})_call(_output)?"
+    "|tool_search_output|mcp_list_tools|mcp_approval_(request|response)|ghost_snapshot"
+)
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -84,7 +94,8 @@ class Conversation:
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
         """Add an item. Return the prefix of its id, and the item that the response object repeats, without an
-        id. For a reference to an item of a previous response, returns None.
+        id. Returns None for a reference to an item of a previous response, and for a record of a hosted tool,
+        which a lenient server ignores.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
@@ -105,11 +116,12 @@ class Conversation:
             case "item_reference":
                 text = f"{where} refers to {shown(item.get('id'))}, which the previous response does not have"
                 raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{text}; send the item itself", where)
-        raise ApiError(
-            ErrorCode.UNSUPPORTED_FIELD,
-            f"{FIELD} has the unsupported type {shown(kind)}; use {_TAKEN}",
-            where / "type",
-        )
+        text = f"{FIELD} has the unsupported type {shown(kind)}; use {_TAKEN}"
+        refused = ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
+        if not isinstance(kind, str) or not _HOSTED_ITEMS.fullmatch(kind):
+            raise refused
+        self._unsupported.leave_out(refused, kind)
+        return None
 
     def _message(self, where: FieldPath, item: Json) -> Json:
         role = item.get("role")

@@ -96,6 +96,9 @@ class ResponsesReader:
             conversation.add_instructions(body.instructions)
         conversation.add_previous(before)
         conversation.add_input(body.input)
+        if not conversation.messages:
+            text = f"{FIELD} has neither a message nor a call; add a message of the user"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input"))
         tools = chat_tools(body.tools or (), unsupported)
         names = FieldNames(tuple(map(Place, conversation.places)), RENAMES, tools=tuple(tools))
         chat = _as_chat(body, conversation.finished(), list(tools.values()) or None)
