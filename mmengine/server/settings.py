@@ -22,18 +22,20 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A server's settings. Times are in seconds, sizes in bytes."""
 
     host: Annotated[str, described("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, between(0, 65535, "TCP port; 0: any free port. Starting fails if it is in use.")] = (
-        8000
-    )
-    health_host: Annotated[str, described("Address of the health port; empty: `host`.")] = ""
+    port: Annotated[
+        int, between(0, 65535, "TCP port; 0 selects a free port. Starting fails if the port is in use.")
+    ] = 8000
+    health_host: Annotated[str, described("Address of the health port; default: `host`.")] = ""
     health_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        described("Port that serves only the health routes; 0: any free port."),
+        described("Port that serves only the health routes; 0 selects a free port."),
     ] = None
     served_model_names: Annotated[
-        tuple[str, ...], described("Names of the model in calls; none: the model's own name.")
+        tuple[str, ...], described("Names of the model in calls; default: the model's own name.")
     ] = ()
-    chat_template: Annotated[str, described("Source of a chat template that replaces the model's.")] = ""
+    chat_template: Annotated[
+        str, described("Source of a chat template that replaces the model's template.")
+    ] = ""
     generation_config: Annotated[
         Literal["auto", "none"], described("Sampling defaults: the checkpoint's (auto), or OpenAI's (none).")
     ] = "auto"
@@ -43,80 +45,89 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     unsupported: Annotated[
         Literal["lenient", "strict"],
         described(
-            "Hosted tools, optional and unknown fields of /v1/messages and /v1/responses: left out and "
-            "named in a header (lenient), or refused with 400."
+            "Whether hosted tools, optional fields and unknown fields of /v1/messages and /v1/responses are "
+            "ignored and named in a header (lenient), or refused with 400 (strict)."
         ),
     ] = "lenient"
     cors_origins: Annotated[
         tuple[str, ...],
-        described("Origins whose pages may call the server from a browser; `*`: all; none: no page."),
+        described("Origins whose web pages may call the server; `*` allows all origins; default: none."),
     ] = ()
     metrics_compat: Annotated[
         Literal["none", "vllm"], described("vllm: export the metrics under vLLM's names too.")
     ] = "none"
     reasoning_fields: Annotated[
         Literal["reasoning_content", "both"],
-        described("Fields for reasoning; both: `reasoning_content` and `reasoning`."),
+        described("Fields that contain reasoning; both: `reasoning_content` and `reasoning`."),
     ] = "reasoning_content"
     live: Annotated[bool, described("Whether `/live` shows the log.")] = False
     otlp_traces_endpoint: Annotated[
-        str, described("URL of an OpenTelemetry collector; empty: no traces.")
+        str, described("URL of an OpenTelemetry collector; default: no traces.")
     ] = ""
-    open_metrics: Annotated[bool, described("Whether `/metrics` needs no key from other machines.")] = False
-    max_body_bytes: Annotated[int, between(1024, 2**30, "Bytes of one body. A larger body gets 413.")] = (
-        64 * 2**20
+    open_metrics: Annotated[bool, described("Whether other machines may read `/metrics` without a key.")] = (
+        False
     )
+    max_body_bytes: Annotated[
+        int, between(1024, 2**30, "Maximum bytes of a body. A larger body gets 413.")
+    ] = 64 * 2**20
     max_bodies_bytes: Annotated[
-        int, between(1024, 2**40, "Bytes of all bodies in progress. Another body gets 429.")
+        int, between(1024, 2**40, "Maximum bytes of all bodies in progress. A body beyond it gets 429.")
     ] = 512 * 2**20
     max_header_bytes: Annotated[
-        int, between(1024, 2**24, "Bytes of a request's head. A larger head gets 431.")
+        int, between(1024, 2**24, "Maximum bytes of a request's head. A larger head gets 431.")
     ] = 64 * 2**10
     key_share: Annotated[
         float,
         between(
             0.01,
             1,
-            "Share of calls, body bytes and file bytes that one of several keys may use. More gets 429.",
+            "Share of calls, body bytes and file bytes for each of several API keys. More gets 429.",
         ),
     ] = 0.5
     share_prefix_cache: Annotated[
         bool,
         described(
-            "Whether API keys share cached prefixes. Then `cached_tokens` tells one key what another asked."
+            "Whether API keys share cached prefixes. If so, `cached_tokens` reveals which prompts other keys "
+            "have sent."
         ),
     ] = False
-    max_prompts: Annotated[int, between(1, 4096, "Prompts per /v1/completions call. More get 400.")] = 64
+    max_prompts: Annotated[
+        int, between(1, 4096, "Maximum prompts per /v1/completions call. More get 400.")
+    ] = 64
     max_inputs: Annotated[
-        int, between(1, 2**16, "Inputs or documents per call for vectors or scores. More get 400.")
+        int, between(1, 2**16, "Maximum inputs or documents per call for vectors or scores. More get 400.")
     ] = 2048
-    max_messages: Annotated[int, between(1, 2**20, "Messages, or input items, per call. More get 400.")] = (
-        4096
-    )
-    max_tools: Annotated[int, between(1, 4096, "Tools per call. More get 400.")] = 128
-    max_tool_bytes: Annotated[int, between(16, 2**24, "Bytes of a call's tools as JSON. More get 400.")] = (
-        256 * 2**10
-    )
+    max_messages: Annotated[
+        int, between(1, 2**20, "Maximum messages or input items per call. More get 400.")
+    ] = 4096
+    max_tools: Annotated[int, between(1, 4096, "Maximum tools per call. More get 400.")] = 128
+    max_tool_bytes: Annotated[
+        int, between(16, 2**24, "Maximum bytes of a call's tools as JSON. More get 400.")
+    ] = 256 * 2**10
     max_schema_bytes: Annotated[
-        int, between(16, 2**24, "Bytes of a schema or grammar as JSON. A larger one gets 400.")
+        int, between(16, 2**24, "Maximum bytes of a schema or grammar as JSON. More get 400.")
     ] = 4 * 2**20
     strict_tools: Annotated[
         bool, described("Whether tools with an unenforceable schema are refused even without `strict`.")
     ] = False
     max_pixels: Annotated[
-        int, between(1024, 2**28, "Pixels per image that a request may ask for. Larger values are clamped.")
+        int,
+        between(1024, 2**28, "Maximum pixels per image that a request may set. Larger values are clamped."),
     ] = 16_777_216
     max_backlog: Annotated[
         int,
         between(
-            16, 2**24, "Pending events of a stream. At the limit the stream is cut and its request cancelled."
+            16,
+            2**24,
+            "Maximum pending events of a stream. Beyond it, the stream and its request are cancelled.",
         ),
     ] = 8192
     slow_reader_s: Annotated[
-        float, between(0.1, 86400, "Seconds that one write may wait. After that the connection is closed.")
+        float,
+        between(0.1, 86400, "Seconds that a write may wait for the client. Then the connection is closed."),
     ] = 30.0
     body_timeout_s: Annotated[
-        float, between(0.1, 86400, "Seconds for a head or a body to arrive. After that the call gets 408.")
+        float, between(0.1, 86400, "Maximum seconds for a head or a body to arrive. Then the call gets 408.")
     ] = 60.0
     ping_s: Annotated[float, between(0.05, 86400, "Seconds of silence before a stream sends `: ping`.")] = (
         15.0
@@ -127,8 +138,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         between(
             0,
             86400,
-            "Seconds for streams to finish after SIGTERM. After that they are cut; with a log "
-            "their requests resume. The process ends within 5 more seconds.",
+            "Seconds for streams to finish after SIGTERM. Then streams are cut; with a log, the next process "
+            "resumes their requests. The process ends within 5 more seconds.",
         ),
     ] = 30
     reattach_s: Annotated[
@@ -136,60 +147,74 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         between(
             0,
             86400,
-            "Seconds that an answer waits for its client's retry. After that the request is "
-            "cancelled or the answer dropped.",
+            "Seconds that an answer waits for its client's retry. Then the request is cancelled, or the "
+            "finished answer is dropped.",
         ),
     ] = 60.0
     max_connections: Annotated[
-        int, between(1, 2**20, "Connections in the socket's backlog. The kernel refuses or drops more.")
+        int,
+        between(1, 2**20, "Maximum connections in the socket's backlog. The kernel refuses or drops more."),
     ] = 2048
     allow_media_urls: Annotated[
         tuple[str, ...],
-        described("Host names whose `https:` URLs are fetched; `public`: all public hosts; none: no URL."),
+        described("Hosts whose `https:` URLs are fetched; `public` allows all public hosts; default: none."),
     ] = ()
     allow_http_media: Annotated[bool, described("Whether `http:` URLs are fetched too.")] = False
     media_ports: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=65535)], ...], described("Allowed ports of media URLs.")
     ] = (80, 443)
     media_root: Annotated[
-        str, described("Folder below which `file:` URLs and paths are read; empty: none.")
+        str, described("Folder below which `file:` URLs and paths are read; default: none.")
     ] = ""
-    lora_root: Annotated[str, described("Folder below which calls load adapters; empty: none.")] = ""
+    lora_root: Annotated[str, described("Folder below which calls may load adapters; default: none.")] = ""
     media_timeout_s: Annotated[
-        float, between(0.1, 3600, "Seconds for one URL, redirects included. After that the call gets 400.")
+        float,
+        between(0.1, 3600, "Maximum seconds to fetch a URL with its redirects. Then the call gets 400."),
     ] = 10.0
     max_media_bytes: Annotated[
-        int, between(1024, 2**30, "Bytes of one URL or file. A larger one gets 400.")
+        int, between(1024, 2**30, "Maximum bytes of a fetched URL or file. More get 400.")
     ] = 64 * 2**20
-    max_media_urls: Annotated[int, between(1, 1024, "URLs and files per call. More get 400.")] = 64
-    max_media_fetches: Annotated[int, between(1, 1024, "Concurrent fetches. Further fetches wait.")] = 16
+    max_media_urls: Annotated[int, between(1, 1024, "Maximum URLs and files per call. More get 400.")] = 64
+    max_media_fetches: Annotated[
+        int, between(1, 1024, "Maximum concurrent fetches. Further fetches wait.")
+    ] = 16
     max_media_in_flight_bytes: Annotated[
         int,
-        between(1024, 2**40, "Fetched bytes that are not yet prepared. A call may use half; fetches wait."),
+        between(
+            1024,
+            2**40,
+            "Maximum fetched bytes not yet prepared; a call may use half. Further fetches wait.",
+        ),
     ] = 2**30
     store_ttl: Annotated[
-        float, between(1, 10**9, "Seconds that a finished response is stored. After that it is deleted.")
+        float, between(1, 10**9, "Seconds that a finished response is stored. Then it is deleted.")
     ] = 30 * 86400.0
     store_bytes: Annotated[
-        int, between(2**16, 2**50, "Bytes of stored responses. The oldest finished ones are deleted.")
+        int,
+        between(
+            2**16, 2**50, "Maximum bytes of stored responses. The oldest finished responses are deleted."
+        ),
     ] = 8 * 2**30
     max_file_bytes: Annotated[
-        int, between(1024, 2**40, "Bytes of one uploaded file. A larger file gets 413.")
+        int, between(1024, 2**40, "Maximum bytes of an uploaded file. A larger file gets 413.")
     ] = 512 * 2**20
     files_bytes: Annotated[
-        int, between(1024, 2**50, "Bytes of all files. Another upload gets 413 until files are deleted.")
+        int,
+        between(
+            1024, 2**50, "Maximum bytes of all files. Beyond it, uploads get 413 until files are deleted."
+        ),
     ] = 16 * 2**30
     max_batch_lines: Annotated[
-        int, between(1, 10**6, "Lines of one batch. A longer file fails the batch.")
+        int, between(1, 10**6, "Maximum lines of a batch. A longer file fails the batch.")
     ] = 50_000
     batch_priority: Annotated[
-        int, between(0, 2**31 - 1, "Priority of batch requests; smaller runs first, calls have 0.")
+        int, between(0, 2**31 - 1, "Priority of batch requests. Smaller values run first; calls have 0.")
     ] = 100
     ssl_certfile: Annotated[str, described("TLS certificate, with `ssl_keyfile`.")] = ""
     ssl_keyfile: Annotated[str, described("TLS private key.")] = ""
     ssl_keyfile_password: Annotated[str, described("Password of the private key.")] = ""
     ssl_ca_certs: Annotated[
-        str, described("Authorities that must have signed each client's certificate.")
+        str, described("Certificate authorities; each client needs a certificate that one of them signed.")
     ] = ""
 
     @classmethod
