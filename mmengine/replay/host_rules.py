@@ -36,10 +36,10 @@ def rules_for(started: ev.Started) -> HostRules:
     if changed := _changed_settings(started):
         return HostRules("", "", f"the rules here do not model {changed}")
     if not started.constants.knows_contents:
-        return HostRules("", "", "the log does not tell what vLLM's prefix cache held when it began")
+        return HostRules("", "", "the log does not say what vLLM's prefix cache contained when the log began")
     found = _VERSION.match(started.host)
     if found is None:
-        return HostRules("", "", f"this build has no rules of {started.host}; it has those of vllm")
+        return HostRules("", "", f"this build has no rules of {started.host}; it only has rules of vllm")
     version = int(found[1]), int(found[2])
     nearest = min(_COMPAT, key=lambda known: (abs(_place(known) - _place(version)), known))
     name = f"vllm {nearest[0]}.{nearest[1]}"

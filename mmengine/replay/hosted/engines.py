@@ -116,5 +116,5 @@ def own_rules(name: str, started: ev.Started) -> HostRules:
     if lacking:
         return HostRules("", "", f"{lacking} cannot be repeated without vLLM's workers")
     if not started.constants.knows_contents:
-        return HostRules("", "", "the log does not tell what vLLM's prefix cache held when it began")
+        return HostRules("", "", "the log does not say what vLLM's prefix cache contained when the log began")
     return HostRules("vllm", started.host)

@@ -126,7 +126,7 @@ class BuildProbe:
             return self._parting(Path(scratch))
 
     def test(self, failure: Failure) -> TestParts:
-        title = f"This build decides otherwise than mmengine {self.version}, which wrote log_of_other."
+        title = f"This build decides differently from mmengine {self.version}, which wrote log_of_other."
         return TestParts(KIND, title, "from mmengine.replay import verify\n", _BODY)
 
     def _serve_for_other(self, script: Script, folder: Path, max_steps: int) -> None:

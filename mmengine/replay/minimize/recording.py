@@ -150,7 +150,7 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
             pieces.append(_split(state, record))
             num_cells += pieces[-1].num_cells
             if num_cells > MAX_CELLS:
-                raise LogError(f"the log in {folder} is too large to leave requests out of its decisions")
+                raise LogError(f"the log in {folder} is too large to remove requests from its decisions")
             watcher.check_decision(record.event)
             if watcher.broken is not None:
                 failure = _broken_by(state, record.event)

@@ -148,7 +148,7 @@ def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> Li
         text = f"custom_id must be a text of 1 to {MAX_ID_CHARS} characters"
         return LineError("invalid_custom_id", text, number, "custom_id")
     if custom_id in seen:
-        text = f"custom_id {custom_id[:64]!r} repeats that of an earlier line; ids must be unique"
+        text = f"custom_id {custom_id[:64]!r} is also the custom_id of an earlier line; ids must be unique"
         return LineError("duplicate_custom_id", text, number, "custom_id")
     seen.add(custom_id)
     if _text(fields["method"]) != "POST":

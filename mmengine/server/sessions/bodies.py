@@ -62,13 +62,13 @@ class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     index: Index | None = None
 
 
-_OPENED = "it is set when the session is opened; send it to /v1/sessions"
+_OPENED = "set this field when the session is opened, at /v1/sessions"
 _TOOLS = "a session calls no tools; use /v1/chat/completions"
 _WRITES = "each question and each answer is a turn of its own"
 # Chat fields that the session itself determines, or does not support.
 REFUSED_IN_SESSIONS = Fields(
     (
-        Field("messages", "refused", "the session has them: send content"),
+        Field("messages", "refused", "the session has the messages; send content"),
         Field("n", "refused", "a session has one answer at a time", (1,)),
         Field("tools", "refused", _TOOLS, ([],)),
         Field("tool_choice", "refused", _TOOLS, ("none",)),
