@@ -1,13 +1,13 @@
-"""Encodes and decodes frames. A frame holds one commit's records and their CRC-32, which is checked
-before a record is decoded.
+"""Encodes and decodes frames. A frame holds the records of one commit and a CRC-32, which is checked before
+any record is decoded.
 
-A frame is a header with 40 bytes, little endian, and a msgpack body.
+A frame consists of a header with 40 bytes, little endian, and a msgpack body.
 
     magic "mmfr" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
-The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event), with step and
-time relative to the header's values. A frame's records have consecutive sequence numbers, so only the first
-number is stored.
+The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event), in which step
+and time are relative to the header's values. The records in a frame have consecutive sequence numbers, so
+only the first number is stored.
 """
 
 import mmap
@@ -25,12 +25,13 @@ MAGIC = b"mmfr"
 HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header fields that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
-# Bytes. The longest prompt that settings allow fits, even with a media run at each token.
+# Maximum body length in bytes. The longest prompt that settings allow fits, even with a media run at each
+# token.
 MAX_BODY = 256 * 2**20
-MAX_RECORDS = 2**14  # in one frame
+MAX_RECORDS = 2**14  # maximum number of records in a frame
 MAX_COUNTER = 2**64
 E = TypeVar("E", bound=Event)
-Data = bytes | memoryview | mmap.mmap  # a segment's bytes
+Data = bytes | memoryview | mmap.mmap  # the bytes in a segment
 
 _encoder = msgspec.msgpack.Encoder()
 _Outline = Annotated[list[tuple[int, int, int, msgspec.Raw]], msgspec.Meta(max_length=MAX_RECORDS)]
@@ -40,16 +41,16 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-LARGE = 2**20  # bytes; the values in smaller bodies are not counted
-MAX_VALUES = 8 * 2**20  # msgpack values in one body
+LARGE = 2**20  # values are counted only in bodies that are larger than this, in bytes
+MAX_VALUES = 8 * 2**20  # maximum number of msgpack values in a body
 
 
 def _sizes() -> list[int]:
-    """Return a list that maps a msgpack value's first byte to the value's size in bytes. The size of an
-    array or map is that of its head; 0: the length follows the first byte.
+    """Return a list that maps the first byte of a msgpack value to the value's size in bytes. The size of an
+    array or map is only its head. The size 0 means that the length follows the first byte.
     """
     sizes = [1] * 256
-    sizes[0xA0:0xC0] = range(1, 33)  # short strings
+    sizes[0xA0:0xC0] = range(1, 33)  # strings with less than 32 bytes
     for first, size in ((0xC4, 0), (0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xCF, 9)):
         sizes[first] = size
     for first, size in ((0xC5, 0), (0xC6, 0), (0xD0, 2), (0xD1, 3), (0xD2, 5), (0xD3, 9), (0xD9, 0)):
@@ -67,9 +68,9 @@ _LENGTHS = {0xC4: _U8, 0xC5: _U16, 0xC6: _U32, 0xD9: _U8, 0xDA: _U16, 0xDB: _U32
 def has_too_many_values(body: bytes | memoryview) -> bool:
     """Return whether a large body holds more than MAX_VALUES values.
 
-    Three msgpack bytes can become a hundred bytes in Python, so a body with many megabytes of tiny values
-    would not fit into memory. An engine's own large events have few values, because a long column is one
-    value. For bytes that are not msgpack the result is arbitrary.
+    Three msgpack bytes can become a hundred bytes in Python. A hostile body with many megabytes of tiny
+    values would therefore not fit into memory. An engine's own large events have few values, because a long
+    column is one value. For bytes that are not msgpack the result is arbitrary.
     """
     if len(body) <= LARGE:
         return False
@@ -91,8 +92,8 @@ def has_too_many_values(body: bytes | memoryview) -> bool:
 class Record(msgspec.Struct, frozen=True, gc=False):
     """An event with its position in the log.
 
-    `sequence`: the record's number in the log. `step`: the open or next step when the event was appended.
-    `offset`: where the record's frame begins in the segment, in bytes.
+    `sequence`: the record's number in the log. `step`: the number of the open or next step when the event was
+    appended. `offset`: the byte in the segment at which the record's frame begins.
     """
 
     sequence: int
@@ -103,9 +104,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """A frame whose checksum was verified: bytes [offset, end) in a segment, with the body from `start` on.
+    """A frame whose checksum was verified. It has the bytes [offset, end) in a segment, and its body begins
+    at `start`.
 
-    `sequence`, `step` and `mono_ns` belong to the first of its `count` records.
+    `sequence`, `step` and `mono_ns` belong to the first record. The frame has `count` records.
     """
 
     offset: int
@@ -119,7 +121,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class TornRecord(Exception):
-    """The data ends within a frame."""
+    """The data ends within a frame, as after an interrupted write."""
 
     def __init__(self, offset: int, what: str = "the record"):
         super().__init__(f"{what} at byte {offset} is cut short")
@@ -127,23 +129,23 @@ class TornRecord(Exception):
 
 
 class DamagedRecord(CorruptLog):
-    """The bytes are not a frame, or their checksum does not match."""
+    """The bytes are not a frame, or the frame's checksum does not match."""
 
     def __init__(self, offset: int, what: str, kind: str = "checksum"):
         super().__init__(f"the record at byte {offset} is damaged: {what}", kind)
 
 
 class UnknownRecord(CorruptLog):
-    """The frame's checksum matches, but this build cannot read the frame."""
+    """The frame's checksum matches, but this build cannot read a record in the frame."""
 
     def __init__(self, offset: int, what: str):
         super().__init__(f"the record at byte {offset} cannot be read: {what}", "version")
 
 
 def as_logged(event: E) -> E:
-    """Return the event as a reader of the log will see it.
+    """Return the event with the types that a log reader will get.
 
-    Raises ValueError for a value that a log cannot hold: a wrong type, a number that is too large, half of a
+    Raises ValueError for a value that a log cannot hold: a wrong type, a number that is too large, or half a
     surrogate pair.
     """
     try:
@@ -156,9 +158,11 @@ def as_logged(event: E) -> E:
 
 
 def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> list[bytes]:
-    """Return the records (type number, step, mono ns, event) as frames. The first record has the number
-    `sequence`. The result has several frames if one frame would exceed its limits. Raises ValueError if a
-    single record exceeds the limit.
+    """Return the records (type number, step, mono ns, event) as frames. `sequence`: the first record's
+    number.
+
+    There are several frames if a single frame would exceed its limits. Raises ValueError if a single record
+    exceeds them.
     """
     kind, step, mono_ns, event = records[0]
     if len(records) == 1:
@@ -176,8 +180,8 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
 
 
 def frame_at(data: Data, offset: int) -> Frame:
-    """Return the frame at `offset`. Raises TornRecord if the data ends before the frame does, and
-    DamagedRecord if the bytes are not a frame or the checksum does not match.
+    """Return the frame at `offset`. Raises TornRecord if the data ends before the frame, and DamagedRecord if
+    the bytes are not a frame or the checksum does not match.
     """
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
@@ -195,7 +199,7 @@ def frame_at(data: Data, offset: int) -> Frame:
 
 
 def records_in(data: Data, frame: Frame) -> list[Record]:
-    """Return a frame's records. Raises UnknownRecord for a record that this build cannot read."""
+    """Return the records in a frame. Raises UnknownRecord for a record that this build cannot read."""
     offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
     body = data[frame.start : frame.end]
     if has_too_many_values(body):
@@ -217,17 +221,21 @@ def records_in(data: Data, frame: Frame) -> list[Record]:
 
 
 def decode_event(number: int, body: bytes | memoryview | msgspec.Raw, offset: int) -> Event:
-    """Decode the body of an event with type `number`. Raises UnknownRecord if this build cannot read it."""
+    """Decode the body of an event with the type `number`. Raises UnknownRecord if this build cannot read
+    it.
+    """
     decoder = _decoders.get(number)
     if decoder is None:
         raise UnknownRecord(offset, f"event type {number} is newer than this build knows")
     try:
         event: Event = decoder.decode(body)
         return event
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 raises ValueError
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError for invalid UTF-8
         raise UnknownRecord(offset, f"its body is not a {TYPES[number].__name__}: {_said(error)}") from None
 
 
 def _said(error: Exception) -> str:
-    """Return an error's text, printable in one terminal line. The text may quote names from a hostile log."""
+    """Return an error's text, printable in one terminal line. The text may contain names from a hostile
+    log.
+    """
     return "".join(c if c.isprintable() else "\ufffd" for c in str(error)[:200])

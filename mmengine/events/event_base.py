@@ -1,7 +1,7 @@
-"""The base class of all events."""
+"""Defines the base class for all events in a log."""
 
 import msgspec
 
 
 class EventBase(msgspec.Struct, array_like=True, frozen=True):
-    """The base class of all events; the union `Event` is in vocabulary.py."""
+    """The base class for all events. The union `Event` in vocabulary.py lists its subclasses."""

@@ -1,8 +1,8 @@
-"""File operations of a log on each operating system: links are not followed, and synced bytes survive a
-crash of the system.
+"""The file operations that a log needs, for each operating system. Links are not followed, and synced bytes
+survive a system crash.
 
-Linux has all the calls. macOS lacks fdatasync and posix_fallocate, so fsync and written zeros replace them.
-Windows also lacks O_NOFOLLOW and statvfs and cannot open folders. On Windows the path is checked for a link
+Linux has all the calls. macOS lacks fdatasync and posix_fallocate; fsync and written zeros replace them.
+Windows also lacks O_NOFOLLOW and statvfs, and cannot open folders. On Windows the path is checked for a link
 before the file is opened, and the file system's journal writes new names to the disk.
 """
 
@@ -12,16 +12,17 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-# A flag is 0 on systems that lack it. Only Windows distinguishes text files from binary files.
+# A flag is 0 on systems that lack it. O_BINARY exists only on Windows, which distinguishes text and binary
+# files.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BYTES = getattr(os, "O_BINARY", 0)
-# With O_NONBLOCK, opening a named pipe does not wait for a writer. The caller then refuses the pipe.
+# With O_NONBLOCK, opening a named pipe does not wait for a writer. The caller can then reject the pipe.
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file and return its descriptor. Only its owner can read and write a new file. Raises OSError,
-    also for a link.
+    """Open a file and return its descriptor. A new file can be read and written only by its owner. Raises
+    OSError, also if the path is a link.
     """
     if not _NO_LINK and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -29,13 +30,13 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """Write `data` to a new file, rename it to `path` and sync both to the disk. An existing file is replaced
-    completely or not at all. Raises OSError without leaving a partial file.
+    """Write `data` to a new file, rename the file to `path`, and sync both to the disk. An existing file is
+    replaced completely or not at all. If OSError is raised, no partial file remains.
     """
     part = path.with_name(path.name + ".part")
     try:
         with open(open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)  # retries until all bytes are written
+            file.write(data)  # continues until all bytes are written
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -47,7 +48,7 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
 
 
 def sync_data(fd: int) -> None:
-    """Sync a file's bytes and size to the disk. Raises OSError."""
+    """Sync a file's contents and size to the disk. Raises OSError."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(fd)
     else:
@@ -55,7 +56,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk. Raises OSError."""
+    """Sync the file names in a folder to the disk. Raises OSError."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -66,7 +67,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the disk space in bytes that an ordinary user has in the folder. Raises OSError."""
+    """Return how many bytes an ordinary user may still write in the folder. Raises OSError."""
     if not hasattr(os, "statvfs"):
         return shutil.disk_usage(folder).free
     status = os.statvfs(folder)
@@ -74,7 +75,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def allocate(fd: int, num_bytes: int) -> None:
-    """Allocate disk space for an open file's first bytes. Raises OSError."""
+    """Allocate disk space for the first `num_bytes` bytes in an open file. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, num_bytes)
         return

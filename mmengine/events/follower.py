@@ -1,4 +1,4 @@
-"""Reads a log while another process writes it."""
+"""Reads a log while another process writes it, and waits for new records."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,19 +8,19 @@ from mmengine.events.codec import DamagedRecord, Record, TornRecord
 from mmengine.events.reader import records_of
 from mmengine.events.segment import Scan, first_sequence_of, open_segment, segment_paths
 
-NO_SEGMENT = -1  # in place of a segment's first sequence
+NO_SEGMENT = -1  # in place of a segment's first record number: no segment was read yet
 
 
 class LogFollower:
-    """Iterates over a folder's records, and continues with records that the writer appends. The iteration
-    begins with the segment that holds record `start`.
+    """Iterates over the records in a folder, and continues with records that the writer appends. The
+    iteration begins with the segment that contains record `start`.
 
-    The follower calls `wait` when no more records exist, and ends if `wait` returns False. Incomplete bytes
-    at the log's end are read again later, because the writer may complete them. Raises CorruptLog for a
-    missing record, and for damage in a segment that other segments follow.
+    If there are no more records, the follower calls `wait`, and ends if `wait` returns False. Incomplete
+    bytes at the log's end are read again later, because the writer may complete them. Raises CorruptLog for a
+    missing record, and for damage in a segment that is not the last segment.
     """
 
-    torn = None  # as in LogReader; an incomplete end is not an error here, because it may become complete
+    torn = None  # as in LogReader, but always None: an incomplete end may still become complete
 
     def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
         self._folder, self._wait, self._start = folder, wait, start
@@ -42,7 +42,7 @@ class LogFollower:
                     except LogError:
                         if path.exists():
                             raise
-                        break  # the segment was packed just now and has another name
+                        break  # the segment was packed just now, so its file has another name
             if not self._wait():
                 return
 

@@ -1,5 +1,5 @@
-"""Checks every segment, frame and record in a log, without applying the events. Repairs the log's tail on
-request.
+"""Checks each segment, frame and record in a log without applying the events. On request, repairs the log's
+end.
 """
 
 import os
@@ -22,7 +22,7 @@ from mmengine.events.segment import (
 )
 from mmengine.events.snapshots import damage_of
 
-# Kinds of findings, and their exit codes in `mmengine log fsck`.
+# The kinds of findings, and the exit code of `mmengine log fsck` for each kind.
 KINDS = {
     "checksum": 4,
     "length": 7,
@@ -37,7 +37,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A defect in a log. `kind`: a key of KINDS. `text`: a description in one line."""
+    """A defect in a log. `kind`: a key in KINDS. `text`: a description in one line."""
 
     kind: str
     text: str
@@ -45,10 +45,11 @@ class Finding:
 
 @dataclass(slots=True)
 class SegmentIndex:
-    """Facts about a segment: its header, its first and last record, and counts of records by kind.
+    """Facts about a segment: its header, its first and last record, and how many records of some kinds it
+    has.
 
-    `is_closed`: the segment has a footer. `wall_ns`: the wall-clock time at its first record. `queued`,
-    `finished`, `delivered`: how many of these events it holds. `tokens`: sampled tokens.
+    `is_closed`: whether the segment has a footer. `wall_ns`: the wall-clock time at its first record.
+    `queued`, `finished`, `delivered`: how many such events it has. `tokens`: how many sampled tokens it has.
     """
 
     name: str
@@ -72,9 +73,9 @@ class SegmentIndex:
 
 @dataclass(slots=True)
 class FsckReport:
-    """The result of a check. `repaired`: the bytes that a repair cut off the tail; None without a repair.
-    `has_writer`: a writer is running, so the end may change. `end`: how the log ends; None if the check
-    stopped before the first segment.
+    """The result of a check. `repaired`: the bytes that a repair cut off; None without a repair.
+    `has_writer`: whether a writer is running, so that the end may change. `end`: how the log ends; None if
+    the check stopped before the first segment.
     """
 
     folder: Path
@@ -91,13 +92,14 @@ class FsckReport:
 
     @property
     def exit_code(self) -> int:
-        """The first finding's exit code, or 0 if there are no findings."""
+        """The exit code for the first finding, or 0 if there are no findings."""
         return KINDS[self.findings[0].kind] if self.findings else 0
 
 
 def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
-    """Check a whole log. With `repair`, cut a torn tail off and close the last segment, unless a writer is
-    running. Raises LogError if there is no log, or if the repair cannot be written.
+    """Check a whole log. With `repair`, cut off a torn tail (an incomplete last record) and close the last
+    segment, unless a writer is running. Raises LogError if there is no log, or if the repair cannot be
+    written.
     """
     report = FsckReport(folder, has_writer=is_locked(folder))
     if repair and report.has_writer:
@@ -120,9 +122,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
 
 
 def _repair(folder: Path) -> Recovery | None:
-    """Repair only the tail. Returns None if there is damage before the tail; the check reports that
-    damage.
-    """
+    """Repair only the log's end. Returns None if there is earlier damage, which the check will report."""
     try:
         fd = lock(folder)
     except OSError as error:
@@ -160,7 +160,7 @@ def _check_all(folder: Path, report: FsckReport) -> None:
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:
-    """Check one segment. Returns the error that makes the rest of the segment unreadable, or None."""
+    """Check one segment. Returns the error that makes its remaining bytes unreadable, or None."""
     index = SegmentIndex(path.name, 1, path.stat().st_size, False)
     report.segments.append(index)
     try:
@@ -176,8 +176,8 @@ def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_las
 
 
 def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
-    """Return the cuts in `recovery` as findings. An incomplete tail is no finding while a writer runs,
-    because the writer may complete the tail.
+    """Return the cuts in `recovery` as findings. An incomplete last record is not a finding while a writer
+    runs, because the writer may complete the record.
     """
     return [
         Finding(cut.kind, str(cut))

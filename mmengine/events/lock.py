@@ -1,9 +1,12 @@
-"""Locks a log's folder, so that a log has one writer. The lock is held while its descriptor is open.
+"""Locks a log's folder, so that only one process writes the log. The lock is held while its file descriptor
+is open.
 
-POSIX systems use flock. Windows uses msvcrt.locking on the same file's first byte. The lock ends with
-the process on all systems. `is_locked` takes the lock for a moment: several callers can share flock's lock,
-but on Windows the lock has one holder. So on Windows `is_locked` tries several times before it reports a
-writer.
+POSIX systems use flock. Windows uses msvcrt.locking on the lock file's first byte. On all systems the lock
+ends when the process ends.
+
+`is_locked` takes the lock for a moment to find out whether a writer holds it. With flock several callers can
+do this at the same time. On Windows only one caller can hold the lock, so `is_locked` tries several times
+before it reports a writer.
 """
 
 import os
@@ -25,7 +28,7 @@ try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 except ImportError:  # Windows
-    msvcrt = import_module("msvcrt")  # type checkers on other systems do not know the module
+    msvcrt = import_module("msvcrt")  # type checkers on other systems do not know this module
     ASK_TIMES, ASK_AGAIN_S = 3, 0.005
 
     def _take(fd: int) -> None:
@@ -41,12 +44,12 @@ except ImportError:  # Windows
         _take(fd)
 
 
-_TRIES, _AGAIN_S = 5, 0.02  # a reader's `is_locked` holds the lock for some microseconds
+_TRIES, _AGAIN_S = 5, 0.02  # several tries, because `is_locked` holds the lock for some microseconds
 
 
 def lock(folder: Path) -> int:
-    """Take the lock and return the descriptor that holds it. Raises LogError if another process has the lock,
-    and OSError if the lock file cannot be opened.
+    """Take the lock and return the file descriptor that holds it. Raises LogError if another process has the
+    lock, and OSError if the lock file cannot be opened.
     """
     fd = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     for _ in range(_TRIES):
@@ -60,8 +63,8 @@ def lock(folder: Path) -> int:
 
 def why_not_held(folder: Path) -> str:
     """Return why locks do not work in this folder, or "" if they work. The test takes a lock twice in this
-    process; it cannot detect that locks have no effect between machines. Raises OSError if the folder cannot
-    be written.
+    process, so it cannot detect locks that have no effect between machines. Raises OSError if the folder is
+    not writable.
     """
     path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # a name that no other process uses
     first = open_file(path, os.O_RDWR | os.O_CREAT)
@@ -84,7 +87,7 @@ def why_not_held(folder: Path) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a writer is running. Changes nothing in the folder."""
+    """Return whether a process is writing the log. Nothing changes in the folder."""
     try:
         fd = open_file(folder / "lock", os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""The public classes for logs: a writer to a folder, a log in memory, and a reader.
+"""The public classes for logs: LogWriter, LogReader, and MemoryLog, a log in memory.
 
 A log on disk is a folder with segments (docs/reference/log-format.md).
 """
@@ -11,15 +11,15 @@ from mmengine.events.vocabulary import Event, Executed, Queued
 from mmengine.events.writer import LogWriter
 
 __all__ = ["LogReader", "LogWriter", "MemoryLog", "Record"]
-RING_RECORDS = 65536  # default limits of MemoryLog
+RING_RECORDS = 65536  # the default limits of MemoryLog are 65,536 records and 64 MiB
 RING_BYTES = 64 * 2**20
 
 
 class MemoryLog:
     """Keeps the last records in memory, for an engine without a log folder. Nothing survives the process.
 
-    The log holds at most `limit` records, whose integer columns together have at most `max_bytes`. The newest
-    record is always kept.
+    The log keeps at most `limit` records, and at most `max_bytes` in their integer columns. The newest record
+    is always kept.
     """
 
     num_bytes, stalled = 0, ""
@@ -41,7 +41,7 @@ class MemoryLog:
         return True
 
     def sync(self) -> None:
-        """Do nothing, because nothing is written to a disk."""
+        """Do nothing, because nothing is on a disk."""
 
     def tidy(self) -> None:
         """Do nothing, because `append` drops old records."""
@@ -51,7 +51,7 @@ class MemoryLog:
 
 
 def _column_bytes(event: Event) -> int:
-    """Return the size in bytes of the columns in `event` that can be long."""
+    """Return how many bytes the columns in `event` have, as far as these columns can be long."""
     if isinstance(event, Executed):
         return len(event.token_ids)
     return len(event.prompt) if isinstance(event, Queued) else 0

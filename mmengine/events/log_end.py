@@ -1,9 +1,9 @@
 """Finds out how a log ends: closed by its writer, still being written, not closed, or with segments missing.
 The commands `verify`, `fsck` and `show` use this module.
 
-Only a footer proves that a log is complete. A file that was cut between two frames looks like the file of a
-killed process. Segments are missing if a footer says that another segment follows, or if a snapshot holds the
-state after a later record.
+Only a footer proves that a log is complete, because a file that was cut between two frames looks like the
+file of a killed process. Segments are known to be missing in two cases: a footer says that another segment
+follows, or a snapshot holds the state after a later record.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MISSING, UNCLOSED = "end", "unclosed"  # values of `LogEnd.kind`
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How a log ends. `kind`: a key of fsck's KINDS, or "" if nothing is missing. `text`: a clause for
+    """How a log ends. `kind`: a key in fsck's KINDS, or "" if nothing is missing. `text`: a clause for
     messages.
     """
 
@@ -32,8 +32,8 @@ CLOSED = LogEnd("", "closed by its writer")
 
 
 def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
-    """Return how the log ends, from its last segment. `had_writer`: a writer ran while the caller read the
-    log, so the end may have changed since.
+    """Return how the log ends, according to its last segment. `had_writer`: whether a writer was running
+    while the caller read the log. In this case the end may have changed since.
     """
     if had_writer or is_locked(folder):
         return WRITTEN
@@ -44,10 +44,11 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
 
 
 def check_end(walk: Walk) -> None:
-    """Raise CorruptLog if segments after the last segment are known to be missing, because their records were
-    acknowledged. `walk`: a walk over the last segment. The caller holds the lock.
+    """Raise CorruptLog if segments are known to be missing after the last segment. Their records were
+    acknowledged, so the log must not be continued without them. `walk`: a walk over the last segment. The
+    caller holds the lock.
     """
-    if not walk.path.stat().st_size:  # an empty segment proves nothing; the segment before it may
+    if not walk.path.stat().st_size:  # an empty segment proves nothing, so the segment before it is examined
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]
         if not filled:
             return
@@ -71,7 +72,9 @@ def _end(folder: Path) -> LogEnd:
 
 
 def _lost(walk: Walk) -> LogEnd | None:
-    """Return the evidence that the log continued after its last segment, or None."""
+    """Return how a log ends that continued after its last segment, or None if there is no evidence for
+    this.
+    """
     folder = walk.path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1

@@ -1,19 +1,19 @@
 """Notices that a log's folder was removed, renamed, replaced or unmounted while the log is being written.
 
-The writer's open files stay writable then, but no other process finds their records.
+In these cases the writer can still write to its open files, but no other process can find the records.
 """
 
 import os
 import time
 from pathlib import Path
 
-LOOK_S = 0.5  # seconds between two looks at the folder
+LOOK_S = 0.5  # minimum time between two checks, in seconds
 
 
 class LogPlace:
-    """Compares the files that have the log's names with the files that the writer has open.
+    """Checks that the log's file names still refer to the files that the writer has open.
 
-    `lock`, `fd`: the path and descriptor of the lock file, which shows whether the folder is the same.
+    `lock`, `fd`: path and descriptor of the lock file, which shows whether the folder is still the same.
     """
 
     def __init__(self, lock: Path, fd: int):
@@ -21,12 +21,11 @@ class LogPlace:
         self._lost, self._look_at = "", 0.0
 
     def watch(self, segment: Path, fd: int) -> None:
-        """Watch the segment that is written from now on."""
+        """Watch the segment that will be written from now on."""
         self._segment = segment, os.fstat(fd)
 
     def lost(self) -> str:
-        """Return why the records would be lost, or "". Looks at the folder at most every LOOK_S.
-
+        """Return why new records would be lost, or "". The folder is checked at most every LOOK_S.
         Thread-safe.
         """
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reads a log: a folder's records, in order."""
+"""Reads a log: yields all records in a folder, in order."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,11 +12,12 @@ from mmengine.events.segment import SUFFIX, first_sequence_of, open_segment, seg
 
 
 class LogReader:
-    """Iterates over a folder's records from record `start` on.
+    """Iterates over the records in a folder, from record `start` on.
 
-    Damage that `mode` does not forgive raises CorruptLog, which names the file and the byte. `recovery` lists
-    the damage that was skipped; `torn` is a torn tail among it. A log may begin with a record after 0
-    (`first_sequence`) if a snapshot holds the state before that record. Raises LogError if there is no log.
+    Damage that `mode` does not tolerate raises CorruptLog with the file and the byte. `recovery` lists damage
+    that was skipped, and `torn` is the torn tail among it. If old segments were deleted, the log begins with
+    the record `first_sequence`, and a snapshot holds the state before this record. Raises LogError if there
+    is no log.
     """
 
     def __init__(self, folder: Path, mode: Mode = "tail", start: int = 0):
@@ -49,7 +50,7 @@ class LogReader:
             yield from self._segment(path, is_last=path == paths[-1])
 
     def _first_needed(self) -> int:
-        """Return the index of the segment that holds record `start`."""
+        """Return the index of the segment that contains record `start`."""
         if not self._start:
             return 0
         later = [number for number, path in enumerate(self.paths) if first_sequence_of(path) <= self._start]
@@ -72,7 +73,7 @@ class LogReader:
                 yield from records
 
     def _leave_out(self, path: Path, error: CorruptLog) -> None:
-        """Skip a segment that cannot be unpacked in the mode salvage; raise the error in other modes."""
+        """Skip a segment that cannot be unpacked, in the mode salvage. In other modes, raise the error."""
         if self.recovery.mode != "salvage":
             raise error
         size, first = path.stat().st_size, self.recovery.next_sequence
@@ -80,7 +81,7 @@ class LogReader:
 
 
 def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:
-    """Return a frame's records. Raises CorruptLog for a record that this build cannot read."""
+    """Return the records in a frame. Raises CorruptLog for a record that this build cannot read."""
     try:
         return records_in(data, frame)
     except UnknownRecord as error:

@@ -1,10 +1,11 @@
-"""Reads and repairs damaged logs, and reports which records were lost.
+"""Reads and repairs damaged logs, and reports which records were lost. There are three recovery modes:
 
     strict    any damage is an error
     tail      incomplete bytes at the very end are ignored, because a write was interrupted
     salvage   damage in the middle is skipped too, and reading continues with the next complete record
 
-A writer that continues a log first cuts its torn tail off. The writer never changes damage in the middle.
+Incomplete bytes at the end are called a torn tail. A writer that continues a log first cuts off the torn
+tail. The writer never changes damage in the middle.
 """
 
 import mmap
@@ -31,14 +32,15 @@ from mmengine.events.segment import (
 )
 
 CUT_SUFFIX = ".cut"
-MAX_KEPT_BYTES = 64 * 2**20  # most bytes of a torn tail that are kept in a .cut file
+MAX_KEPT_BYTES = 64 * 2**20  # maximum number of bytes from a torn tail that are kept in a .cut file
 Mode = Literal["strict", "tail", "salvage"]
 
 
 @dataclass(slots=True)
 class Cut:
-    """Bytes in a segment that a reader ignores, and the reason `what`. `num_lost`: how many missing
-    records from `first_lost` on, known from the next record; 0 at the tail, where no record follows.
+    """Bytes in a segment that a reader ignores. `what`: the reason. `num_lost`: how many records are missing
+    from record `first_lost` on. The next record's number shows this; 0 at the end of the log, where no record
+    follows.
     """
 
     path: Path
@@ -58,8 +60,8 @@ class Cut:
 class Recovery:
     """The bytes that a reader skipped or a writer cut off, as `cuts`.
 
-    `torn`: the one of them that is a torn tail, or None. `next_sequence`: the next record's number.
-    `is_closed`: the log ends with a footer. `tail`: a writer's walk over the last segment.
+    `torn`: the cut that is a torn tail, or None. `next_sequence`: the next record's number. `is_closed`:
+    whether the log ends with a footer. `tail`: a writer's walk over the last segment.
     """
 
     mode: Mode
@@ -79,7 +81,7 @@ class Recovery:
 
 
 def check_mode(mode: str) -> None:
-    """Raise LogError for an unknown recovery mode."""
+    """Raise LogError if the recovery mode is unknown."""
     if mode not in get_args(Mode):
         raise LogError(f"unknown recovery mode {mode!r}; use {', '.join(get_args(Mode))}")
 
@@ -87,8 +89,8 @@ def check_mode(mode: str) -> None:
 class Walk:
     """Iterates over the complete frames in the segment at `path`, and adds skipped bytes to `recovery`.
 
-    `end`: where the last frame ended. Raises CorruptLog for damage that the mode of `recovery` does not
-    forgive.
+    `end`: the offset at which the last frame ended. Raises CorruptLog for damage that the recovery mode does
+    not tolerate.
     """
 
     def __init__(self, path: Path, data: bytes | mmap.mmap, recovery: Recovery, *, is_last: bool):
@@ -119,8 +121,8 @@ class Walk:
             raise CorruptLog(f"{self.path.name} has no footer: it is not known to be whole", "truncated")
 
     def _skip(self, error: TornRecord | DamagedRecord) -> int | None:
-        """Return where to continue after damage, or None if no complete frame or footer follows in the
-        segment.
+        """Return the offset at which to continue after damage, or None if the rest of the segment has no
+        complete frame and no footer.
         """
         data, recovery = self.scan.data, self.recovery
         place = self.end = self.end or (HEADER_SIZE if self.scan.header else 0)
@@ -143,8 +145,8 @@ class Walk:
         return behind
 
     def _bridge(self, frame: Frame) -> bool:
-        """Return whether to accept a frame whose sequence is not the expected one. Raises CorruptLog unless
-        the mode is salvage.
+        """Return whether to accept a frame whose sequence number is not the expected number. Raises
+        CorruptLog unless the mode is salvage.
         """
         recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
@@ -164,8 +166,8 @@ class Walk:
 
 
 def walk_segment(path: Path) -> Walk:
-    """Walk over a whole segment as if it were a log's last segment, and forgive all damage. Raises CorruptLog
-    and LogError as `open_segment` does, and CorruptLog for a format that this build cannot read.
+    """Walk over a segment as if it were a log's last segment, and tolerate all damage. Raises CorruptLog and
+    LogError as `open_segment` does, and CorruptLog for a format that this build cannot read.
     """
     with open_segment(path) as data:
         walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)
@@ -175,12 +177,12 @@ def walk_segment(path: Path) -> Walk:
 
 
 def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None = None) -> Recovery:
-    """Prepare a log for continuation in another segment: cut the last segment's torn tail and close that
+    """Prepare a log for continuation in another segment: cut off the last segment's torn tail, and close this
     segment with a footer.
 
-    The caller holds the lock. Earlier segments are not read. `check` is called with the walk over the last
-    segment before anything is changed, and may raise. The first 64 MiB of the cut bytes are kept in a file
-    ending in .cut, if the disk has space. Raises CorruptLog for damage that `mode` does not forgive, and
+    The caller holds the lock. Earlier segments are not read. `check`: called with the walk over the last
+    segment before anything is changed; it may raise an exception. The first 64 MiB of the cut bytes are kept
+    in a .cut file, if the disk has space. Raises CorruptLog for damage that `mode` does not tolerate, and
     LogError if the repair cannot be written.
     """
     check_mode(mode)
@@ -195,11 +197,11 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
         for _ in walk:
             pass
         torn = bytes(data[walk.end : walk.end + MAX_KEPT_BYTES]) if recovery.torn else b""
-    walk.scan.data = b""  # its file is closed
+    walk.scan.data = b""  # the segment's file is closed now
     if check is not None:
         check(walk)
     header = walk.scan.header
-    # a segment without records, which the footer may announce already
+    # The path for a segment without records. The footer may already say that this segment follows.
     begun = part_of(folder, recovery.next_sequence)
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
@@ -213,7 +215,7 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
             footer = walk.scan.footer.pack(Follows.REPAIRED) if closes else b""
             _write_end(path, walk.end or HEADER_SIZE, footer)
             if closes:
-                walk.scan.follows = Follows.REPAIRED  # read by `mark_continued`
+                walk.scan.follows = Follows.REPAIRED  # `mark_continued` reads this value
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     recovery.tail = walk
@@ -221,16 +223,16 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 
 def mark_continued(path: Path, tail: Walk | None) -> None:
-    """Note in the footer at the end of `path`, which an earlier process wrote, that another segment
-    follows; add a footer if there is none. A packed segment has such a footer already.
+    """Record in the footer at the end of `path` that another segment follows. Add a footer if there is none.
+    An earlier process wrote the segment. A packed segment already has such a footer.
 
-    `tail`: the repair's walk, which saves reading the segment again. Raises OSError, CorruptLog.
+    `tail`: the walk from the repair, so that the segment need not be read again. Raises OSError, CorruptLog.
     """
     if path.name.endswith(PACKED_SUFFIX):
         return
     walk = tail if tail is not None and tail.path == path else walk_segment(path)
     header, scan = walk.scan.header, walk.scan
-    is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # a torn tail is cut off by now
+    is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # the torn tail is already cut off
     if is_whole and header is not None and scan.follows is not Follows.SEGMENT:
         _write_end(path, walk.end or HEADER_SIZE, scan.footer.pack(Follows.SEGMENT))
 
@@ -242,7 +244,7 @@ def _keep(path: Path, torn: bytes) -> None:
 
 
 def _write_end(path: Path, size: int, end: bytes) -> None:
-    """Cut a segment to `size` bytes and write its end."""
+    """Cut a segment to `size` bytes and append `end`."""
     fd = open_file(path, os.O_WRONLY)
     try:
         os.ftruncate(fd, size)

@@ -1,4 +1,4 @@
-"""Reserves disk space, so that running requests' events can still be written when the disk is full."""
+"""Reserves disk space, so that events for running requests can still be written when the disk is full."""
 
 import errno
 import os
@@ -9,40 +9,41 @@ from mmengine.events.file_system import allocate, free_bytes, open_file
 
 RESERVE_BYTES = 4 * 2**20
 MIN_BYTES = 64 * 2**10
-FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors that a full disk causes
 
 
 class Reserve:
-    """A file with allocated, unwritten blocks beside the segments. `is_held` is False after the reserve was
-    released, or if the disk had no space for it.
+    """A file beside the segments that occupies disk space. `is_held` is False after the reserve was released,
+    or if the disk had no space for it.
 
-    A copy-on-write file system may not free the space at once when the file is deleted. Then the log stalls a
-    little earlier, but no record is lost.
+    After the file is deleted, a copy-on-write file system may not free the space at once. The log then stalls
+    a little earlier, but no record is lost.
     """
 
     def __init__(self, folder: Path, num_bytes: int = RESERVE_BYTES):
         self._folder, self._path = folder, folder / "reserve"
         self._num_bytes = num_bytes
         while not (held := self._hold(4)) and self._num_bytes > MIN_BYTES:
-            self._num_bytes //= 4  # a small disk gets a small reserve
+            self._num_bytes //= 4  # a nearly full disk gets a small reserve
         self.is_held = held
 
     def take_back(self) -> bool:
-        """Take the reserve again if twice its size is free, and return whether it is held. With less free
-        space the reserve alone would fill the disk again.
+        """Reserve the space again if twice the reserve's size is free. Returns whether the reserve is held.
+        With less free space, the reserve alone would fill the disk again.
         """
         self.is_held = self._hold(2)
         return self.is_held
 
     def release(self) -> None:
-        """Delete the file, so that the log or other programs can use its space."""
+        """Delete the file, so that the log can use its space."""
         self.is_held = False
         with suppress(OSError):
             self._path.unlink()
 
     def _hold(self, times: int) -> bool:
         """Allocate the file if `times` its size is free. Returns False if the disk is too full. Returns True
-        if the file cannot be allocated for another reason, because that error says nothing about the space.
+        if the file cannot be allocated for another reason, because such an error says nothing about the free
+        space.
         """
         try:
             if free_bytes(self._folder) < times * self._num_bytes:

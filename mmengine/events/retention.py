@@ -1,8 +1,8 @@
-"""Packs full segments, and deletes the oldest ones of a log that is too large or too old.
+"""Packs full segments, and deletes old segments if a log is too large or too old.
 
-A segment is deleted only if every request that begins in it or before it was delivered. There must also be a
-snapshot that was taken at the segment's last record or later, and before the first undelivered request. From
-that snapshot on, the rest of the log can be replayed and every undelivered request can be resumed.
+A segment is deleted only if all requests that begin in it or before it were delivered. In addition there must
+be a snapshot from which the rest of the log can be replayed and every undelivered request can be resumed.
+Such a snapshot was taken at the segment's last record or later, and before the first undelivered request.
 """
 
 import os
@@ -26,14 +26,14 @@ from mmengine.events.segment import (
 from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
-NO_SNAPSHOT = -1  # as a snapshot's sequence: there is no snapshot
+NO_SNAPSHOT = -1  # in place of a snapshot's record number: there is no snapshot
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of a log is kept. Segments beyond the newest `max_bytes`, and segments older than `max_age_s`
-    seconds, are deleted; 0 means no limit.
+    """Limits for a log's size and age. Segments beyond the newest `max_bytes` bytes, and segments older than
+    `max_age_s` seconds, are deleted. 0 means no limit.
     """
 
     max_bytes: int = 0
@@ -44,10 +44,10 @@ class Retention:
 
 
 class Undelivered:
-    """Requests whose answers did not reach their consumers.
+    """Requests whose answers have not reached their consumers.
 
-    `begins`: request id -> the sequence of its QUEUED, ascending. `ended`: the ids of requests
-    that ended. `oldest`: the smallest sequence in `begins`, or NONE; any thread may read it.
+    `begins`: request id -> number of the record with its QUEUED, ascending. `ended`: ids of requests that
+    have ended. `oldest`: the smallest number in `begins`, or NONE. Any thread may read `oldest`.
     """
 
     NONE = 2**64
@@ -63,7 +63,7 @@ class Undelivered:
         return Undelivered(self.begins, self.ended)
 
     def see(self, event: Event, sequence: int) -> None:
-        """Update the requests with the event of record `sequence`."""
+        """Update the requests with an event. `sequence`: the number of the event's record."""
         match event:
             case Queued(request_id=name):
                 self.begins.pop(name, None)
@@ -84,15 +84,17 @@ class Undelivered:
         order, begins = self._order, self.begins
         while order and begins.get(order[0][1]) != order[0][0]:
             order.popleft()
-        if len(order) > 2 * len(begins) + 64:  # most entries are of delivered requests
+        if len(order) > 2 * len(begins) + 64:  # most entries belong to delivered requests
             self._order = order = deque((sequence, name) for name, sequence in begins.items())
         self.oldest = order[0][0] if order else self.NONE
 
 
 def pack(path: Path) -> Path:
-    """Replace a full segment by a zstd file and return that file's path. A segment above
-    MAX_UNPACKED_BYTES is not packed, and its own path is returned. If the process is killed meanwhile, the
-    segment is unchanged, or both files exist. Raises OSError and leaves the segment unchanged.
+    """Replace a full segment by a zstd file, and return the file's path. A segment above MAX_UNPACKED_BYTES
+    is not packed, and its own path is returned.
+
+    If the process is killed meanwhile, the segment is unchanged, or both files exist. If OSError is raised,
+    the segment is unchanged.
     """
     written = path.stat()
     if not 0 < written.st_size <= MAX_UNPACKED_BYTES:
@@ -118,8 +120,8 @@ def pack(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Full:
-    """A full segment. `behind`: the sequence after its last record. `size`, `mtime`: the file's size in bytes
-    and its modification time, once the tidying thread has read them.
+    """A full segment. `behind`: the number of the first record after it. `size`, `mtime`: the file's size in
+    bytes and modification time. They are set when the tidying thread has read them.
     """
 
     path: Path
@@ -132,20 +134,20 @@ class _Full:
 class FullSegments:
     """A log's full segments, oldest first. They are packed, and deleted when the retention allows it.
 
-    The writer calls `add`; another thread may call the other methods. A call's cost depends on how much it
-    packs and deletes, but not on how many segments there are. The folder's segments are listed only when the
-    writer opens it, and its snapshots only when a segment is added or deleted.
+    The writer calls `add`. Another thread may call the other methods. The cost of a call depends on how much
+    it packs and deletes, but not on the number of segments. For this reason the folder's segments are listed
+    only when the writer opens the folder, and its snapshots only when a segment is added or deleted.
     """
 
     def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
         self._folder, self._retention, self._packs = folder, retention, packs
-        self._new: deque[_Full] = deque()  # added, and not yet seen by the tidying thread
+        self._new: deque[_Full] = deque()  # added segments that the tidying thread has not seen yet
         self._kept: deque[_Full] = deque()
         self._to_pack: deque[_Full] = deque()
         self._num_bytes = self._snapshot_bytes = 0
 
     def add(self, path: Path, behind: int) -> None:
-        """Add a full segment. The next segment begins with record `behind`."""
+        """Add a full segment. `behind`: the number of the first record in the next segment."""
         self._new.append(_Full(path, behind))
 
     @property
@@ -153,8 +155,8 @@ class FullSegments:
         return bool(self._packs and (self._new or self._to_pack))
 
     def let_go(self, needed_from: int, open_bytes: int) -> None:
-        """Delete segments beyond the retention. `needed_from`: the first record of the oldest
-        undelivered request, which must stay. `open_bytes`: the current segment's size. Raises OSError,
+        """Delete segments beyond the retention. `needed_from`: the first record of the oldest undelivered
+        request, which must not be deleted. `open_bytes`: the current segment's size. Raises OSError,
         LogError.
         """
         self._take_in()
@@ -182,7 +184,7 @@ class FullSegments:
         is_any = bool(self._new)
         while self._new:
             full = self._new[0]
-            with suppress(FileNotFoundError):  # another process deleted it
+            with suppress(FileNotFoundError):  # another process has deleted the file
                 status = full.path.stat()
                 full.size, full.mtime = status.st_size, status.st_mtime
                 self._num_bytes += full.size
@@ -197,13 +199,13 @@ class FullSegments:
         self._snapshot_bytes = sum(path.stat().st_size for path in self._folder.glob("snapshot-*.mmsnap"))
 
     def pack_one(self) -> None:
-        """Pack the oldest unpacked segment. Raises OSError; the next call tries again."""
+        """Pack the oldest unpacked segment. If OSError is raised, the next call tries again."""
         self._take_in()
         while self._to_pack and self._to_pack[0].is_gone:
             self._to_pack.popleft()
         if self._to_pack:
             full, before = self._to_pack[0], self._to_pack[0].size
-            with suppress(FileNotFoundError):  # another process deleted it
+            with suppress(FileNotFoundError):  # another process has deleted the file
                 full.path = pack(full.path)
                 full.size = full.path.stat().st_size
                 self._num_bytes += full.size - before
@@ -211,8 +213,8 @@ class FullSegments:
 
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
-    """Delete segments, their .cut files, and the snapshots whose next record is deleted too. The log then
-    begins with record `first`.
+    """Delete these segments, their .cut files, and the snapshots whose next record is deleted too.
+    The log then begins with record `first`.
     """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):

@@ -1,4 +1,4 @@
-r"""Reads segments, the files of a log. Their names are their first record's sequence number.
+r"""Reads segments, which are a log's files. A segment's name is the number of its first record.
 
     00000000000000000000.mmlog        header, frames, and a footer when the segment is complete
     00000000000000000000.mmlog.zst    a full segment, packed with zstd
@@ -12,9 +12,9 @@ Header and footer have 64 bytes each, little endian, with a CRC-32 over their ot
     magic "mmlogend" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
     frames u32 | chain u32 | what follows u32 | crc32 u32
 
-The chain is a CRC-32 over the header's CRC and all frames' CRCs in order. It proves that a segment is
-complete. The first step is that of the first frame's first record; the last step and time are those of the
-last frame's first record. "What follows" is a value from `Follows`.
+The chain is a CRC-32 over the header's CRC and all frames' CRCs, in order. It proves that a segment is
+complete. The first step comes from the first record in the first frame. The last step and the last time come
+from the first record in the last frame. "What follows" is a value from `Follows`.
 """
 
 import mmap
@@ -40,10 +40,10 @@ SUFFIX = ".mmlog"
 PACKED_SUFFIX = ".mmlog.zst"
 FORMAT = 1
 MAX_SEGMENTS = 100_000
-MAX_SEGMENT_BYTES = 2**32  # a reader refuses larger files; a writer begins a new segment long before
-MAX_UNPACKED_BYTES = 128 * 2**20  # larger segments are not packed, because unpacking happens in memory
+MAX_SEGMENT_BYTES = 2**32  # a reader rejects larger files; a writer begins a new segment much earlier
+MAX_UNPACKED_BYTES = 128 * 2**20  # larger segments are not packed, because they are unpacked in memory
 _HEADER_MAGIC = b"mmlog\r\n\x1a"
-_OLD_MAGICS = (b"MMELOG\r\n", b"MMEV")  # builds before 0.1.0 began segments with these
+_OLD_MAGICS = (b"MMELOG\r\n", b"MMEV")  # the first bytes in segments from builds before 0.1.0
 _HEADER = struct.Struct("<8sHHIQQQ20s")
 _FOOTER_MAGIC = b"mmlogend"
 _FOOTER = struct.Struct("<8sQQQQQIII")
@@ -74,7 +74,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Footer(msgspec.Struct):
-    """Counters over a segment's frames. A writer or a scan updates them with each frame."""
+    """Counters over the frames in a segment. A writer or a scan updates them for each frame."""
 
     count: int = 0
     last_sequence: int = 0
@@ -85,7 +85,7 @@ class Footer(msgspec.Struct):
     chain: int = 0
 
     def add(self, crc: int, count: int, sequence: int, step: int, mono_ns: int) -> None:
-        """Count one more frame. The arguments are values of the frame's header."""
+        """Count one more frame. The arguments are values from the frame's header."""
         if not self.frames:
             self.first_step = step
         self.count += count
@@ -103,11 +103,11 @@ def _with_crc(block: bytes) -> bytes:
 
 
 class Scan:
-    """Reads one segment's frames in order.
+    """Reads the frames in a segment, in order.
 
     `header`: the segment's header, or None before it was read. `footer`: counters over the frames so far.
-    `follows`: the value in the segment's own footer, or None before a footer was read that agrees with these
-    counters.
+    `follows`: the value in the segment's own footer. It is None until a footer was read that agrees with
+    these counters.
     """
 
     def __init__(self, data: bytes | mmap.mmap):
@@ -122,8 +122,8 @@ class Scan:
 
     def frames(self, jump_to: int | None = None) -> Iterator[Frame]:
         """Yield complete frames from offset `jump_to` on, or from the beginning. Raises TornRecord,
-        DamagedRecord or UnknownRecord where no complete frame follows. With `jump_to`, the footer is not
-        compared with the counters.
+        DamagedRecord or UnknownRecord at the first position without a complete frame. With `jump_to`, the
+        footer is not compared with the counters.
         """
         data, size = self.data, len(self.data)
         offset = 0 if jump_to is None else jump_to
@@ -173,11 +173,11 @@ def _header(data: bytes | mmap.mmap) -> Header:
 
 
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
-    """Return where the next complete frame or footer begins, at `offset` or later, or None.
+    """Return the offset at which the next complete frame or footer begins, at `offset` or later, or None.
 
-    For every place that begins like a frame a checksum is computed. An interrupted write leaves few such
-    places. Raises CorruptLog if their lengths add up to more than four times the segment, because then the
-    bytes were made to cost time.
+    A checksum is computed for each position whose bytes begin like a frame. An interrupted write leaves few
+    such positions. If their lengths add up to more than four times the segment, the file was made to waste
+    time, and CorruptLog is raised.
     """
     patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):
@@ -217,20 +217,20 @@ def segment_name(first_sequence: int) -> str:
 
 
 def part_of(folder: Path, first_sequence: int) -> Path:
-    """Return the temporary path of a segment that has a header but no committed record yet."""
+    """Return the temporary path for a segment that has a header but no committed record yet."""
     return folder / f"{first_sequence:020d}.part"
 
 
 def first_sequence_of(path: Path) -> int:
-    """Return the sequence in a segment's file name, or 0 if the name has none."""
+    """Return the record number in a segment's file name, or 0 if the name has none."""
     number = path.name.split(".")[0]
     return int(number) if number.isdecimal() and len(number) == 20 else 0
 
 
 def segment_paths(folder: Path) -> list[Path]:
-    """Return the segments' paths in order. If a segment exists both packed and unpacked, because
-    packing was interrupted, the unpacked file is returned. Raises LogError for too many segments, CorruptLog
-    for a link.
+    """Return the segments' paths in order. If packing was interrupted, a segment exists both packed and
+    unpacked, and the path of the unpacked file is returned. Raises LogError for too many segments, and
+    CorruptLog for a link.
     """
     by_name: dict[str, Path] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}*")):
@@ -248,7 +248,7 @@ def segment_paths(folder: Path) -> list[Path]:
 
 
 def snapshot_sequences(folder: Path) -> list[int]:
-    """Return, for each snapshot, its last record's sequence, ascending."""
+    """Return the number of the last record before each snapshot, ascending."""
     names = (path.stem.removeprefix("snapshot-") for path in folder.glob("snapshot-*.mmsnap"))
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -256,7 +256,7 @@ def snapshot_sequences(folder: Path) -> list[int]:
 @contextmanager
 def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
     """Open a segment and yield its unpacked bytes. Raises CorruptLog for an impossible size or a damaged
-    packed file, LogError if the file cannot be read.
+    packed file, and LogError if the file cannot be read.
     """
     path, fd = _opened_file(path)
     try:
@@ -278,8 +278,8 @@ def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def _opened_file(path: Path) -> tuple[Path, int]:
-    """Open the segment and return its path and descriptor. The returned path differs from `path` if a running
-    writer has just packed the segment.
+    """Open the segment and return its path and descriptor. The path differs from the argument `path` if a
+    running writer has just packed the segment.
     """
     try:
         return path, open_file(path, os.O_RDONLY | NO_WAIT)

@@ -1,13 +1,15 @@
-"""The events in vocabulary.py about sessions. Each request continues the session's previous request."""
+"""Events about sessions, in which each request continues the previous one. They are part of the vocabulary in
+vocabulary.py.
+"""
 
 from mmengine.events.event_base import EventBase
 
 
 class SessionOpened(EventBase, frozen=True):
-    """Observation: a session begins. Each request continues the previous prompts and answers.
+    """Observation: a session begins. Each of its requests continues the previous prompts and answers.
 
-    `cache_salt`: sessions with different salts share no cache entry. `idle_ns`: the session is closed after
-    this time without a request; 0: never. `envelope`: a server's data about the session.
+    `cache_salt`: sessions with different salts share no cache entry. `idle_ns`: after this time without a
+    request, the session is closed; 0: never. `envelope`: a server's data about the session.
     """
 
     session_id: str
@@ -19,15 +21,15 @@ class SessionOpened(EventBase, frozen=True):
 class Appended(EventBase, frozen=True):
     """Observation, logged right before the QUEUED of `request_id`: the request continues the session.
 
-    `num_kept`: the request continues after the session's first `num_kept` tokens; the session forgets its
+    `num_kept`: the request continues after the session's first `num_kept` tokens. The session forgets its
     other tokens. The positions of the request's media are relative to token `num_kept`. The prompt and the
     answer become part of the session if the request ends by stop or length.
 
-    `num_opening`: how many of the request's first tokens connect it with the previous turn (for example
-    that turn's end and the new turn's header). They are dropped if the previous turn is dropped. `is_anchor`:
-    the request's tokens stay when a full session drops older tokens. `film`: 1: the request ends inside a
-    video, and the next request may add frames; 2: the request also begins inside the video that the previous
-    request left open; 0: neither.
+    `num_opening`: how many of the request's first tokens connect it with the previous turn, for example the
+    previous turn's end and the new turn's header. They are dropped if the previous turn is dropped.
+    `is_anchor`: the request's tokens stay when a full session drops older tokens. `film`: 1: the request ends
+    inside a video, and the next request may add frames; 2: the request also begins inside a video that the
+    previous request left open; 0: neither.
     """
 
     session_id: str
@@ -40,8 +42,8 @@ class Appended(EventBase, frozen=True):
 
 class Leased(EventBase, frozen=True):
     """Decision: the session's request is about to end, and the session keeps a lease on the request's full
-    blocks, so that they are not evicted. The new lease consists of the old lease's first `num_kept` blocks,
-    and then `blocks` (int32). The old lease's other blocks are released.
+    blocks, so that they are not evicted. The new lease has the old lease's first `num_kept` blocks, followed
+    by `blocks` (int32). The old lease's other blocks are released.
     """
 
     session_id: str
@@ -50,9 +52,9 @@ class Leased(EventBase, frozen=True):
 
 
 class LeaseTaken(EventBase, frozen=True):
-    """Decision: a session keeps only the first `num_kept` blocks of its lease. The other blocks can be
-    evicted, and the engine may have to compute their contents again. `reason`: "no free blocks", or
-    "session_blocks" if all leases together exceed that setting.
+    """Decision: a session keeps only the first `num_kept` blocks in its lease. Its other blocks can be
+    evicted, and the engine may then have to compute their contents again. `reason`: "no free blocks", or
+    "session_blocks" if all leases together exceed this setting.
     """
 
     session_id: str

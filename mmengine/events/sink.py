@@ -1,4 +1,6 @@
-"""The interface between the engine's loop and its log."""
+"""The interface through which the engine's loop writes its log, and a base class for wrappers around a
+log.
+"""
 
 from typing import Protocol
 
@@ -8,33 +10,37 @@ from mmengine.events.vocabulary import Event
 class Sink(Protocol):
     @property
     def next_sequence(self) -> int:
-        """The sequence number that the next appended record gets."""
+        """The sequence number for the record that is appended next."""
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes were written; 0 for a sink that writes no file."""
+        """How many bytes were written so far. The number is 0 for a sink that writes no file."""
 
     @property
     def stalled(self) -> str:
-        """Why new requests should be refused, or ""."""
+        """The reason for which new requests must be refused, or ""."""
 
     def append(self, event: Event, step: int, mono_ns: int) -> None: ...
 
     def commit(self) -> bool:
-        """Write all appended events, so that they survive a killed process. Returns False if that failed."""
+        """Write all appended events, so that they survive if the process is killed. Returns False on
+        failure.
+        """
 
     def sync(self) -> None:
-        """Sync all committed events, so that they survive a power cut too. Another thread may call it."""
+        """Sync all committed events, so that they also survive a power cut. Any thread may call this
+        method.
+        """
 
     def tidy(self) -> None:
-        """Do postponed work, such as packing. Any thread may call this method, but one at a time."""
+        """Do postponed work, such as packing segments. Any thread may call this method, but one at a time."""
 
     def close(self) -> None:
-        """Close the sink. Raises LogError if appended records cannot be written any more."""
+        """Close the sink. Raises LogError if appended records cannot be written."""
 
 
 class SinkWrapper:
-    """Wraps `inner` and forwards every method that a subclass does not override."""
+    """Wraps the sink `inner` and forwards every method that a subclass does not override."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner

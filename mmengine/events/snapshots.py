@@ -1,4 +1,5 @@
-"""Snapshot files beside a log: snapshot-00000000000000012345.mmsnap holds the state after record 12345.
+"""Reads and writes snapshot files beside a log. snapshot-00000000000000012345.mmsnap holds the state after
+record 12345.
 
 A snapshot is first written under a temporary name, so a file with its final name is complete.
 """
@@ -18,16 +19,16 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 SUFFIX = ".mmsnap"
 MAGIC = b"mmsn"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, body length, body CRC-32
-EVERY_RECORDS = 2**13  # a reader applies so many records in a quarter of a second
-NUM_NEWEST = 3  # newest snapshots that are always kept, in case one of them is damaged
+EVERY_RECORDS = 2**13  # a reader applies so many records in about a quarter of a second
+NUM_NEWEST = 3  # how many of the newest snapshots are always kept, in case one of them is damaged
 MAX_BYTES = 2**33
 _CHUNK = 2**20
 
 
 class SnapshotFolder:
-    """Writes a log's snapshots: a snapshot is due when the log has grown by `every_bytes` or by
-    `every_records`. If a snapshot cannot be written, the log is still complete. `in_background`: another
-    thread calls `flush`.
+    """Writes a log's snapshots. A snapshot is due when the log has grown by `every_bytes` bytes or
+    `every_records` records. If a snapshot cannot be written, the log is still complete. `in_background`:
+    whether another thread calls `flush`.
     """
 
     def __init__(
@@ -43,18 +44,16 @@ class SnapshotFolder:
         self._next_at, self._next_record = every_bytes, begin + every_records
         self.in_background = in_background
         self._waiting: tuple[int, Callable[[], bytes | bytearray]] | None = None
-        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # files of a killed process
+        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # files that a killed process left
             part.unlink(missing_ok=True)
 
     def is_due(self, num_bytes: int, num_records: int) -> bool:
-        """Return whether a snapshot is due now that the log has `num_bytes` bytes and `num_records`
-        records.
-        """
+        """Return whether a snapshot is due when the log has `num_bytes` bytes and `num_records` records."""
         return num_bytes >= self._next_at or num_records >= self._next_record
 
     def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
-        """Set the snapshot that `flush` makes with `make` and writes. A snapshot that still waits is
-        replaced. `num_bytes`: the size of the log now.
+        """Set the snapshot that `flush` will write. It replaces a snapshot that is still waiting. `make`:
+        returns the snapshot's bytes. `num_bytes`: the log's current size.
         """
         self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
         self._waiting = sequence, make
@@ -64,8 +63,8 @@ class SnapshotFolder:
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Write the waiting snapshot and delete old snapshots. The first snapshot in each segment and the
-        newest snapshots stay. One thread at a time may call this method.
+        """Write the waiting snapshot, and delete old snapshots. The first snapshot in each segment and the
+        newest snapshots are kept. Only one thread at a time may call this method.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -78,7 +77,9 @@ class SnapshotFolder:
 
 
 def _spare(folder: Path) -> Iterator[int]:
-    """Yield the snapshots to delete: all but the first snapshot in each segment and the newest snapshots."""
+    """Yield the snapshots to delete: all except the first snapshot in each segment and the newest
+    snapshots.
+    """
     firsts = [first_sequence_of(path) for path in segment_paths(folder)]
     seen = set()
     for sequence in snapshot_sequences(folder)[:-NUM_NEWEST]:
@@ -89,8 +90,8 @@ def _spare(folder: Path) -> Iterator[int]:
 
 
 def drop_behind(folder: Path, sequence: int) -> None:
-    """Delete snapshots taken at record `sequence` or later, because the writer is about to replace these
-    records. Raises OSError.
+    """Delete the snapshots that were taken at record `sequence` or later, because the writer is about to
+    replace these records. Raises OSError.
     """
     for path in folder.glob(f"snapshot-*{SUFFIX}"):
         name = path.stem.removeprefix("snapshot-")
@@ -116,7 +117,7 @@ def read_snapshot(folder: Path, sequence: int) -> bytes:
 
 
 def damage_of(folder: Path, sequence: int) -> str:
-    """Return how a snapshot file is damaged, or "" if its length and checksum are right."""
+    """Return how a snapshot file is damaged, or "" if its length and checksum are correct."""
     path = snapshot_path(folder, sequence)
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
@@ -130,7 +131,7 @@ def damage_of(folder: Path, sequence: int) -> str:
             while piece := file.read(_CHUNK):
                 crc = zlib.crc32(piece, crc)
     except FileNotFoundError:
-        return ""  # a running writer deleted it
+        return ""  # a running writer has deleted the file
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror}"
     return "" if crc == expected else f"{path.name} is damaged: its checksum does not match"

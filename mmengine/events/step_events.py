@@ -1,18 +1,18 @@
-"""The events in vocabulary.py about steps: a step's decisions and its result."""
+"""Events about steps: a step's decisions and its result. They are part of the vocabulary in vocabulary.py."""
 
 from mmengine.events.event_base import EventBase
 
-FOR_ALL = -1  # in `for_row`: any row may use the freed blocks
-AS_CACHED = -1  # in `num_computed`: as many tokens as the cached blocks hold
-NO_STATE = -1  # in `state_from`: no kept state
+FOR_ALL = -1  # value of `for_row`: any row may use the freed blocks
+AS_CACHED = -1  # value of `num_computed`: as many tokens as the cached blocks contain
+NO_STATE = -1  # value of `state_from`: there is no kept state
 
 
 class Preempted(EventBase, frozen=True):
     """Decision: the request loses its row and blocks, and waits again.
 
     `mode`: "recompute" drops the request's KV, "swap" copies the KV to `host_blocks` (int32). `reason`: why
-    the request was preempted, such as "no free blocks". `for_row`: the row that gets the freed blocks, for a
-    chunk of `for_tokens` tokens, under vLLM's rules. FOR_ALL (-1): any row may use them.
+    the request was preempted, such as "no free blocks". `for_row`: under vLLM's rules, the row that gets the
+    freed blocks for a chunk with `for_tokens` tokens. FOR_ALL (-1): any row may use the blocks.
     """
 
     request_id: str
@@ -27,13 +27,13 @@ class Preempted(EventBase, frozen=True):
 class Scheduled(EventBase, frozen=True):
     """Decision that opens a step: which running rows compute tokens, and how many tokens each row computes.
 
-    `rows`: int32; None: the same rows as in the step before. `num_tokens`: int32, each row's tokens;
-    None: one token each. `new_blocks`: int32, given to the rows in order, as many as each row's tokens need.
-    `encode`: (key, row, index in the request's media) for each item that the encoder computes. `evict`: keys
-    of encoder outputs that leave the cache to make room. `num_drafts`: how many tokens at each
-    row's end are drafts; None: no row has drafts. `drafters`: the number of each row's drafter; None:
-    drafter 0. `num_decided`: this step's work is decided for the first `num_decided` running rows, under
-    vLLM's rules; 0: for all rows.
+    `rows`: int32; None: the same rows as in the previous step. `num_tokens`: int32, each row's token count;
+    None: one token each. `new_blocks`: int32, blocks that the rows get in order, as many as each row's tokens
+    need. `encode`: (key, row, index in the request's media) for each item that the encoder computes. `evict`:
+    keys for encoder outputs that leave the cache to make room. `num_drafts`: how many tokens at each row's
+    end are drafts; None: no row has drafts. `drafters`: each row's drafter number; None: drafter 0.
+    `num_decided`: under vLLM's rules, how many running rows, in order, have their work in this step decided;
+    0: all rows.
     """
 
     rows: bytes | None
@@ -48,14 +48,15 @@ class Scheduled(EventBase, frozen=True):
 
 
 class Admitted(EventBase, frozen=True):
-    """Decision: a waiting request gets a row and joins the open step. If no step is open, one opens.
+    """Decision: a waiting request gets a row and joins the open step. If no step is open, this decision opens
+    one.
 
-    `num_tokens`: the tokens that the step computes. If they reach beyond the request's known tokens, the rest
-    are placeholders for drafts. `cached_blocks`: int32, prefix hits, whose tokens count as computed.
-    `new_blocks`: int32, the request's other blocks. `encode`, `evict`: as in SCHEDULED. `num_computed`: the
-    tokens that have KV when the step starts; AS_CACHED (-1): the tokens of the prefix hits. `copy`: (source,
-    destination) if a block is shared in part, so that its KV is copied. `swap_in`: the request's host blocks
-    are copied to the first new blocks.
+    `num_tokens`: how many tokens the step computes. If they reach beyond the request's known tokens, the rest
+    are placeholders for drafts. `cached_blocks`: int32, prefix hits. Their tokens count as computed.
+    `new_blocks`: int32, the request's other blocks. `encode`, `evict`: as in SCHEDULED. `num_computed`: how
+    many tokens have KV when the step starts; AS_CACHED (-1): the tokens in the prefix hits. `copy`: (source,
+    destination) if a block is only partly shared, so that its KV is copied. `swap_in`: the request's host
+    blocks are copied to the first new blocks.
     """
 
     request_id: str
@@ -74,8 +75,8 @@ class AdmittedWithState(Admitted, frozen=True):
     """Decision: ADMITTED in an engine with recurrent states.
 
     `state_slot`: the slot for the row's state. `state_from`: the slot with the state after the cached blocks,
-    which is copied to `state_slot`; NO_STATE (-1): the row begins with zeros. `num_shared`: the length of the
-    longest prefix, in tokens, that is in the prefix cache, whether or not a state was kept after it.
+    which is copied to `state_slot`; NO_STATE (-1): the row begins with zeros. `num_shared`: the length, in
+    tokens, of the longest prefix in the prefix cache, even if no state was kept after this prefix.
     """
 
     state_slot: int = 0
@@ -85,7 +86,7 @@ class AdmittedWithState(Admitted, frozen=True):
 
 class AdmittedWithAdapter(AdmittedWithState, frozen=True):
     """Decision: ADMITTED for a request with a LoRA adapter. `adapters_out`: digests of the adapters that are
-    unloaded to make room for this adapter. The fields from `state_slot` to `num_shared` are only used in an
+    unloaded to make room for this adapter. The fields from `state_slot` to `num_shared` are used only in an
     engine with recurrent states.
     """
 
@@ -93,8 +94,10 @@ class AdmittedWithAdapter(AdmittedWithState, frozen=True):
 
 
 class StatesKept(EventBase, frozen=True):
-    """Decision, logged after the open step's rows are decided: the step keeps recurrent states for prefix
-    hits. For each of `rows`, the state after the row's first `num_tokens` tokens is copied to one of `slots`
+    """Decision: the step keeps recurrent states for prefix hits. It is logged after the step's rows are
+    decided.
+
+    For each row in `rows`, the state after the row's first `num_tokens` tokens is copied to a slot in `slots`
     and replaces the slot's old state. The three columns are int32 and have equal lengths.
     """
 
@@ -104,9 +107,9 @@ class StatesKept(EventBase, frozen=True):
 
 
 class Evicted(EventBase, frozen=True):
-    """Decision under vLLM's rules: the encoder outputs `keys` leave the cache. They made room for a chunk
-    that then could not be scheduled in this step. `used`: unreferenced outputs that move to the most recently
-    used end of the cache's LRU order.
+    """Decision under vLLM's rules: the encoder outputs `keys` leave the cache. They were evicted for a chunk
+    that then could not be scheduled in this step. `used`: unreferenced outputs that become the most recently
+    used ones in the cache's LRU order.
     """
 
     keys: tuple[bytes, ...]
@@ -114,13 +117,13 @@ class Evicted(EventBase, frozen=True):
 
 
 class Encoded(EventBase, frozen=True):
-    """Decision: the step encodes a part of item `index` in the request's media, because the item is too
-    large for one step. This is the step's last decision; if no step is open, one opens.
+    """Decision: the step encodes a part of item `index` in the request's media, because the item is too large
+    for one step. This is the step's last decision. If no step is open, this decision opens one.
 
     `until`: how much encoder work for the item is done after this part, in the units of
-    encoder_cache/work.py. If earlier steps encoded parts of this item, the work continues after them. If
-    they encoded parts of another item, those parts are dropped. After the last part the item's output is in
-    the cache. `evict`: keys of the outputs that leave the cache to make room for that output.
+    encoder_cache/work.py. The work continues after the parts of this item that earlier steps encoded. If
+    earlier steps encoded parts of another item, these parts are dropped. After the last part the item's
+    output is in the cache. `evict`: keys for the outputs that leave the cache to make room.
     """
 
     request_id: str
@@ -130,32 +133,32 @@ class Encoded(EventBase, frozen=True):
 
 
 class Dispatched(EventBase, frozen=True):
-    """Decision: the open step is decided, and the next step may open while this step runs. The
-    event occurs only with max_in_flight above 1; otherwise EXECUTED closes the open step.
+    """Decision: the open step is completely decided, and the next step may be decided while this step runs.
+    The event occurs only with max_in_flight above 1. Otherwise EXECUTED closes the open step.
     """
 
 
 class Executed(EventBase, frozen=True):
-    """Observation: the oldest step in flight (or the open step if none is in flight) ran. An index counts the
-    rows that sampled, in step order.
+    """Observation: the result of the oldest step in flight, or of the open step if no step is in flight. An
+    index in a field is an index among the rows that sampled, in step order.
 
-    `token_ids`: int32, the sampled tokens, one row after the other. `counts`: how many tokens each row got:
-    its accepted drafts and one more; None: one token each. `stops`: (index, kind) for each row whose text
-    ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed
-    alone. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs.
+    `token_ids`: int32, each row's sampled tokens in turn. `counts`: how many tokens each row got: its
+    accepted drafts and one more token; None: one token each. `stops`: (index, kind) for each row whose text
+    ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed while
+    the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs.
 
     `drafts`: int32, drafts for the next step. `num_drafts`: how many drafts each row has; None: no drafts.
-    `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the time
-    of the step. `draft_ns`: the part of `device_ns` that making drafts took. `host_ns`: this process's time
-    between the step before and this step; 0: unknown.
+    `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the
+    step's time. `draft_ns`: the time for making drafts, which is included in `device_ns`. `host_ns`: this
+    process's time between the previous step and this step; 0: unknown.
 
     `prompt_logprobs`: (index, 1 + k, token ids, float32 logprobs). Token ids and logprobs are [n, 1 + k] for
     n prompt tokens: each prompt token, then the k likeliest tokens at its position. The first prompt token
     has an id but no logprobs.
 
     `pooled`: (row, digest, vector) for each pooled request whose prompt ended in this step. `digest`: SHA-256
-    of the vector's float32 bytes; b"": the vector is not finite, and the request fails. `vector`: float32
-    with log_vectors, else b"".
+    of the vector's float32 bytes; b"": the vector is not finite, and the request fails. `vector`: the float32
+    bytes if the setting log_vectors is on, else b"".
     """
 
     token_ids: bytes
@@ -174,10 +177,11 @@ class Executed(EventBase, frozen=True):
 
 
 class Drafted(EventBase, frozen=True):
-    """Observation: drafts for the next step arrived after the last step's EXECUTED, as from vLLM's workers.
+    """Observation: drafts for the next step arrived after the last step's EXECUTED, for example from vLLM's
+    workers.
 
     `rows`: int32, the running rows that have drafts. `num_drafts`: int32, how many drafts each row has.
-    `drafts`: int32, the drafts, one row after the other. They replace the rows' earlier drafts.
+    `drafts`: int32, each row's drafts in turn. They replace the rows' earlier drafts.
     """
 
     rows: bytes

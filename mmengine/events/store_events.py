@@ -1,12 +1,14 @@
-"""The events in vocabulary.py about block stores."""
+"""Events about block stores. They are part of the vocabulary in vocabulary.py."""
 
 from mmengine.events.event_base import EventBase
 
 
 class Offered(EventBase, frozen=True):
-    """Observation: a block store has the KV for a waiting request's first `num_blocks` blocks; 0: the
-    store has none of them. `items`: encoder outputs that the store's reply contained: (index in the request's
-    media, 64 bits of the output's digest). The encoder does not compute these items.
+    """Observation: a block store has the KV for a waiting request's first `num_blocks` blocks. 0: the store
+    has none.
+
+    `items`: (index in the request's media, 64 bits of the output's digest) for encoder outputs in the store's
+    reply. The encoder does not compute these items.
     """
 
     request_id: str
@@ -16,7 +18,8 @@ class Offered(EventBase, frozen=True):
 
 class Fetched(EventBase, frozen=True):
     """Decision: a waiting request fetches n of its blocks from the store into `blocks` (int32 [n]).
-    They follow the prefix hits `cached` (int32), which the request holds until the fetch ends.
+
+    The fetched blocks follow the prefix hits `cached` (int32). The request holds both until the fetch ends.
     """
 
     request_id: str
@@ -25,8 +28,9 @@ class Fetched(EventBase, frozen=True):
 
 
 class Arrived(EventBase, frozen=True):
-    """Observation: a request's next fetched blocks have arrived. The open step, or the next step if none
-    is open, copies them to the device. `digests`: 64 bits of each block's digest.
+    """Observation: a request's next fetched blocks have arrived. `digests`: 64 bits of each block's digest.
+
+    The open step copies these blocks to the device. If no step is open, the next step does.
     """
 
     request_id: str
@@ -34,7 +38,7 @@ class Arrived(EventBase, frozen=True):
 
 
 class Lost(EventBase, frozen=True):
-    """Observation: the store will not send the blocks that a request still waits for, so the engine computes
+    """Observation: the store will not send the blocks for which a request still waits, so the engine computes
     them. `reason`: "deadline", or the store's error.
     """
 

@@ -1,4 +1,6 @@
-"""A log writer that also returns its committed records as bytes, for a second reader."""
+"""A log writer that also returns its committed records as bytes, so that they can be sent to another
+process.
+"""
 
 from mmengine.events.codec import encode
 from mmengine.events.sink import Sink, SinkWrapper
@@ -6,7 +8,7 @@ from mmengine.events.vocabulary import NUMBERS, Event
 
 
 class Tee(SinkWrapper):
-    """Forwards to `inner`, and keeps the committed events as encoded frames until the next `take`."""
+    """Forwards all calls to `inner`, and keeps committed events as encoded frames until the next `take`."""
 
     def __init__(self, inner: Sink) -> None:
         super().__init__(inner)

@@ -1,8 +1,8 @@
-"""The events in a log, in order: every change of the engine's state is an event.
+"""Defines the events in a log. Every change of the engine's state is an event.
 
 Observations are facts that only the log knows (arrivals, tokens, failures). Decisions follow from the state,
-and `verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on, fields are only
-added at the end, with a default, and a type number is never used twice.
+and `mmengine log verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on,
+fields are only added at the end, with a default, and a type number is never used for another event.
 """
 
 from typing import TypeAlias
@@ -37,27 +37,27 @@ from mmengine.events.store_events import Offered as Offered
 from mmengine.request import Adapter, GrammarRequest, MediaItem, Pooling, SamplingParams, ThinkingBudget
 
 SCHEMA_VERSION = 1
-NO_SLOT = -1  # in `grammar_slot`: the request uses no slot
-ANSWERED = ("stop", "length", "repetition")  # reasons in FINISHED of answers that reached an end
-DEADLINE = "deadline"  # the reason in CANCELLED after the request's own deadline has passed
+NO_SLOT = -1  # value of `grammar_slot`: the request uses no slot
+ANSWERED = ("stop", "length", "repetition")  # the reasons in FINISHED for answers that are complete
+DEADLINE = "deadline"  # the reason in CANCELLED if the request's deadline has passed
 
 
 class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
-    """Constants with which the fold applies the decisions of the scheduler that wrote the log. The defaults
-    belong to mmengine's own scheduler; vLLM's scheduler sets other values.
+    """Constants that determine how a reader applies the decisions in a log. They depend on the scheduler that
+    decided. The defaults belong to mmengine's own scheduler, and vLLM's scheduler sets other values.
 
     `isolates_failures`: a failed step's requests become suspects and run apart from other requests.
-    `keeps_broken_blocks`: blocks of a row with NaN logits stay in the prefix cache. `frees_at_once`: a
+    `keeps_broken_blocks`: blocks from a row with NaN logits stay in the prefix cache. `frees_at_once`: a
     request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
-    equal blocks, later hits use the first row's block. `media_ahead`: media that begin up to this many
-    tokens after a block are included in the block's hash. `salts_media`: an item's key in the encoder cache
-    depends on the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: so many
-    tokens after an item are computed before its encoder output is released. `fills_with_results`: a block
-    whose last token a step returns becomes a prefix hit with this result, and not with the row's next step.
-    `knows_contents`: the log tells the contents of all cached KV blocks; False if it began while requests
-    ran, or if KV came from a connector.
-    `is_asynchronous`: the rules of vLLM's AsyncScheduler: drafts in flight count as pending tokens, each row
-    that samples gets placeholders for drafts, and a preempted request keeps the tokens in flight.
+    equal blocks, later hits use the first row's block. `media_ahead`: media that begin at most so many tokens
+    after a block are included in the block's hash. `salts_media`: an item's key in the encoder cache depends
+    on the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: an item's encoder
+    output is released only when so many tokens after the item are computed. `fills_with_results`: a block
+    whose last token a step samples becomes a prefix hit with this step's result, and not when the row's next
+    step is scheduled. `knows_contents`: the log tells the contents of all cached KV blocks. It is False if
+    the log began while requests ran, or if KV came from a connector. `is_asynchronous`: vLLM's AsyncScheduler
+    decided. Drafts in flight count as pending tokens, each row that samples gets placeholders for drafts, and
+    a preempted request keeps its tokens in flight.
     """
 
     isolates_failures: bool = True
@@ -86,15 +86,16 @@ class AdapterUnloaded(EventBase, frozen=True):
 
 
 class Started(EventBase, frozen=True):
-    """Observation, a log's first record: the facts about the engine that a replay needs.
+    """Observation: the first record in a log, with the facts about the engine that a replay needs.
 
-    `schema`: the events' version. `engine_version`: mmengine's version. `decision_version`: the
-    scheduling rules' version. `config`: the engine's settings, with all automatic values resolved.
+    `schema`: the version of the events. `engine_version`: the version of mmengine. `decision_version`: the
+    version of the scheduling rules. `config`: the engine's settings, with all automatic values resolved.
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
-    KV blocks, including block 0, which pads batches. `constants`: how a replay applies the decisions.
-    `is_host_driven`: a host called the two halves of a step, so the log says when each step was collected.
-    `host`: the engine whose scheduler made the decisions, such as "vllm 0.32.0"; "": mmengine. A recorder
-    then wrote the log, and the order of a step's events follows docs/reference/recorded-logs.md.
+    how many KV blocks there are, including block 0, which pads batches. `constants`: how a replay applies the
+    decisions. `is_host_driven`: a host called the two halves of each step, so the log says when each step was
+    collected. `host`: the engine whose scheduler decided, such as "vllm 0.32.0"; "": mmengine. With another
+    host, a recorder wrote the log, and the order of events within a step follows
+    docs/reference/recorded-logs.md.
     """
 
     schema: int
@@ -112,15 +113,15 @@ class Queued(EventBase, frozen=True):
     """Observation: a request was accepted. Its place in the queue and `grammar_slot` follow from the state.
 
     `prompt`: int32 token ids. `sample_index`: the answer's number if the prompt has several answers.
-    `priority`: smaller values run first, under the priority policy. `cache_salt`: requests with different
+    `priority`: with the priority policy, smaller values run first. `cache_salt`: requests with different
     salts share no cache entry. `deadline_ns`: time from arrival to cancellation, 0 for never. `group`: the id
     of the request whose prompt this request shares. `grammar_slot`: the slot that stores `grammar` from now
     on. If `grammar` has an empty kind and source, the request uses the grammar that this slot already stores.
-    `envelope`: a server's data about the request, such as its arrival time; no decision reads the envelope.
-    `thinking`: the limit on reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer
-    already has; the engine continues after them. `adapter`: the LoRA adapter, or None for the base model.
-    `tenant`: a keyed hash of the API key, or ""; waiting requests of different tenants take turns.
-    `pooling`: what a prefill-only request returns; None: the request has an answer.
+    `envelope`: a server's data about the request, such as its arrival time. No decision reads the envelope.
+    `thinking`: the limit for reasoning tokens. `outputs`: the first tokens in the answer, int32, which the
+    consumer already has. The engine continues after them. `adapter`: the LoRA adapter, or None for the base
+    model. `tenant`: a keyed hash of the API key, or "". Waiting requests from different tenants take turns.
+    `pooling`: what a prefill-only request returns; None for a request with an answer.
     """
 
     request_id: str
@@ -157,7 +158,7 @@ class GrammarFailed(EventBase, frozen=True):
 
 class Cancelled(EventBase, frozen=True):
     """Observation: the request will be aborted. `reason`: "cancelled" if the consumer left, "deadline" if the
-    request's deadline passed, or another text, such as "its session was closed".
+    request's deadline has passed, or another text, such as "its session was closed".
     """
 
     request_id: str
@@ -165,8 +166,8 @@ class Cancelled(EventBase, frozen=True):
 
 
 class Failed(EventBase, frozen=True):
-    """Observation: the executor raised `error`. The oldest step in flight (or the open step if none is in
-    flight) gave no result, and neither did the steps after it.
+    """Observation: the executor raised `error`. The oldest step in flight failed, or the open step if no step
+    is in flight. All later steps in flight failed too.
     """
 
     error: str
@@ -174,9 +175,9 @@ class Failed(EventBase, frozen=True):
 
 class Finished(EventBase, frozen=True):
     """Decision: the request ended. `reason`: stop, length, repetition (the answer repeated itself), pooled
-    (a vector is the result), abort, error, or rejected (the queue was full).
+    (the result is a vector), abort, error, or rejected (the queue was full).
 
-    `detail`: a text for people. `code`: the reason for programs if there is no complete answer; None after
+    `detail`: a text for people. `code`: if there is no complete answer, the reason for programs; None after
     stop, length, repetition and pooled.
     """
 
@@ -187,14 +188,14 @@ class Finished(EventBase, frozen=True):
 
 
 class Delivered(EventBase, frozen=True):
-    """Observation: the whole answer reached its consumer."""
+    """Observation: the consumer received the whole answer."""
 
     request_id: str
 
 
 class CacheReset(EventBase, frozen=True):
-    """Observation: a caller asked to forget all cached prefixes. `preempt_running`: running requests are
-    preempted, and the engine computes their KV again.
+    """Observation: a caller asked the engine to forget all cached prefixes. `preempt_running`: running
+    requests are preempted, and the engine computes their KV again.
     """
 
     preempt_running: bool = False
@@ -203,8 +204,8 @@ class CacheReset(EventBase, frozen=True):
 class Checkpoint(EventBase, frozen=True):
     """Decision: `digest` covers the whole state at this point.
 
-    `columns`: the first 4 bytes of each state column's hash. `requests`: a 4-byte checksum for
-    each live request. They show where two different states differ.
+    `columns`: the first 4 bytes of each state column's hash. `requests`: a 4-byte checksum for each live
+    request. If two states differ, these values show where.
     """
 
     digest: bytes
@@ -213,12 +214,13 @@ class Checkpoint(EventBase, frozen=True):
 
 
 class Recovered(EventBase, frozen=True):
-    """Observation: the process that wrote the log so far ended, and a new process continues the log. The new
-    process computes the running requests again from their tokens.
+    """Observation: a new process continues the log after the previous process ended. The new process computes
+    the running requests again from their tokens.
 
-    `steps`: the steps that were open or in flight. `mode`: the repair mode in which the log was read. `cuts`:
-    (segment, offset, number of bytes) for each range that the repair left out. `lost`: (request, reason) for
-    requests that cannot continue. `fingerprints`, `engine_version`: of the engine that continues.
+    `steps`: the numbers of the steps that were open or in flight. `mode`: the recovery mode in which the log
+    was read. `cuts`: (segment, offset, number of bytes) for each range that the repair left out. `lost`:
+    (request, reason) for requests that cannot continue. `fingerprints`, `engine_version`: the values for the
+    engine that continues the log.
     """
 
     steps: tuple[int, ...] = ()
@@ -240,10 +242,10 @@ class Stalled(EventBase, frozen=True):
 
 
 class Noted(EventBase, frozen=True):
-    """Observation in the log of another engine's scheduler: a call that no other event describes.
+    """Observation in a log that records another engine's scheduler: a call that no other event describes.
 
-    `kind`: "incomplete" in the last record of a recorder that stopped, "pause", "encoder cache reset", or
-    "connector". `detail`: a text. The state does not depend on the event.
+    `kind`: "pause", "encoder cache reset", "connector", or "incomplete" in the last record from a recorder
+    that stopped. `detail`: a text. The event does not affect the state.
     """
 
     kind: str

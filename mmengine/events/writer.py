@@ -1,9 +1,10 @@
-"""Writes a log, with one `write` call for each commit. The engine commits a step's events before their
-effects leave the process.
+"""Writes a log, with one `write` call for each commit. The engine commits a step's events before the step has
+any effect outside the process.
 
-On a full disk `os.write` returns a short count and raises nothing. The writer then cuts the torn bytes off,
-releases its reserve and writes once more. While the writer uses the reserve or cannot write at all, `stalled`
-holds the reason: new requests are refused, and running requests continue as long as the reserve lasts.
+On a full disk `os.write` writes only some of the bytes and raises no error. The writer then cuts these bytes
+off, releases its reserve of disk space, and writes again. While the writer uses the reserve or cannot write
+at all, `stalled` returns the reason. New requests are then refused, and running requests continue as long as
+the reserve lasts.
 """
 
 import errno
@@ -40,22 +41,22 @@ from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
 SEGMENT_BYTES = 64 * 2**20
-# Most frames in a segment. A process that continues a log reads its last segment frame by frame.
+# Maximum number of frames in a segment. A process that continues a log reads the last segment frame by frame.
 SEGMENT_FRAMES = 2**16
-NO_FILE = -1  # as a descriptor: no file is open
+NO_FILE = -1  # in place of a file descriptor: no file is open
 KEEP_ALL = Retention()
-TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds until the next tidying run, after a success and after an error
+TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds until `tidy` works again, after a success and after an error
 
 
 class LogWriter:
-    """Appends to a new log or, with the recovery mode `reopen`, to an existing log. `recovery` then holds the
-    bytes that were cut off that log's end.
+    """Appends to a new log or, with the recovery mode `reopen`, to an existing log. `recovery` holds the
+    bytes that were then cut off the log's end.
 
-    `sync_always`: call fdatasync at each commit, so that commits survive power cuts. A segment is full at
-    `segment_bytes`. `tidy` packs full segments unless `pack_full` is False, and deletes old segments as
-    `retention` says. `wall_ns`: returns the wall-clock time for segment headers. Raises LogError if the
-    folder cannot be used, has another writer, or holds a log although `reopen` is None. Raises CorruptLog for
-    damage that `reopen` does not forgive.
+    `sync_always`: call fdatasync at each commit, so that commits survive power cuts. `segment_bytes`: the
+    size at which a segment is full. `tidy` packs full segments unless `pack_full` is False, and deletes old
+    segments according to `retention`. `wall_ns`: returns the wall-clock time for segment headers. Raises
+    LogError if the folder cannot be used, has another writer, or holds a log although `reopen` is None.
+    Raises CorruptLog for damage that `reopen` does not tolerate.
     """
 
     def __init__(
@@ -77,15 +78,15 @@ class LogWriter:
         self._path: Path | None = None
         self._fd = NO_FILE
         self._size = 0
-        self._torn = False  # the file may have uncommitted bytes after `_size`
-        self._footer = Footer()  # counters over the segment's committed frames
-        self._is_closed = False  # the segment has its footer
+        self._torn = False  # whether the file may have uncommitted bytes after `_size`
+        self._footer = Footer()  # counters over the committed frames in the segment
+        self._is_closed = False  # whether the segment has its footer
         self._full = FullSegments(folder, retention, packs=pack_full)
         self._retention, self._undelivered = retention, Undelivered()
-        self._knows = True  # whether the undelivered requests of the previous process are known
+        self._knows = True  # whether the previous process's undelivered requests are known
         self._tidy_at = 0.0
         self._stalled = ""
-        self._is_stuck = False  # the last commit could not be written
+        self._is_stuck = False  # whether the last commit could not be written
         self.num_bytes = 0
         self.next_sequence = 0
         self.recovery: Recovery | None = None
@@ -116,10 +117,11 @@ class LogWriter:
         self.recovery = repair_tail(self._folder, reopen, None if reopen == "salvage" else check_end)
         self.next_sequence = self.recovery.next_sequence
         drop_behind(self._folder, self.next_sequence)
-        for part in self._folder.glob("[0-9]*.part"):  # files of a killed process
+        for part in self._folder.glob("[0-9]*.part"):  # files that a killed process left
             if part != part_of(self._folder, self.next_sequence):
                 part.unlink(missing_ok=True)
-        # A segment that begins with the next sequence holds no record; the first new segment replaces it.
+        # A segment that begins with the next record's number has no records. The first new segment replaces
+        # it.
         paths = [path for path in segment_paths(self._folder) if path.stem != f"{self.next_sequence:020d}"]
         self._path = paths[-1] if paths else None
         for path, after in pairwise(paths):
@@ -127,7 +129,7 @@ class LogWriter:
         self._knows = not paths
 
     def expect(self, undelivered: Undelivered) -> None:
-        """Set a continued log's undelivered requests. Until then no segment is deleted."""
+        """Set the undelivered requests in a continued log. Before this call no segment is deleted."""
         self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
@@ -137,8 +139,8 @@ class LogWriter:
         self.next_sequence += 1
 
     def commit(self) -> bool:
-        """Write the appended records. Returns False if they cannot be written, for example on a full disk;
-        the next call tries again.
+        """Write the appended records. Returns False if they cannot be written, for example on a full disk.
+        The next call tries again.
         """
         if not self._pending:
             return True
@@ -157,7 +159,7 @@ class LogWriter:
         except OSError as error:
             self._stalled = f"the log in {self._folder} cannot be written: {error.strerror}"
             self._is_stuck = True
-            with suppress(OSError):  # the next try cuts again
+            with suppress(OSError):  # the next commit cuts again
                 self._cut()
             return False
         self._pending.clear()
@@ -168,7 +170,9 @@ class LogWriter:
 
     @property
     def stalled(self) -> str:
-        """Why new requests should be refused, or "". Each call checks the disk space and the folder again."""
+        """The reason why new requests must be refused, or "". Each call checks the disk space and the
+        folder.
+        """
         if lost := self._place.lost():
             return lost
         if self._stalled and not self._is_stuck:
@@ -188,8 +192,8 @@ class LogWriter:
         )
 
     def _store(self, frames: list[bytes]) -> None:
-        """Write one commit's frames with one write, and begin a new segment first if the current segment is
-        full. If OSError is raised, none of the frames is part of the log.
+        """Write the frames of one commit with a single write. If the current segment is full, begin a new
+        segment before. If OSError is raised, none of the frames is part of the log.
         """
         num_bytes = sum(map(len, frames))
         frames_in = self._footer.frames
@@ -203,9 +207,11 @@ class LogWriter:
             self._footer.add(crc, *rest)
 
     def _write(self, data: bytes) -> None:
-        """Write all of `data`. If OSError is raised, the next call cuts off the bytes that were written.
-        After a failed sync the bytes are written again too, because a successful second sync would not prove
-        that they are on the disk.
+        """Write all bytes in `data`. If OSError is raised, the next call cuts off the bytes that were
+        written.
+
+        After a failed sync the bytes are written again too. A successful second sync would not prove that
+        they are on the disk.
         """
         self._cut()
         self._torn = True
@@ -231,10 +237,10 @@ class LogWriter:
         sync_data(self._fd)
 
     def _open_segment(self) -> None:
-        """Begin the next segment. Raises OSError; the next call tries again.
+        """Begin the next segment. If OSError is raised, the next call tries again.
 
-        The new segment's header is synced to the disk before the previous footer says that a segment
-        follows. So if the process is killed between the two writes, no segment seems to be missing.
+        The new segment's header is synced to the disk before the previous footer says that a segment follows.
+        If the process is killed between these writes, no segment seems to be missing.
         """
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
@@ -264,13 +270,13 @@ class LogWriter:
             try:
                 sync_data(fd)
             except OSError as error:
-                # EBADF: another thread closed the full segment meanwhile, after syncing it.
+                # EBADF: another thread has synced and closed the full segment meanwhile.
                 if error.errno != errno.EBADF:
                     raise
 
     def tidy(self) -> None:
         """Delete segments beyond the retention, and pack one full segment. Any thread may call this method,
-        but one at a time. Most calls find nothing to do. After a disk error a later call tries again.
+        but only one at a time. Most calls have nothing to do. After a disk error a later call tries again.
         """
         now = time.monotonic()
         if now < self._tidy_at or not (self._full.waits_for_packing or self._retention):
@@ -278,7 +284,7 @@ class LogWriter:
         self._tidy_at = now + TIDY_S
         try:
             self._let_go()
-            if not self._stalled:  # packing needs additional disk space for a while
+            if not self._stalled:  # packing temporarily needs additional disk space
                 self._full.pack_one()
         except (OSError, LogError):
             self._tidy_at = now + TIDY_AGAIN_S
@@ -288,8 +294,8 @@ class LogWriter:
             self._full.let_go(self._undelivered.oldest, self._size)
 
     def close(self) -> None:
-        """Commit, write the footer, tidy, and unlock the folder. A second call is no error. Raises LogError
-        if appended records cannot be written any more.
+        """Commit, write the footer, tidy, and unlock the folder. Later calls do nothing. Raises LogError if
+        appended records cannot be written.
         """
         if self._lock == NO_FILE:
             return
@@ -297,7 +303,7 @@ class LogWriter:
         try:
             if self._fd != NO_FILE:
                 self._end()
-            with suppress(OSError, LogError):  # the next writer does the rest
+            with suppress(OSError, LogError):  # the next writer will delete these segments
                 self._let_go()
                 while self._full.waits_for_packing and not self._stalled:
                     self._full.pack_one()
@@ -313,8 +319,8 @@ class LogWriter:
             raise LogError(f"{stalled}; its last {lost} records are lost")
 
     def _end(self) -> None:
-        """Write the last segment's footer if the disk has space for it. Without the footer the log only
-        counts as not closed.
+        """Write the last segment's footer if the disk has space for it. Without the footer the log counts as
+        not closed, but no record is lost.
         """
         try:
             if self._footer.frames:
@@ -326,7 +332,7 @@ class LogWriter:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file with these bytes and sync it to the disk. Raises OSError."""
+    """Write a file with these bytes, and sync it to the disk. Raises OSError."""
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         if os.write(fd, data) != len(data):
