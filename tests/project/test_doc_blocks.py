@@ -53,6 +53,7 @@ RUN_ELSEWHERE = {
     ("docs/reference/log.md", "console"): "tests/cli/test_docs_log.py",
     ("docs/how-to/search-images.md", "sh"): "tests/pooling/test_search_images.py",
     ("docs/tutorials/a_broken_build.md", "console"): "tests/test_broken_build.py",
+    ("docs/tutorials/a_debugger_session.md", "console"): "tests/test_debugger_session.py",
     ("docs/tutorials/a-bad-night-of-vllm.md", "console"): "tests/vllm/test_vllm_faults.py",
 }
 ITSELF = "it sets up the checkout or runs all tests; the target's existence is tested"

@@ -2,6 +2,8 @@
 often too small.
 
 python examples/debugging/bugs/night.py victim victim.log
+
+`none` in place of a bug's name writes the log of the same requests without a bug.
 """
 
 import random
@@ -52,7 +54,7 @@ def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
 
 
 def main(name: str, folder: Path, num_requests: int = 1000) -> None:
-    bug = import_module(name)  # plants it
+    bug = None if name == "none" else import_module(name)  # plants it
     config = EngineConfig(**{**SETTINGS, **getattr(bug, "SETTINGS", {})})
     rng, requests, now = random.Random(31857), [], 0
     for number in range(num_requests):

@@ -21,7 +21,10 @@ HELP = (
     "Debug a log: step forward and back, stop at conditions, and inspect the state.\n\n"
     "The commands are those of gdb and rr where they have them: step, reverse-step, break, watch, continue, "
     "reverse-continue, info. help lists them.\n\n"
+    "With two logs, such as those of a good and a bad build, continue stops at their first difference; "
+    "help align explains the commands for both.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log debug run.log\n\n"
+    "  mmengine log debug good.log bad.log --ex continue\n\n"
     '  mmengine log debug run.log --ex "break preempted" --ex continue --ex "info queue"'
 )
 PROMPT = "(mm) "
@@ -30,6 +33,10 @@ FAILED = 1  # Exit code if a command in a script fails.
 
 def debug(
     folder: Folder,
+    other: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a second log, to debug both side by side.", show_default=False),
+    ] = None,
     script: Annotated[
         list[Path] | None,
         typer.Option(
@@ -53,9 +60,12 @@ def debug(
     commands += execute or []
     is_batch = batch or bool(commands) and not sys.stdin.isatty()
     with reported(existing(folder)) as findings, _progress() as progress:
-        debugger = open_debugger(folder, findings, progress=progress)
+        debugger, second = open_debugger(folder, findings, progress=progress), None
+        if other is not None:
+            second = open_debugger(existing(other), progress=progress)
+            second.can_evaluate = True
         debugger.can_evaluate = True
-        session, out = Session(debugger), console()
+        session, out = Session(debugger, second), console()
         is_done = _run_script(session, commands, out)
         if is_done and not is_batch and not session.is_over:
             _converse(session, out)

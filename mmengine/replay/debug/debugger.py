@@ -134,9 +134,9 @@ class Debugger:
         """Move to the next record that concerns a request, or to the previous one if `count` is negative."""
         return self._repeat(EventsOf(name), count)
 
-    def go_on(self) -> str:
-        """Continue to the next breakpoint or watchpoint."""
-        walker = Stops(self.stops)
+    def go_on(self, until: Stop | None = None) -> str:
+        """Continue to the next breakpoint or watchpoint, or to `until`."""
+        walker = Stops(self.stops if until is None else [*self.stops, until])
         return self._told(walker, search_forward(self.navigator, walker))
 
     def go_back(self) -> str:

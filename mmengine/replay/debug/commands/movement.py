@@ -52,8 +52,14 @@ def reverse_next(session: SessionBase, rest: str) -> list[Block]:
 
 @command("continue", "c", group=MOVES)
 def continue_(session: SessionBase, rest: str) -> list[Block]:
-    """Go to the next breakpoint or watchpoint, or to the end of the log."""
-    return session.here(session.debugger.go_on())
+    """Go to the next breakpoint or watchpoint, or to the end of the log.
+    With two logs, go at most to their first difference.
+    """
+    pair = session.pair
+    if pair is None or session.debugger is not pair.debugger:
+        return session.here(session.debugger.go_on())
+    why = pair.go_on()
+    return [*([pair.table()] if pair.is_at_difference else []), *session.here(why)]
 
 
 @command("reverse-continue", "rc", group=MOVES)

@@ -1,7 +1,13 @@
 """A debugger session, which runs the command lines that a person types."""
 
 from mmengine.errors import InvalidRequest, MMEngineError
-from mmengine.replay.debug.commands import movement, questions, stopping, views  # noqa: F401 - registers them
+from mmengine.replay.debug.commands import (  # noqa: F401 - registers the commands
+    comparing,
+    movement,
+    questions,
+    stopping,
+    views,
+)
 from mmengine.replay.debug.commands.registry import MAX_LINE, find
 from mmengine.replay.debug.commands.session_base import SessionBase
 from mmengine.replay.debug.debugger import Debugger
@@ -9,10 +15,10 @@ from mmengine.replay.debug.views import Block
 
 
 class Session(SessionBase):
-    """A debugger session for a log, with all commands."""
+    """A debugger session for a log, with all commands. `other`: the debugger on a second log to compare."""
 
-    def __init__(self, debugger: Debugger):
-        super().__init__(debugger)
+    def __init__(self, debugger: Debugger, other: Debugger | None = None):
+        super().__init__(debugger, other)
         self._last = ""
 
     def run(self, line: str) -> list[Block]:

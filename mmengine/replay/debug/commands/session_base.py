@@ -5,16 +5,18 @@ positions.
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.debugger import Debugger
 from mmengine.replay.debug.event_text import event_text
+from mmengine.replay.debug.pair import Pair
 from mmengine.replay.debug.views import Block, Text
 
 
 class SessionBase:
     """A debugger session for a log. `request`: the selected request, or "". `marks`: named positions.
-    `is_over`: whether the command `quit` was run.
+    `is_over`: whether the command `quit` was run. `pair`: the two logs if a second one is open.
     """
 
-    def __init__(self, debugger: Debugger):
+    def __init__(self, debugger: Debugger, other: Debugger | None = None):
         self.debugger = debugger
+        self.pair = None if other is None else Pair(debugger, other)
         self.request = ""
         self.marks: dict[str, int] = {}
         self.is_over = False
