@@ -20,7 +20,7 @@ MAX_BLOCKS = 4096  # Maximum number of blocks in a turn or a tool result.
 _TOOL_BLOCKS = ("text", "image", "document", "search_result")  # Block types in a tool result.
 _USER_BLOCKS = (*_TOOL_BLOCKS, "tool_result")  # Block types in a user turn.
 _ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # Block types in an assistant turn.
-# Records of tools that Anthropic's server ran.
+# Types of blocks that record calls of tools on Anthropic's server.
 _HOSTED_BLOCKS = re.compile(r"server_tool_use|mcp_tool_use|tool_reference|[a-z_]+_tool_result")
 _SYSTEM = FieldPath("system")
 _ROLES = ("user", "assistant", "system")

@@ -7,8 +7,8 @@ from mmengine.server.http.unsupported import Unsupported
 
 
 def document_text(where: FieldPath, block: Json, unsupported: Unsupported) -> str:
-    """Return a block's title, its context or source, and its text. Raises ApiError for other documents than
-    texts.
+    """Return a text that contains a block's title, its context or source, and its content. Raises ApiError
+    for a document that is not a text.
     """
     citations = block.get("citations")
     if isinstance(citations, dict) and citations.get("enabled"):

@@ -20,7 +20,8 @@ from mmengine.structured_output.request.tool_calls import INPUT
 MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a tool call in the input.
 _ROLES = ("user", "system", "developer", "assistant")
 _TAKEN = "message, function_call, custom_tool_call, their outputs and reasoning"
-# Records of tools that OpenAI's server or Codex ran, and Codex's snapshots of the working tree.
+# Types of items that record calls of tools on OpenAI's server or in Codex, and Codex's snapshots of the
+# working tree.
 _HOSTED = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "tool_search"),
     *("local_shell", "shell", "apply_patch"),
