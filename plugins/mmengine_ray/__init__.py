@@ -1,10 +1,10 @@
-"""Replicas on Ray Serve for mmengine's server, and batches on Ray Data. Requires the extra `ray`.
+"""Runs mmengine's replicas on Ray Serve, and batches on Ray Data. Requires the extra `ray`.
 
     serve run mmengine_ray:app                        # the embedded checkpoint, one replica
     serve run mmengine_ray:app_of model=… replicas=3
 
-Processes exchange only `mmengine.fleet.wire` bytes, which are checked against their types; nothing else is
-pickled by Ray.
+Processes exchange only bytes of `mmengine.fleet.wire`, which are checked against their types when decoded.
+Ray pickles nothing else.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def app_of(args: dict[str, object]) -> "Application":
-    """Return the application for `serve run` and Serve's config files. `args` are RaySettings' fields.
+    """Return the application for `serve run` and config files of Serve. `args`: fields of RaySettings.
 
     Raises ConfigError.
     """

@@ -1,12 +1,12 @@
-"""Batches on Ray Data: workers with logs, so that a worker's death costs only the tokens that its log lacks.
+"""Answers batches on Ray Data with workers that have logs, so that the death of a worker loses little work.
 
     ray.data.read_text("requests.jsonl").map_batches(AnswerLines, fn_constructor_kwargs={"root": "logs"}, …)
 
-Ray gives a dead worker's rows to another worker as a whole batch. That worker reads the logs below `root`
-that no process writes any more. A finished answer is taken from its log, an unfinished answer continues after
-its last token. A request without a seed gets a seed that is derived from its id, so every worker computes the
-same answer. A request is identified by its whole line's digest, which the log holds, because
-another request or job may use the same id.
+Ray gives the rows of a dead worker to another worker, as a whole batch. The other worker reads the logs below
+`root` that no process writes any more. It takes a finished answer from its log, and continues an unfinished
+answer after its last token. A request without a seed gets a seed derived from its id, so that every worker
+computes the same answer. A request is identified by the digest of its whole line, which is in the log,
+because another request or job may use the same id.
 """
 
 import hashlib
@@ -44,13 +44,11 @@ Batch = dict[str, np.ndarray]
 
 
 class AnswerLines:
-    """A callable for `map_batches` that turns a column `text` with request lines into a column with answer
-    lines.
+    """A callable for `map_batches`: turns a column `text` with request lines into a column with answer lines.
 
-    The lines have the format that `mmengine run --batch` reads. `root` is the folder of all workers' logs,
-    which every worker must see. Relative media paths are resolved against `base_folder`. `engine` holds
-    settings. `builder` names a module:function that replaces mmengine.build.build. Raises the same errors as
-    Engine.
+    The lines have the format of `mmengine run --batch`. `root`: the folder of all workers' logs, which every
+    worker must see. `base_folder`: the folder of relative media paths. `engine`: engine settings. `builder`:
+    module:function that replaces mmengine.build.build. Raises the same errors as Engine does.
     """
 
     def __init__(
@@ -66,10 +64,10 @@ class AnswerLines:
         config = msgspec.convert(dict(engine or {}), EngineConfig)
         make_built = _imported(builder) if builder else None
         self._engine = Engine(model, config=config, log=self._log, builder=make_built)
-        # dead workers' unfinished and undelivered answers, by envelope
+        # unfinished and undelivered answers of dead workers, by envelope
         self._earlier: dict[bytes, ResumedAnswer] = {}
         self._read: set[Path] = {self._log}
-        self._answered: list[str] = []  # requests answered in the previous batch, which Ray has stored
+        self._answered: list[str] = []  # requests of the previous batch, whose answers Ray has stored
 
     def __call__(self, batch: Batch) -> Batch:
         for request_id in self._answered:
@@ -87,7 +85,7 @@ class AnswerLines:
         return {"text": np.array(texts, dtype=object)}
 
     def _read_earlier_logs(self) -> None:
-        """Read the logs that no process writes any more, once each."""
+        """Read each log that no process writes any more, once."""
         for log in sorted(self._root.iterdir()):
             if log in self._read or not log.is_dir():
                 continue
@@ -95,7 +93,7 @@ class AnswerLines:
                 if not segment_paths(log) or is_locked(log):
                     continue
                 found = read_resume_state(log, Resume())
-            except (LogError, OSError) as error:  # all of its requests are computed again
+            except (LogError, OSError) as error:  # the requests in this log are computed again
                 operator_log.warning("an earlier log cannot be read", log=log.name, reason=str(error))
             else:  # another model would compute other tokens
                 if found.last_fingerprints == self._engine.built.core.fingerprints:
@@ -104,8 +102,8 @@ class AnswerLines:
 
 
 class _Jobs:
-    """The jobs of `lines`, continued from dead workers' logs. `done` maps positions to answers that dead
-    workers completed.
+    """The jobs for `lines`, continued from the logs of dead workers. `done`: position -> answer that a dead
+    worker completed.
     """
 
     def __init__(self, lines: bytes, base_folder: Path, earlier: dict[bytes, ResumedAnswer], engine: Engine):
@@ -132,7 +130,7 @@ class _Jobs:
                 yield prompt, replace(options, outputs=list(resumed.token_ids))
 
     def _envelope(self, line: bytes) -> bytes:
-        """Return an envelope that identifies the request and its media's folder."""
+        """Return an envelope, which identifies the request and the folder of its media."""
         digest = hashlib.blake2b(b"%s\0" % os.fsencode(self._base_folder), digest_size=16)
         digest.update(line)
         return msgspec.json.encode({"api": "batch", "digest": digest.hexdigest()})

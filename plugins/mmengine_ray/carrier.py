@@ -1,4 +1,4 @@
-"""A Carrier that uses Ray's streaming calls."""
+"""Transports bytes between ingress and replicas with Ray's streaming calls."""
 
 from collections.abc import AsyncGenerator
 

@@ -1,4 +1,4 @@
-"""Two Ray Serve deployments: the replicas, each with an engine, and the ingress."""
+"""Defines two Ray Serve deployments: the replicas, each with an engine, and the ingress."""
 
 import asyncio
 import os
@@ -40,13 +40,13 @@ from mmengine_ray.scaling import WAITING, ByWaitingTokens
 from mmengine_ray.settings import RaySettings
 
 REPLICA = "EngineReplica"
-LOOKS = 8  # attempts to see a replica's lock, one for each replica that answers
+LOOKS = 8  # maximum number of attempts to see the lock of a live replica
 RESTARTS = 20  # constructor failures of a replica after which Serve gives up
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Facts about a replica. `pid` and `log` belong to its process; `sees_ingress` says whether it
-    sees the ingress's lock.
+    """Facts about a replica. `pid`, `log`: process id and log of its process. `sees_ingress`: whether the
+    replica sees the lock of the ingress.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class EngineReplica:
-    """A replica with an engine and a log, both named by Serve's unique replica id."""
+    """A replica with an engine and a log. The log is named by Serve's unique id of the replica."""
 
     def __init__(self, settings: bytes):
         settings_ = RaySettings.decoded(settings)
@@ -102,7 +102,7 @@ class EngineReplica:
 
 
 class Ingress:
-    """An ASGI application with the HTTP API of `mmengine serve`, for Serve's proxies."""
+    """The ingress: an ASGI application with the HTTP API of `mmengine serve`, for Serve's proxies."""
 
     async def _begin(self, settings: bytes, replicas: DeploymentHandle) -> None:
         given = RaySettings.decoded(settings)
@@ -123,16 +123,18 @@ class Ingress:
 
 
 def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableRequests | None:
-    """Open the requests that survive an ingress, beside the replicas' logs.
+    """Open the requests that survive an ingress. They are stored beside the replicas' logs.
 
-    Returns None without a log. Calls `warn` and returns None if requests cannot be kept. Raises LogError if
-    another ingress has them, OSError.
+    Returns None without a log. Calls `warn` and returns None if requests cannot be stored. Raises LogError if
+    another ingress keeps the requests locked, and OSError.
     """
     return open_durable_requests(Path(settings.log), settings.patience_s, warn) if settings.log else None
 
 
 def store_opener(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Storage] | None:
-    """Return a function that opens the store for responses, files and batches; None if nothing is kept."""
+    """Return a function that opens the store of responses, files and batches, or None if nothing is
+    stored.
+    """
     if not engine.keeps_held:
         return None
     folder = Path(settings.log) / INGRESS
@@ -149,10 +151,10 @@ async def fleet_engine(
     durable: DurableRequests | None,
     warn: Callable[[str], None],
 ) -> FleetEngine:
-    """Return the replicas as a single engine on this event loop, after the first replica has answered.
+    """Return the replicas as a single engine on this event loop. Waits until the first replica responds.
 
-    `durable` is closed, and `warn` called, if the ingress and a replica do not see each other's locks. Raises
-    ModelError.
+    If the ingress and a replica do not see each other's locks, `durable` is closed and `warn` is called.
+    Raises ModelError.
     """
     facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
     if durable is not None and (reason := await _unseen_lock(replicas, facts, durable.folder)):
@@ -168,8 +170,8 @@ async def fleet_engine(
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
-    """Return why locks do not work between this process and a live replica, or "" if a replica shows that
-    they do.
+    """Return why locks do not work between this process and a live replica, or "" if a replica proves that
+    they work.
     """
     if not facts.sees_ingress:
         return f"replica {facts.name} does not see the lock that its ingress holds in {folder}"
@@ -178,13 +180,13 @@ async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -
             return ""
         name = facts.name
         facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
-        if facts.name == name:  # the replica was alive when its lock was read
+        if facts.name == name:  # the replica was alive when this process read its lock
             return f"the lock that replica {name} holds on its log is not seen from its ingress"
     return ""
 
 
 def replica_deployment(settings: RaySettings) -> Application:
-    """Return the replicas' deployment alone, for an ingress outside Serve."""
+    """Return the deployment of the replicas alone, for an ingress outside Serve."""
     scaled = settings.max_replicas > settings.replicas
     count: dict[str, object] = {"num_replicas": settings.replicas}
     if scaled:
@@ -214,7 +216,7 @@ def replica_deployment(settings: RaySettings) -> Application:
 
 
 def application(settings: RaySettings) -> Application:
-    """Return replicas and an ingress as a single application, for `serve run` and config files."""
+    """Return the replicas and an ingress as one application, for `serve run` and config files."""
     most = max(settings.replicas, settings.max_replicas) * settings.max_open
     ingress = serve.deployment(
         name="Ingress",

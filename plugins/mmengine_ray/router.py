@@ -1,19 +1,19 @@
-"""Ray Serve's consistent hashing, extended to tell the ingress which replicas are live."""
+"""Ray Serve's consistent-hashing router, extended to tell the ingress which replicas are live."""
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-LIVE: frozenset[str] = frozenset()  # replicas that take requests, by the last update from Serve's controller
+LIVE: frozenset[str] = frozenset()  # replicas that take requests, as of the last update by Serve's controller
 
 
 def is_leaving(replica: str) -> bool:
-    """Return whether `replica`, which has sent a message before, is draining or dead and takes no more
-    requests.
+    """Return whether `replica`, which has sent a message before, takes no more requests because it is
+    draining or dead.
     """
     return bool(LIVE) and replica not in LIVE
 
 
 class Router(ConsistentHashRouter):
-    """The router for deployment handles. It runs in the ingress, where RayCarrier calls `is_leaving`."""
+    """The router of deployment handles. It runs in the ingress, where RayCarrier calls `is_leaving`."""
 
     def update_replicas(self, replicas: list) -> None:
         global LIVE

@@ -1,9 +1,9 @@
-"""Autoscaling by the waiting prompt tokens, which determine how long a request waits."""
+"""Scales the number of replicas by the waiting prompt tokens, which determine how long a request waits."""
 
 import math
 from collections.abc import Mapping
 
-WAITING = "waiting_tokens"  # the name of a replica's statistic
+WAITING = "waiting_tokens"  # name of the statistic that each replica reports
 Policy = tuple[int, dict[str, object]]
 
 
@@ -12,8 +12,8 @@ def wanted_replicas(
 ) -> int:
     """Return how many replicas to run.
 
-    More than `current` if the waiting tokens exceed `each_tokens` per replica. One less if no tokens wait and
-    the other replicas have room for the running requests. Otherwise `current`.
+    Returns more than `current` if more than `each_tokens` tokens per replica wait. Returns one less if no
+    tokens wait and the other replicas have capacity for the running requests. Otherwise returns `current`.
     """
     needed = math.ceil(waiting_tokens / each_tokens)
     if needed > current:
@@ -24,7 +24,7 @@ def wanted_replicas(
 
 
 class ByWaitingTokens:
-    """A policy for Serve's autoscaling."""
+    """A policy for the autoscaling of Serve."""
 
     def __init__(self, waiting_tokens: int, max_open: int):
         self._waiting_tokens, self._max_open = waiting_tokens, max_open

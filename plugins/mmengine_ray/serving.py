@@ -1,4 +1,4 @@
-"""`mmengine serve --ray`: this process is the ingress with its own HTTP server, and Ray runs the replicas."""
+"""The ingress of `mmengine serve --ray`: this process serves HTTP, and Ray runs the replicas."""
 
 import socket
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def start_ray(address: str | None) -> None:
-    """Join the Ray cluster at this address, or start a cluster that only this machine can reach."""
+    """Join the Ray cluster at `address`, or start a cluster that only this machine can reach."""
     if address:
         ray.init(address=address, log_to_driver=False)
     else:
@@ -32,7 +32,7 @@ def run_ingress(
     media_fetcher: MediaFetcher | None,
     warn: Callable[[str], None],
 ) -> None:
-    """Serve until a signal, then end the replicas too. `warn` shows a message to the user.
+    """Serve until a signal arrives, then end the replicas too. `warn`: shows a message to the user.
 
     Raises LogError if another ingress serves with the same log.
     """

@@ -1,4 +1,4 @@
-"""Settings for a fleet on Ray Serve."""
+"""The settings of a fleet on Ray Serve."""
 
 from typing import Annotated
 
@@ -13,34 +13,34 @@ EMBEDDED_NAME = "mmengine-shapes"
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings for replicas and ingress; times are in seconds.
+    """Settings of the replicas and the ingress. Times are in seconds.
 
-    They replace Serve's defaults that do not suit an engine: a replica takes `max_open` calls instead of 5,
-    every queue is bounded, and a draining replica ends after `drain_s`.
+    The defaults differ from Serve's where Serve's do not suit an engine: a replica takes `max_open` calls
+    instead of 5, every queue is bounded, and a draining replica ends after `drain_s`.
     """
 
-    model: str | None = None  # None for the embedded checkpoint
+    model: str | None = None  # None: the embedded checkpoint
     device: str = "auto"
     dtype: str = "auto"
     engine: EngineConfig = EngineConfig()
-    log: str = ""  # folder with one log for each replica process; "" for no logs
+    log: str = ""  # folder with one log per replica process; "" for no logs
     replicas: Annotated[int, Meta(ge=1, le=4096)] = 1
-    max_replicas: Annotated[int, Meta(ge=0, le=4096)] = 0  # maximum for autoscaling; 0 for none
-    # waiting prompt tokens per replica above which a replica is added
+    max_replicas: Annotated[int, Meta(ge=0, le=4096)] = 0  # limit for autoscaling; 0: no autoscaling
+    # number of waiting prompt tokens per replica above which a replica is added
     waiting_tokens: Annotated[int, Meta(ge=1)] = 4096
-    num_cpus: Annotated[float, Meta(gt=0)] = 1  # of each replica, in Ray's units
+    num_cpus: Annotated[float, Meta(gt=0)] = 1  # per replica, in Ray's units
     num_gpus: Annotated[float, Meta(ge=0)] = 0
-    max_open: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # concurrent calls of a replica
+    max_open: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # maximum number of concurrent calls per replica
     beat_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0  # interval between heartbeats
     # time without a heartbeat after which a replica is given up
     silence_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    hang_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # time after which a step counts as hung
-    patience_s: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # time that a request waits for a replica
+    hang_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # seconds after which a step counts as hung
+    patience_s: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # seconds that a request waits for a replica
     health_s: Annotated[float, Meta(ge=0.1, le=3600)] = 2.0  # interval of health checks
-    # time that a draining replica waits for its requests
+    # seconds that a draining replica waits for its requests
     drain_s: Annotated[float, Meta(ge=0, le=86400)] = 5.0
     names: tuple[str, ...] = ()  # names that requests may use for the model
-    api_key_file: str = ""  # a file that the ingress can read; otherwise MMENGINE_API_KEY there
+    api_key_file: str = ""  # a file that the ingress can read; "" for its MMENGINE_API_KEY
     builder: str = ""  # module:function that replaces mmengine.build.build, for tests and benchmarks
     server: ServerSettings = ServerSettings()
 
