@@ -1,5 +1,5 @@
-"""The plugin for Llama and for text models with the same decoder. Importing this module imports neither torch
-nor the processor.
+"""The model plugin for Llama, and for text models with the same decoder. Importing this module imports
+neither torch nor the processor.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from mmengine_llama.config import KINDS, NAMES, ModelConfig, read_config
 
 
 class LlamaPlugin(DescribedPlugin):
-    """Llama and similar text models of every size, read from folders and GGUF files."""
+    """Serves Llama and similar text models of every size, from folders and GGUF files."""
 
     architectures = tuple(KINDS)
     names = NAMES

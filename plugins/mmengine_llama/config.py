@@ -1,7 +1,8 @@
-"""Reads and checks config.json for Llama and for text models with the same decoder.
+"""Reads and checks config.json of Llama, and of text models with the same decoder.
 
-Accepts the hub's style (`rope_scaling` beside `rope_theta`), transformers 5's style (`rope_parameters`), and
-a GGUF file's metadata. Fields that have a default in transformers may be missing, but not the sizes.
+Accepts the style of hub files (`rope_scaling` and `rope_theta`), the style of transformers 5
+(`rope_parameters`), and the metadata of GGUF files. Fields with a default in transformers may be missing, but
+the sizes must be there.
 """
 
 import re
@@ -19,16 +20,16 @@ NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Tells how an architecture differs from Llama.
+    """Describes how an architecture differs from Llama.
 
-    `says_biases`: the file's field attention_bias decides whether q, k, v and o have biases. `qkv_bias`: q, k
-    and v always have biases. `head_dim`, `window`: the values if the file has no head_dim or no
-    sliding_window.
+    `says_biases`: whether the file's field attention_bias decides if q, k, v and o have biases. `qkv_bias`:
+    whether q, k and v always have biases. `head_dim`, `window`: the values to use if the file has no head_dim
+    or no sliding_window.
     """
 
     says_biases: bool = False
     qkv_bias: bool = False
-    mlp_bias: bool = False  # The file's field mlp_bias decides whether the MLP has biases.
+    mlp_bias: bool = False  # Whether the file's field mlp_bias decides if the MLP has biases.
     qk_norm: bool = False
     head_dim: int | None = None
     window: int | None = None
@@ -46,11 +47,11 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(NetworkConfig):
-    eos_token_ids: tuple[int, ...]  # Used if generation_config.json names none.
+    eos_token_ids: tuple[int, ...]  # Used if generation_config.json names no end tokens.
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Read the config in a folder or a GGUF file. Raises ModelError, which names the file and the field."""
+    """Read the config of a folder or a GGUF file. Raises ModelError, which names the file and the field."""
     root = Fields(read_model_json(model, "config.json"), model_file(model, "config.json"), "")
     check_served(root, tuple(KINDS))
     kind = KINDS[next(name for name in root.values["architectures"] if name in KINDS)]

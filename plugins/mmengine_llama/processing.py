@@ -1,4 +1,4 @@
-"""Describes a text model's prompts to the shared processor."""
+"""Describes the prompts of a text model to the shared processor."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def load_processor(model: Path) -> ChatProcessor:
         Description(
             version=VERSION,
             tokenizer=tokenizer,
-            template=ChatTemplate.of_folder(model, tokenizer, optional=True),  # Base models have none.
+            template=ChatTemplate.of_folder(model, tokenizer, optional=True),  # Base models have no template.
             max_positions=config.text.max_positions,
             generation=read_generation(model),
             eos_token_ids=config.eos_token_ids,

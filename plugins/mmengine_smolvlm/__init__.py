@@ -1,4 +1,4 @@
-"""The plugin for SmolVLM2. Importing this module imports neither torch nor the processor."""
+"""The model plugin for SmolVLM2. Importing this module imports neither torch nor the processor."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ from mmengine_smolvlm.names import NAMES
 
 
 class SmolVLMPlugin(DescribedPlugin):
-    """SmolVLM2 in every size. Images become tiles, and videos frames; positions are counted as in a text
-    model.
+    """Serves SmolVLM2 in every size. Images become tiles, and videos become frames. Positions are counted as
+    in a text model.
     """
 
     architectures = (ARCHITECTURE,)
@@ -31,8 +31,8 @@ class SmolVLMPlugin(DescribedPlugin):
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return the prompt's positions. Raises InvalidRequest unless each item has a run for each tile, and
-        all runs have equal length.
+        """Return the positions of a prompt. Raises InvalidRequest unless each item has one run of embeddings
+        per tile, and all runs have the same length.
         """
         for item in media:
             if len(item.runs) != item.grid[0] or len({length for _, length in item.runs}) != 1:

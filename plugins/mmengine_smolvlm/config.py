@@ -1,7 +1,7 @@
-"""Reads and checks SmolVLM2's config.json.
+"""Reads and checks config.json of SmolVLM2.
 
-Published files leave out fields that have a default in transformers, even the vision tower's and the text
-model's sizes. This module has the same defaults.
+Published files leave out fields that have a default in transformers, even the sizes of the vision tower and
+the text model. This module uses the same defaults.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.vision.config import VisionConfig
 
 ARCHITECTURE = "SmolVLMForConditionalGeneration"
-VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # Maps a name to F.gelu's `approximate`.
+VISION_ACTIVATIONS = {"gelu_pytorch_tanh": "tanh", "gelu": "none"}  # Name -> `approximate` of F.gelu.
 _TEXT_MODEL = "llama"
-_TEXT_SIZES = {  # LlamaConfig's defaults.
+_TEXT_SIZES = {  # The defaults of LlamaConfig.
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -29,7 +29,7 @@ _TEXT_SIZES = {  # LlamaConfig's defaults.
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(NetworkConfig):
-    """`image_size`: pixels along a tile's side."""
+    """The sizes and constants of a SmolVLM2 model. `image_size`: side length of a tile in pixels."""
 
     vision: VisionConfig
     image_token_id: int
@@ -76,7 +76,7 @@ def _text_config(root: Fields) -> DecoderConfig:
 
 
 def _vision_config(root: Fields, out_hidden_size: int) -> tuple[VisionConfig, int]:
-    """Return the vision tower's description, and the pixels along a tile's side."""
+    """Return the description of the vision tower, and the side length of a tile in pixels."""
     vision = root.child("vision_config")
     hidden_size = vision.integer("hidden_size", 1, 2**17, 1152)
     num_heads = vision.integer("num_attention_heads", 1, 1024, 16)

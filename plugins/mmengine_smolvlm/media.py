@@ -1,9 +1,9 @@
-"""Converts images to tiles with equal sizes, followed by a thumbnail of the whole image, and videos to frames
-with a tile's size.
+"""Prepares media for SmolVLM2: converts an image to equal tiles and a thumbnail of the whole image, and a
+video to frames of a tile's size.
 
-The sizes are the same as in transformers' processors. An image is resized to a longest edge, then to
-multiples of a tile's side, and cut; an image that fits into one tile is not cut. Images are resized with
-Pillow's filter, and videos with torch's.
+The sizes equal those of transformers' processors. An image is resized to a longest edge, then to multiples of
+a tile's side, and cut into tiles. An image that fits into one tile is not cut. Images are resized with
+Pillow's filter, and videos with torch's filter.
 """
 
 import json
@@ -30,8 +30,8 @@ from mmengine.processing.media.settings import (
 from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video import load_video, span_of
 
-MAX_EDGE = 4096  # Pixels, for a resized image's longest edge.
-SKIPPED_S = 1.0  # Seconds skipped at both ends of a video that is much longer than its sampled part.
+MAX_EDGE = 4096  # Maximum longest edge of a resized image, in pixels.
+SKIPPED_S = 1.0  # Seconds skipped at each end of a video that is much longer than its sampled part.
 _EDGE, _SIDE = 4 * 364, 364  # Default longest edge and tile side in transformers' processors.
 _DONE = {
     "image_mean": [0.5, 0.5, 0.5],
@@ -55,8 +55,8 @@ _OPTIONS = frozenset(
 class TileSettings:
     """Implements MediaSettings and VideoRules for SmolVLM2.
 
-    In pixels: `side`: a tile's side. `longest_edge`: an image's longest edge before the image is cut.
-    `frame_edge`: a frame's longest edge before the frame is resized to a tile.
+    All edges are in pixels. `side`: the side of a tile. `longest_edge`: the longest edge of an image before
+    it is cut into tiles. `frame_edge`: the longest edge of a frame before it is resized to a tile.
     """
 
     patches: PatchSettings
@@ -78,7 +78,7 @@ class TileSettings:
 
     @property
     def seen(self) -> int:
-        """Return how many pixels along a tile's side the patches cover."""
+        """Return how many pixels along a tile's side are covered by patches."""
         return self.side // self.patches.patch_size * self.patches.patch_size
 
     @property
@@ -117,8 +117,8 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels in all its
-        tiles; one tile is always allowed.
+        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels in all tiles
+        of the image, but one tile is always allowed.
         """
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
         if edge > MAX_EDGE:
@@ -132,7 +132,7 @@ class TileSettings:
         return edge
 
     def _tiling(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and columns of tiles for an image of `size`, (height, width)."""
+        """Return the number of rows and columns of tiles for an image of `size`, (height, width)."""
         height, width = size
         if width >= height:
             columns = math.ceil(width / self.side)
@@ -141,11 +141,11 @@ class TileSettings:
         return rows, max(1, math.ceil(int(rows * self.side * (width / height)) / self.side))
 
     def _tile(self, image: Image.Image, top: int, left: int) -> np.ndarray:
-        """Return a tile, uint8 [3, seen, seen]."""
+        """Return the tile at (top, left), uint8 [3, seen, seen]."""
         return np.asarray(image.crop((left, top, left + self.seen, top + self.seen))).transpose(2, 0, 1)
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
-        """See VideoRules. `num_frames` in the options is a maximum."""
+        """See VideoRules. The option `num_frames` is a maximum."""
         span = span_of(num_frames, fps, options, where)
         rate, most = options.fps or self.fps, options.num_frames or self.max_frames
         seconds = span.num_frames / fps
@@ -160,7 +160,7 @@ class TileSettings:
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
-        """Return a tile's size. Raises InvalidRequest if another size is requested."""
+        """Return the size of a tile. Raises InvalidRequest if another size is requested."""
         if options.longest_edge is not None or not options.resize:
             name = LONGEST if options.resize else "do_resize"
             raise InvalidRequest(f"{where}: {name} is not supported for a video, whose frames are tiles")
@@ -172,8 +172,8 @@ class TileSettings:
 
 
 def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
-    """Return the (height, width) whose longest edge is `edge` and whose aspect ratio equals `size`'s. The
-    other edge is even, or 1.
+    """Return the (height, width) with the longest edge `edge` and the aspect ratio of `size`. The other edge
+    is even, or 1.
     """
     height, width = size
     if width >= height:
@@ -184,10 +184,10 @@ def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
 
 
 def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
-    """Return the settings in the files, with transformers' defaults for missing fields.
+    """Return the settings in the files of a folder, with transformers' defaults for missing fields.
 
     `side`: the tile side that the vision tower expects. Raises ModelError, which names the file and the
-    field, also for files with another tile side.
+    field, for invalid values and for files with another tile side.
     """
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")
     video, video_path = read_section(

@@ -1,5 +1,5 @@
-"""Maps the tensor names in files that transformers writes, and in files derived from them, to canonical
-names.
+"""Maps tensor names to canonical names, for files that transformers writes and for files derived from
+them.
 """
 
 import re

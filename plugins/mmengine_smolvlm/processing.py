@@ -1,4 +1,4 @@
-"""Describes SmolVLM2's prompts and media to the shared processor."""
+"""Describes the prompts and media of SmolVLM2 to the shared processor."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -25,8 +25,8 @@ _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 
 
 def in_words(number: int) -> str:
-    """Return the words for 0 to 999,999: "twenty-one", "one hundred and five", "two thousand, three hundred
-    and ten".
+    """Return an integer from 0 to 999,999 in words: "twenty-one", "one hundred and five", "two thousand,
+    three hundred and ten".
     """
     if number < 20:
         return _BELOW_TWENTY[number]
@@ -43,7 +43,7 @@ def in_words(number: int) -> str:
 
 VERSION = "smolvlm-processing-1"  # Changes when the same input would give other pixels or tokens.
 IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # <video> is not a token in published folders.
-# Published templates do not support videos; this template renders the same prompts, and videos too.
+# Published templates do not support videos. This template renders the same prompts, and also videos.
 VIDEO_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}"
     "{{ ':' if message.content[0].type == 'image' else ': ' }}{% for part in message.content %}"
@@ -91,8 +91,8 @@ def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> Media
     run, video = Run(image, settings.embeds), tokenizer.marked[VIDEO]
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens. An image: each tile after its row and column, then the whole image. A
-        video: each frame after its timestamp.
+        """Yield the tokens of an item. For an image: each tile after its row and column, then the whole
+        image. For a video: each frame after its timestamp.
         """
         picture = (fake, whole, run, fake)
         if pad == video:
