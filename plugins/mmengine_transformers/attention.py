@@ -1,8 +1,8 @@
-"""The attention function that transformers' modules call, over mmengine's paged KV.
+"""The attention function that transformers' modules call. It uses mmengine's paged KV.
 
-transformers finds the function by name (AttentionInterface) and passes the calling module. Each attention
+transformers finds the function by its name (AttentionInterface) and passes the calling module. Each attention
 module has a HostedLayer as its attribute `mmengine_layer`, which knows the layer's index in the KV pool.
-transformers has no mask function of the same name, so it builds no mask.
+transformers has no mask function with this name, so it builds no mask.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ATTRIBUTE = "mmengine_layer"
 
 
 class Heads(NamedTuple):
-    """A layer's heads, or the pool's, which are the largest of all layers."""
+    """The heads of a layer, or of the KV pool. The pool's heads are the largest of all layers."""
 
     num_heads: int
     num_kv_heads: int
@@ -29,24 +29,24 @@ class Heads(NamedTuple):
 
 @dataclass(slots=True)
 class StepContext:
-    """What all attention layers of a model share during a forward pass: the port, and positions int64 [t]."""
+    """State that all attention layers share during a forward pass: the port, and positions int64 [t]."""
 
     port: AttentionPort | None = None
     positions: Tensor | None = None
 
 
 class HostedLayer:
-    """Connects an attention module to layer `index` of the port.
+    """Connects an attention module to layer `index` of an attention port.
 
-    The port's layers all have the heads `pool`. A layer with other heads pads its keys, values and queries
-    with zeros, and repeats its KV heads: neither changes the output.
+    All layers of the port have the heads `pool`. A layer with other heads pads its keys, values and queries
+    with zeros, and repeats its KV heads. Neither changes the output.
     """
 
     def __init__(
         self, index: int, spec: LayerAttention, heads: Heads, pool: Heads, scale: float, context: StepContext
     ) -> None:
-        """`scale`: what the module multiplies its scores by. The port multiplies by the pool's
-        head_dim ** -0.5, so queries are multiplied by the quotient.
+        """`scale`: the factor for the module's scores. The port multiplies scores by head_dim ** -0.5 of the
+        pool, so queries are multiplied by the quotient of both.
         """
         self._index, self._spec, self._context = index, spec, context
         self._stores = spec.kv_layer == index
@@ -57,7 +57,7 @@ class HostedLayer:
         self._repeats = pool.num_kv_heads // heads.num_kv_heads
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Return attention's output [1, t, heads, value_dim] for q, k and v, [1, heads, t, head size]."""
+        """Return the attention output [1, t, heads, value_dim] for q, k and v, [1, heads, t, head size]."""
         port = self._context.port
         if port is None:
             raise RuntimeError("attention was called outside a step")
@@ -94,7 +94,7 @@ class HostedLayer:
 
     @property
     def _group(self) -> int:
-        """Return how many of the pool's query heads belong to one of the layer's KV heads."""
+        """Return how many query heads of the pool belong to one KV head of the layer."""
         return self._pool.num_heads // self._heads.num_kv_heads
 
 
@@ -108,8 +108,8 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """See AttentionInterface. Windows, caps and scales come from the layer's spec, which `calls` derived from
-    the arguments of this call.
+    """See AttentionInterface. Windows, soft caps and scales come from the layer's spec, which `calls` derived
+    earlier from the arguments of the same call.
     """
     return getattr(module, ATTRIBUTE).attend(query, key, value, s_aux), None
 
@@ -118,7 +118,7 @@ AttentionInterface.register(NAME, attend)
 
 
 def use_attention(decoder: nn.Module, name: str) -> None:
-    """Make every module of a decoder call the attention function called `name`."""
+    """Make every module of a decoder call the attention function `name`."""
     for module in decoder.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):

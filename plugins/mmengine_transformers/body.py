@@ -1,4 +1,4 @@
-"""Runs a transformers decoder over one ragged batch."""
+"""Runs a transformers decoder on a ragged batch: rows of different lengths without padding."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from mmengine_transformers.token_inputs import TokenInputs
 
 
 class DecoderBody:
-    """Computes hidden states with the decoder's own forward, whose attention goes to a port.
+    """Computes hidden states with the decoder's own forward, and routes its attention calls to a port.
 
-    `grid_positions`: computes the positions of a decoder that takes several rows of them.
+    `grid`: computes the positions for a decoder that takes several rows of positions.
     """
 
     def __init__(self, parts: ModelParts, context: StepContext, grid: GridPositions | None = None) -> None:

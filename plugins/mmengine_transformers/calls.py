@@ -1,4 +1,4 @@
-"""Records how a decoder calls attention, and derives each layer's attention from the calls."""
+"""Records how a decoder calls attention, and derives the attention of each layer from these calls."""
 
 import math
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from mmengine_transformers.attention import Heads
 
 RECORDER = "mmengine_recorder"
 RECORDS = "mmengine_records"
-HEAD_STEP = 8  # The CPU's kernels need head sizes that are multiples of this number.
-# Arguments of an attention call that say nothing about which keys a query sees or how scores are computed.
+HEAD_STEP = 8  # The CPU kernels need head sizes that are multiples of this number.
+# Arguments of an attention call that affect neither the visible keys nor the scores.
 NEUTRAL = frozenset(
     ["dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
      "output_router_logits", "return_dict", "is_causal", "deterministic", "target_dtype"]
@@ -37,7 +37,7 @@ class AttentionCall:
 
     @property
     def scale(self) -> float:
-        """Return what scores are multiplied by."""
+        """Return the factor for the scores."""
         given = self.options.get("scaling")
         return float(self.heads.head_dim**-0.5 if given is None else given)
 
@@ -50,7 +50,7 @@ def record(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Record the call, and return zeros with the shape of attention's output."""
+    """Record the call. Return zeros with the shape of the attention output."""
     heads = Heads(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
     call = AttentionCall(
         module, heads, query.shape[2], key.shape[2], key, options, attention_mask is not None
@@ -64,7 +64,7 @@ AttentionInterface.register(RECORDER, record)
 
 @contextmanager
 def recording(decoder: nn.Module) -> Iterator[list[AttentionCall]]:
-    """While the context lasts, collect the calls of a decoder whose attention function is RECORDER."""
+    """While the context lasts, collect the attention calls of a decoder that uses the function RECORDER."""
     calls: list[AttentionCall] = []
     modules = list(decoder.modules())
     for module in modules:
@@ -79,14 +79,14 @@ def recording(decoder: nn.Module) -> Iterator[list[AttentionCall]]:
 def layers_of(
     name: str, calls: list[AttentionCall], num_layers: int, num_tokens: int, *, is_causal: bool = True
 ) -> tuple[LayerAttention, ...]:
-    """Return each layer's attention. Raises ModelError for calls that a paged KV cache cannot serve.
+    """Return the attention of each layer. Raises ModelError for calls that a paged KV cache cannot serve.
 
-    `name`: the architecture, for messages. `num_layers`: how many layers the decoder has. `is_causal`: False
-    for a model whose prompt tokens all see one another, which its layers say by themselves.
+    `name`: the architecture, for messages. `num_layers`: number of layers in the decoder. `is_causal`: False
+    for a model whose prompt tokens all see one another.
     """
     _check_counts(name, calls, num_layers)
     layers: list[LayerAttention] = []
-    stored: dict[int, int] = {}  # Maps a key tensor's storage to the layer that stores it.
+    stored: dict[int, int] = {}  # Storage of a key tensor -> the layer that stores it.
     for index, call in enumerate(calls):
         _check_call(name, call, num_tokens, is_causal)
         options = call.options
@@ -103,8 +103,8 @@ def layers_of(
 
 
 def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
-    """Return the heads that every layer fits in: keys and values have one size, which the CPU's kernels
-    support. Raises ModelError.
+    """Return heads into which the heads of every layer fit. Keys and values have the same size, a size that
+    the CPU kernels support. Raises ModelError.
     """
     heads = [call.heads for call in calls]
     num_kv_heads = math.lcm(*(each.num_kv_heads for each in heads))
@@ -119,7 +119,7 @@ def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
 def with_value_sizes(
     layers: tuple[LayerAttention, ...], calls: list[AttentionCall], pool: Heads
 ) -> tuple[LayerAttention, ...]:
-    """Return the layers with the sizes of values that are smaller than the pool's heads."""
+    """Return the layers with the sizes of their values, where these are smaller than the pool's heads."""
     sizes = [call.heads.value_dim for call in calls]
     return tuple(
         replace(layer, value_dim=size) if size < pool.head_dim else layer

@@ -1,7 +1,7 @@
-"""Finds transformers' config and class for a folder's model, and refuses what this plugin cannot serve.
+"""Finds transformers' config class and model class for a folder, and refuses models that cannot be served.
 
-Reads config.json only. The config object is built from that file's values; nothing is downloaded, and code in
-the folder is never imported.
+Reads only config.json. The config object is built from the values in this file. Nothing is downloaded, and
+code in the folder is never imported.
 """
 
 import json
@@ -17,14 +17,14 @@ from mmengine.checkpoint.model_files import is_gguf, read_model_json
 from mmengine.errors import ModelError, in_one_line
 
 LAYER_KINDS = frozenset(["full_attention", "sliding_attention", "chunked_attention"])
-# Fields whose presence with a true value makes a decoder attend to another sequence.
+# Fields that, if true, make a decoder attend to another sequence.
 CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention_layers")
 MAX_CONFIG_NODES = 100_000
 
 
 def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Return the config and the model class for a folder. Raises ModelError that names the architecture and
-    the reason if this plugin cannot serve the model.
+    """Return the config and the model class for a folder. Raises ModelError, which names the architecture and
+    the reason, if this plugin cannot serve the model.
     """
     if is_gguf(folder):
         raise ModelError(f"{folder}: GGUF files are served by mmengine's own model descriptions only")
@@ -41,7 +41,7 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the decoder's part of a config."""
+    """Return the part of a config that describes the decoder."""
     return config.get_text_config(decoder=True)
 
 
@@ -82,14 +82,14 @@ def _config(
     plain = {name: value for name, value in values.items() if name not in ("auto_map", "quantization_config")}
     try:
         return config_class.from_dict(plain)
-    except Exception as error:  # A config class raises any exception for values that it does not expect.
+    except Exception as error:  # Config classes may raise any exception for unexpected values.
         raise ModelError(
             f"{folder / 'config.json'} is no config that {architecture} accepts: {in_one_line(error)[:300]}"
         ) from error
 
 
 def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Return why this plugin cannot serve a model, as one clause, or "" if it may be able to."""
+    """Return, as one clause, why this plugin cannot serve a model; "" if no reason is found."""
     text = text_config(config)
     if _any(config, "is_encoder_decoder") or _any(text, *CROSS_ATTENTION):
         return "it is an encoder-decoder or has cross attention, and only decoders are served"
@@ -115,7 +115,9 @@ def _any(config: PreTrainedConfig, *names: str) -> bool:
 
 
 def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yield each dict of rotary parameters of a decoder config; layer kinds may have their own."""
+    """Yield each dict of rotary parameters in a decoder's config. Kinds of layers may have their own
+    dicts.
+    """
     found = getattr(config, "rope_parameters", None)
     if not isinstance(found, dict):
         return
@@ -124,8 +126,8 @@ def rotary_kinds(config: PreTrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def rotary_limit(config: PreTrainedConfig) -> int:
-    """Return how many positions have the same rotary factors whatever the longest row of a call is, or 0 if
-    the factors never depend on it.
+    """Return the number of positions whose rotary factors do not depend on the longest row of a call. Return
+    0 if no factors depend on the longest row.
     """
     limits = []
     for each in rotary_kinds(config):

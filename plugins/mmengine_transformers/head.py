@@ -1,4 +1,4 @@
-"""Computes logits with the model's own forward, so that its soft caps and scales are its own."""
+"""Computes logits with the model's own forward, so that the model's own soft caps and scales apply."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from mmengine_transformers.parts import ModelParts
 
 
 class _GivenOutput(BaseModelOutputWithPast):
-    """A body's output with hidden states alone; every other field is None."""
+    """The output of a body with hidden states only. Every other field is None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -21,14 +21,14 @@ class _GivenOutput(BaseModelOutputWithPast):
 
 
 class _GivenBody(nn.Module):
-    """Takes the body's place and returns the hidden states that it was given as embeddings."""
+    """Replaces the body, and returns the hidden states that were passed as embeddings."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
         return _GivenOutput(last_hidden_state=inputs_embeds)
 
 
 class Head:
-    """Applies the model's own head. During a call, a stub takes the place of the body before the head."""
+    """Applies the model's own head. During a call, a stub replaces the body before the head."""
 
     def __init__(self, parts: ModelParts) -> None:
         self._owner, self._body_name, self._given = parts.owner, parts.body_name, _GivenBody()

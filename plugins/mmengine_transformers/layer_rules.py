@@ -1,5 +1,5 @@
-"""Adds to each layer's attention what no argument of an attention call tells: chunks, and which tokens of
-media see one another.
+"""Adds to each layer's attention the rules that no argument of an attention call tells: chunks, and which
+tokens of media see one another.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from mmengine_transformers.media.rules import media_rules
 
 
 def with_rules(layers: tuple[LayerAttention, ...], config: PreTrainedConfig) -> tuple[LayerAttention, ...]:
-    """Return the layers of a model with this config, with their chunks and `sees_runs`."""
+    """Return the layers with their `chunk` and `sees_runs`, which the config determines."""
     rules, text = media_rules(config), text_config(config)
     kinds = getattr(text, "layer_types", None) or [""] * len(layers)
     size = int(getattr(text, "attention_chunk_size", None) or 0)
@@ -27,9 +27,11 @@ def with_rules(layers: tuple[LayerAttention, ...], config: PreTrainedConfig) -> 
 
 
 def temperature_limit(config: PreTrainedConfig) -> int:
-    """Return how many positions have the temperature 1 in layers without rotary positions; 0: all.
+    """Return the number of positions whose attention temperature is 1 in layers without rotary positions.
 
-    transformers counts the positions of Llama 4's temperature from the start of a call.
+    0 means all positions.
+
+    Later positions cannot be served, because transformers counts them from the start of a call (Llama 4).
     """
     text = text_config(config)
     tuned = bool(getattr(text, "attn_temperature_tuning", None))

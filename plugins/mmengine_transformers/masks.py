@@ -1,7 +1,8 @@
-"""Compares a model's own attention masks with the keys that the plugin's layers see.
+"""Compares a model's own attention masks with the keys that this plugin lets each layer see.
 
-A window or a chunk that no argument of the attention call names would be wrong without an error. So the
-decoder runs once with its layers replaced by witnesses, on more tokens than the longest window has.
+A window or a chunk that no argument of the attention call tells would silently give wrong results. The
+decoder therefore runs once with every layer replaced by a stub that records its mask, on more tokens than the
+longest window has.
 """
 
 from collections.abc import Iterator
@@ -20,11 +21,11 @@ from mmengine_transformers.reference_port import visible
 from mmengine_transformers.token_inputs import TokenInputs
 
 RECORDED = "mmengine_masks"
-MIN_TOKENS, MAX_TOKENS = 24, 4200  # A mask of 4,200 tokens takes 18 MB. Longer windows are not crossed.
+MIN_TOKENS, MAX_TOKENS = 24, 4200  # A mask of 4,200 tokens takes 18 MB. Longer windows are not tested.
 
 
 def whole_mask(**options: Any) -> Tensor | None:
-    """Build the mask as SDPA takes it, even if it is plainly causal."""
+    """Build the mask in the format of SDPA, even if the mask is plainly causal."""
     return sdpa_mask(**{**options, "allow_is_causal_skip": False})
 
 
@@ -32,7 +33,7 @@ AttentionMaskInterface.register(RECORDED, whole_mask)
 
 
 def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: torch.device) -> None:
-    """Raise ModelError for a layer whose mask differs from its LayerAttention in a prompt without media."""
+    """Raise ModelError if the mask of a layer differs from its LayerAttention, in a prompt without media."""
     longest = max(max(layer.window, layer.chunk) for layer in layers)
     count = min(max(MIN_TOKENS, longest + 2), MAX_TOKENS)
     modules = _layer_modules(parts.decoder, len(layers))
@@ -57,7 +58,7 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
 
 
 def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
-    """Return the decoder's layers. Raises ModelError if they are not one list."""
+    """Return the layers of the decoder. Raises ModelError if they are not in one list."""
     lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
     found = [each for each in lists if len(each) == num_layers]
     if len(found) != 1:
@@ -67,7 +68,7 @@ def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
 
 @contextmanager
 def _witnessed(modules: list[nn.Module]) -> Iterator[list[Tensor | None]]:
-    """While the context lasts, layers return their input; collect the masks that they get."""
+    """While the context lasts, let layers return their input, and collect the masks that they get."""
     masks: list[Tensor | None] = []
 
     def witness(hidden: Tensor, *given: object, attention_mask: Tensor | None = None, **_: object) -> Tensor:

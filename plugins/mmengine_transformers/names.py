@@ -1,4 +1,6 @@
-"""The names of a hosted model's tensors: as stored, because transformers' own mapping renames them."""
+"""The tensor names of hosted models. Names stay as stored, because transformers' own mapping renames
+tensors.
+"""
 
 from mmengine.checkpoint.names import TensorNames
 

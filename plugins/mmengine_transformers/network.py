@@ -1,4 +1,4 @@
-"""A VisionLanguageModel whose decoder and head are transformers' modules."""
+"""A VisionLanguageModel whose decoder and head are modules of transformers."""
 
 import logging
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class HostedNetwork:
     ) -> None:
         self.spec, self._parts, self._body, self._head = spec, parts, body, head
         self._encoder = encoder
-        self._input_ids = torch.empty(0, dtype=torch.int64)  # of the step that `forward` computes next
+        self._input_ids = torch.empty(0, dtype=torch.int64)  # token ids of the step that `forward` computes
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """See VisionLanguageModel. Raises ModelError for a text model."""
@@ -75,7 +75,7 @@ class HostedNetwork:
         return text_positions(len(prompt_token_ids)) if grid is None else grid(prompt_token_ids, media)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings [t, hidden] for token ids int64 [t]."""
+        """Return the embeddings [t, hidden] of token ids, int64 [t]."""
         self._input_ids = input_ids
         return self._parts.embedding(input_ids)
 
@@ -88,7 +88,7 @@ class HostedNetwork:
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
     ) -> Tensor:
-        """See VisionLanguageModel. Raises ConfigError for draft heads, which need a described model."""
+        """See VisionLanguageModel. Raises ConfigError for draft heads, which hosted models do not support."""
         if aux_hidden_states is not None:
             raise ConfigError(
                 "draft heads read layers that only described models give; use spec none or ngram"
@@ -103,7 +103,7 @@ class HostedNetwork:
 def load_network(
     folder: Path, *, device: str, dtype: str, quantize: Quantize = "none", activations: Activations = "model"
 ) -> HostedNetwork:
-    """Load a folder's model, and check it. Raises ModelError for a model that cannot be served, and
+    """Load and check the model of a folder. Raises ModelError for a model that cannot be served, and
     ConfigError for a device, dtype or quantisation that cannot be used.
     """
     if dtype not in DTYPES:
@@ -122,7 +122,7 @@ def load_network(
         for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
             setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
         body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
-        if media_rules(config).runs == "prompt":  # Such a model's own forward never splits a prompt.
+        if media_rules(config).runs == "prompt":  # Its own forward cannot split a prompt.
             fuse_norms(parts.decoder, where, kind)
         else:
             check_masks(parts, layers, where)
@@ -137,7 +137,7 @@ def load_network(
 def record_layers(
     parts: ModelParts, device: torch.device
 ) -> tuple[list[AttentionCall], tuple[LayerAttention, ...]]:
-    """Run the decoder on a few tokens, and return its attention calls and what they say about the layers."""
+    """Run the decoder on a few tokens. Return its attention calls, and the layers that follow from them."""
     embeds = parts.embedding(torch.arange(1, PROBE_TOKENS + 1, device=device))[None]
     positions = torch.arange(PROBE_TOKENS, device=device)[None]
     use_attention(parts.decoder, RECORDER)
@@ -158,7 +158,7 @@ def spec_of(
     held: str = "",
     encoder: MediaEncoder | None = None,
 ) -> ModelSpec:
-    """Return a model's sizes. `pool`: the heads of the KV pool. `held`: `weights_held` of ModelSpec."""
+    """Return the sizes of a model. `pool`: the heads of the KV pool. `held`: ModelSpec.weights_held."""
     config = text_config(parts.model.config)
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     limit = rotary_limit(config)

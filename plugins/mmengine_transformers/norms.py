@@ -1,4 +1,4 @@
-"""Replaces a decoder's RMS norms by the CPU's kernel, where a comparison shows that both compute the same."""
+"""Replaces a decoder's RMS norms by the CPU kernel, if a comparison shows that both compute the same."""
 
 import ctypes
 from itertools import product
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from mmengine.native.norm import RmsNorm
 from mmengine_transformers.packed import kernels_for
 
-# Largest difference between the kernel and the module, relative to the module's largest value of a row. In
-# bfloat16 one rounding may differ.
+# Largest allowed difference between the kernel and the module, relative to the module's largest value in a
+# row. In bfloat16, one rounding may differ.
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
-MAX_UNEQUAL = 0.02  # Share of bfloat16 values that another order of sums may round differently.
+MAX_UNEQUAL = 0.02  # Largest share of bfloat16 values that may be rounded differently.
 
 
 class FusedNorm(nn.Module):
-    """Takes the place of a norm. Calls that were not compared go to the norm itself."""
+    """Replaces a norm. Calls with arguments that were not compared go to the original norm."""
 
     def __init__(self, norm: nn.Module, kernel: RmsNorm, dtype: torch.dtype) -> None:
         super().__init__()
         self.norm, self._kernel, self._dtype = norm, kernel, dtype
-        self.weight = norm.weight  # Some models read it.
+        self.weight = norm.weight  # Some models read this attribute.
 
     def forward(self, x: Tensor, *others: object, **options: object) -> Tensor:
         if others or options or x.dtype != self._dtype:
@@ -31,7 +31,7 @@ class FusedNorm(nn.Module):
 
 
 def fuse_norms(decoder: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
-    """Replace the norms that the kernel computes as well. Returns how many were replaced."""
+    """Replace all norms that the kernel can compute too. Return how many norms were replaced."""
     library = kernels_for(device, dtype)
     count = 0
     for parent in list(decoder.modules()) if library is not None else ():
@@ -44,20 +44,20 @@ def fuse_norms(decoder: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def kernel_for(library: ctypes.CDLL | None, module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
-    """Return a kernel whose results equal the module's on random rows, or None."""
+    """Return a kernel whose results equal the module's results on random rows, or None."""
     weight, eps = getattr(module, "weight", None), _epsilon(module)
     names = [name for name, _ in module.named_parameters()]
     if library is None or eps is None or names != ["weight"] or list(module.buffers()):
         return None
     if not isinstance(weight, Tensor) or weight.dim() != 1:
         return None
-    # The first row is so small that eps decides its result.
+    # The first row is so small that eps determines its result.
     sizes = torch.tensor([eps**0.5, 0.1, 1.0, 30.0])[:, None]
     generator = torch.Generator().manual_seed(0)
     x = (torch.randn(4, len(weight), generator=generator) * sizes).to(dtype)[None]
     try:
         own = module(x.clone())
-    except (TypeError, ValueError, RuntimeError):  # The module takes other arguments.
+    except (TypeError, ValueError, RuntimeError):  # The module needs other arguments.
         return None
     for offset, once in product((0.0, 1.0), (False, True)):
         kernel = RmsNorm(library, weight.float() + offset, eps, rounds_once=once)
@@ -67,7 +67,7 @@ def kernel_for(library: ctypes.CDLL | None, module: nn.Module, dtype: torch.dtyp
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """Return a norm's epsilon; None for other modules."""
+    """Return the epsilon of a norm, or None for any other module."""
     if not type(module).__name__.endswith("RMSNorm"):
         return None
     found = getattr(module, "variance_epsilon", getattr(module, "eps", None))

@@ -1,4 +1,4 @@
-"""Linear layers and embeddings whose matrix is packed for the CPU's kernels."""
+"""Linear layers and embeddings whose matrix is packed for the CPU kernels."""
 
 import ctypes
 
@@ -12,12 +12,12 @@ from mmengine.native.linear import PackedLinear
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return the kernels if they multiply matrices of this dtype on this device, else None."""
+    """Return the kernels if they can multiply matrices of this dtype on this device, else None."""
     return native.load() if device.type == "cpu" and dtype in DTYPES else None
 
 
 class PackedLayer(nn.Module):
-    """Takes nn.Linear's place: y = x w^T + bias for x [..., k]. With `float32` the result is float32."""
+    """Replaces nn.Linear: y = x w^T + bias for x [..., k]. With `float32`, the result is float32."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class PackedLayer(nn.Module):
         bias_values: Tensor | None = None,
         float32: bool = False,
     ) -> None:
-        """Read and pack the tensors `weight` and `bias`. `bias_values`: a bias that is read already."""
+        """Read and pack the tensors `weight` and `bias`. `bias_values`: a bias that was already read."""
         super().__init__()
         self.bias = reader.read(bias) if bias is not None else bias_values
         self.packed = PackedLinear(library, reader.held(weight), self.bias)
@@ -38,7 +38,7 @@ class PackedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return a tensor without memory, whose shape and dtype are the matrix's."""
+        """Return a tensor without memory that has the matrix's shape and dtype."""
         return torch.empty(self.out_features, self.in_features, dtype=self.packed.dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,13 +49,13 @@ class PackedLayer(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Takes nn.Embedding's place where the head has the same matrix: unpacks rows from the head."""
+    """Replaces nn.Embedding if the head has the same matrix: unpacks rows of the head."""
 
     def __init__(self, head: PackedLayer) -> None:
         super().__init__()
         self._rows = head.packed.rows
         self.num_embeddings, self.embedding_dim = head.out_features, head.in_features
-        self._head = [head]  # In a list, so that the head is not registered a second time.
+        self._head = [head]  # In a list, so that torch does not register the head a second time.
 
     @property
     def weight(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Finds a transformers model's parts: the decoder, its layers, and the module that owns the head."""
+"""Finds the parts of a transformers model: the decoder, and the module that applies the head."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,10 @@ from mmengine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """`decoder`: computes hidden states from embeddings. `owner`: its forward applies `head` to what its
-    body, the attribute `body_name`, returns. For a text model, `owner` is the whole model.
+    """The parts of a transformers model.
+
+    `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head` to the
+    output of its body, the attribute `body_name`. For a text model, `owner` is the whole model.
     """
 
     model: PreTrainedModel
@@ -26,7 +28,7 @@ class ModelParts:
 
 
 def parts_of(model: PreTrainedModel) -> ModelParts:
-    """Return a model's parts. Raises ModelError if a part is missing or ambiguous."""
+    """Return the parts of a model. Raises ModelError if a part is missing or ambiguous."""
     name = type(model).__name__
     head = model.get_output_embeddings()
     if head is None:

@@ -1,4 +1,4 @@
-"""The plugin object. Importing this module imports neither torch nor transformers."""
+"""The plugin for all other architectures. Importing this module imports neither torch nor transformers."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # This module imports torch and transformers, which are slow 
 
 
 class TransformersPlugin:
-    """A ModelPlugin for every architecture that transformers can run with a foreign attention function."""
+    """A ModelPlugin for every architecture whose modules call an attention function that can be replaced."""
 
-    architectures: tuple[str, ...] = ()  # No claims: this plugin is asked only if no other plugin claims.
+    architectures: tuple[str, ...] = ()  # Empty, because this plugin serves only what no other plugin claims.
 
     def check(self, folder: Path) -> None:
-        """Raise ModelError with the reason if the model in `folder` cannot be served. Reads no weights."""
+        """Raise ModelError, with the reason, if the model in `folder` cannot be served. Reads no weights."""
         if find_spec("transformers") is None:
             architectures = read_model_json(folder, "config.json").get("architectures")
             names = ", ".join(map(str, architectures if isinstance(architectures, list) else ()))
@@ -44,7 +44,7 @@ class TransformersPlugin:
         read_model(folder)
 
     def describe(self, folder: Path) -> ModelSpec:
-        """See ModelPlugin. Raises ModelError for a model that is not served."""
+        """See ModelPlugin. Raises ModelError for a model that cannot be served."""
         from mmengine_transformers.sizes import describe
 
         return describe(folder)
@@ -65,7 +65,9 @@ class TransformersPlugin:
         quantize: Literal["none", "int8", "fp8"] = "none",
         activations: Literal["model", "int8"] = "model",
     ) -> "HostedNetwork":
-        """See ModelPlugin. Raises ModelError for a model that is not served, ConfigError for settings."""
+        """See ModelPlugin. Raises ModelError for a model that cannot be served, and ConfigError for
+        settings.
+        """
         from mmengine_transformers.network import load_network
 
         if shard is not None or batch_invariant:

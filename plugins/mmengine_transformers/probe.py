@@ -1,6 +1,6 @@
-"""Compares the plugin's path with the model's own forward, on two short rows in chunks.
+"""Compares this plugin's logits with those of the model's own forward, on two short rows in chunks.
 
-The model's own forward runs before kernels replace any of the decoder's norms.
+The model's own forward must run before kernels replace any of the decoder's norms.
 """
 
 import torch
@@ -15,14 +15,15 @@ from mmengine_transformers.head import Head
 from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.reference_port import ReferencePort
 
-ROWS = ((12, 5), (7, 3))  # Length of each row, and of its first chunk: most tokens are in second chunks.
-# Largest allowed difference between the two paths' logits of a token, relative to the largest logit. In
-# 16 bits the median token's counts, because a router's near tie changes a token's experts and all its logits.
+ROWS = ((12, 5), (7, 3))  # For each row: its length, and the length of its first chunk.
+# Largest allowed difference between the logits of a token, relative to the largest logit. In 16 bits the
+# median over the tokens counts, because a near tie in a router changes a token's experts and therefore all
+# its logits.
 EXACT_LIMIT, ROUNDED_LIMIT = 1e-3, 0.1
 
 
 class TwoRows:
-    """A port over two rows of tokens: each row has its own ReferencePort."""
+    """A port for two rows of tokens. Each row has its own ReferencePort."""
 
     def __init__(self, layers: tuple[LayerAttention, ...]) -> None:
         self._rows = [ReferencePort(layers) for _ in ROWS]
@@ -38,7 +39,7 @@ class TwoRows:
 
 
 def own_logits(parts: ModelParts, device: torch.device) -> Tensor:
-    """Return the logits of the model's own forward for all tokens of ROWS, float32 [t, vocab_size]."""
+    """Return the logits of the model's own forward, for all tokens of ROWS: float32 [t, vocab_size]."""
     use_attention(parts.decoder, "eager")
     rows = _token_ids(parts, device)
     return torch.cat([parts.model(input_ids=row[None], use_cache=False).logits[0].float() for row in rows])
@@ -46,7 +47,7 @@ def own_logits(parts: ModelParts, device: torch.device) -> Tensor:
 
 def _token_ids(parts: ModelParts, device: torch.device) -> list[Tensor]:
     size = text_config(parts.model.config).vocab_size
-    # From the middle of the vocabulary, because tokens for media at its ends may be computed otherwise.
+    # From the middle of the vocabulary, because media tokens at its ends may be computed differently.
     return [(size // 2 + torch.arange(3, 3 + 5 * count, 5, device=device)) % size for count, _ in ROWS]
 
 
@@ -57,8 +58,8 @@ def check_logits(
     head: Head,
     layers: tuple[LayerAttention, ...],
 ) -> None:
-    """Raise ModelError if the plugin's logits differ from `own`, which `own_logits` returned. Leaves the
-    decoder with the plugin's attention function.
+    """Raise ModelError if the plugin's logits differ too much from `own`, the result of `own_logits`.
+    Afterwards the decoder uses the plugin's attention function.
     """
     device = own.device
     ids = _token_ids(parts, device)

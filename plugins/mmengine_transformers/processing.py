@@ -1,4 +1,4 @@
-"""Describes a model's prompts and media to the shared processor."""
+"""Describes the prompts and media of a hosted model to the shared processor."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -23,7 +23,7 @@ DEFAULT_POSITIONS = 4096
 
 
 class HostedProcessor(ChatProcessor):
-    """A ChatProcessor that refuses more images in a prompt than transformers' processor treats alike."""
+    """A ChatProcessor that refuses prompts with more images than the model's processor treats alike."""
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         super()._check_counts(pieces, parts)
@@ -38,7 +38,7 @@ class HostedProcessor(ChatProcessor):
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for a model's folder. Raises ModelError, which names the problem."""
+    """Return the processor for the model of a folder. Raises ModelError, which names the problem."""
     folder = Path(folder)
     values = read_model_json(folder, "config.json")
     settings = _media_settings(folder, values)
@@ -69,10 +69,10 @@ def _positions(values: dict[str, object]) -> int:
 
 
 def _media_settings(folder: Path, values: dict[str, object]) -> HostedMedia | None:
-    """Return the media settings, or None for a text model, for which transformers is not imported."""
+    """Return the media settings, or None for a text model. For a text model, transformers is not imported."""
     if not isinstance(values.get("vision_config"), dict):
         return None
-    # These modules import transformers, which is slow.
+    # These modules import transformers, which takes long.
     from mmengine_transformers.classes import read_model
     from mmengine_transformers.media.opening import open_media
 
@@ -84,7 +84,9 @@ def _description(folder: Path, settings: HostedMedia, tokenizer: ChatTokenizer) 
     placed = frozenset(ids)
 
     def tokens(_: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens as transformers' processor writes them; equal placeholders form a run."""
+        """Yield the tokens of an item as transformers' processor writes them. Equal placeholders form a
+        run.
+        """
         for piece, equal in groupby(tokenizer.split(read_header(loaded.patches).text)):
             if piece in placed and isinstance(piece, int):
                 yield Run(piece, sum(1 for _ in equal))

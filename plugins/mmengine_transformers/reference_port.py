@@ -1,4 +1,4 @@
-"""Attention over one sequence, written plainly in torch. The probe runs the decoder with this port."""
+"""Attention over one sequence, written in plain torch. The probe runs the decoder with this port."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from mmengine.models.plugin import LayerAttention
 
 
 class ReferencePort:
-    """An AttentionPort for a single row, which keeps all keys and values in float32."""
+    """An AttentionPort for one row, which stores all keys and values in float32."""
 
     def __init__(self, layers: tuple[LayerAttention, ...]) -> None:
         self._layers = layers
@@ -37,7 +37,7 @@ class ReferencePort:
 
 
 def visible(spec: LayerAttention, first: int, num_tokens: int, device: torch.device) -> Tensor:
-    """Return which keys the tokens from `first` on see, bool [num_tokens - first, num_tokens]."""
+    """Return which keys the tokens from `first` on may see: bool [num_tokens - first, num_tokens]."""
     query = torch.arange(first, num_tokens, device=device)[:, None]
     key = torch.arange(num_tokens, device=device)[None]
     seen = key <= query

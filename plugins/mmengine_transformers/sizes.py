@@ -1,4 +1,4 @@
-"""Tells a model's sizes without its weights, for `mmengine model check`."""
+"""Determines a model's sizes without its weights, for `mmengine model check`."""
 
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from mmengine_transformers.weights import build_empty
 
 
 def describe(folder: Path) -> ModelSpec:
-    """Return the sizes of a folder's model, from a run of its decoder without values.
+    """Return the sizes of a folder's model, from a run of its decoder on the meta device (without values).
 
-    A decoder whose operations need values is sized from its config alone. Raises ModelError for a model that
-    cannot be served, also if its processor cannot be used.
+    If the decoder's operations need values, the sizes come from its config alone. Raises ModelError for a
+    model that cannot be served, and for a model whose processor cannot be used.
     """
     config, model_class = read_model(folder)
     open_media(folder, config)
@@ -30,7 +30,7 @@ def describe(folder: Path) -> ModelSpec:
             calls, layers = record_layers(parts, torch.device("meta"))
     except ModelError:
         raise
-    except Exception:  # Experts are chosen by values, which tensors on the meta device lack.
+    except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
         return _from_config(config)
     return spec_of(parts, pool_heads(model_class.__name__, calls), layers)
 

@@ -1,4 +1,4 @@
-"""Computes the decoder's inputs that depend on token ids, beside the embeddings."""
+"""Computes the decoder's inputs that depend on token ids, other than the embeddings."""
 
 import torch
 from torch import Tensor
@@ -9,20 +9,23 @@ from mmengine_transformers.parts import ModelParts
 
 
 class TokenInputs:
-    """The further inputs that a decoder takes for its tokens: per-layer embeddings (Gemma 3n and 4)."""
+    """Inputs that some decoders take for their tokens, in addition to the embeddings.
+
+    These are per-layer embeddings (Gemma 3n and 4), or which tokens use the vision experts (ERNIE 4.5-VL).
+    """
 
     def __init__(self, parts: ModelParts) -> None:
         config = text_config(parts.model.config)
         has_layers = bool(getattr(config, "hidden_size_per_layer_input", 0))
         self._per_layer = getattr(parts.decoder, "get_per_layer_inputs", None) if has_layers else None
-        # Media placeholders have the padding token's per-layer embeddings.
+        # Media placeholders get the per-layer embeddings of the padding token.
         self._padding = int(getattr(config, "pad_token_id", None) or 0)
         tokens = sorted(media_token_ids(parts.model.config))
         self._placeholders = torch.tensor(tokens, device=parts.model.device) if tokens else None
         self._vision = _vision_tokens(parts)
 
     def __call__(self, input_ids: Tensor) -> dict[str, Tensor]:
-        """Return the inputs by name for token ids int64 [t]."""
+        """Return the additional inputs, by argument name, for token ids int64 [t]."""
         ids = input_ids[None]
         if self._vision is not None:
             return {"moe_mm_token_type_ids": torch.isin(ids, self._vision).long()}
@@ -34,7 +37,7 @@ class TokenInputs:
 
 
 def _vision_tokens(parts: ModelParts) -> Tensor | None:
-    """Return the tokens with experts of their own (ERNIE 4.5-VL): placeholders, and the marks around them."""
+    """Return the tokens with their own experts (ERNIE 4.5-VL): placeholders and the marks around them."""
     config = parts.model.config
     if config.model_type != "ernie4_5_vl_moe":
         return None

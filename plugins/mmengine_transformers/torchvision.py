@@ -1,4 +1,4 @@
-"""Explains an import that failed, most often for want of torchvision. Imports neither torch nor it."""
+"""Explains a failed import, most often of torchvision. Imports neither torch nor torchvision."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from mmengine.errors import in_one_line
 
-# What transformers' errors mention if torchvision is missing, or was built for another torch.
+# Words in transformers' errors if torchvision is missing or was built for another torch.
 _SIGNS = ("torchvision", "video_processor_mapping")
 
 
@@ -15,7 +15,7 @@ def import_reason(what: str, error: BaseException) -> str:
     texts = [str(each).lower() for each in _causes(error)]
     if not any(sign in text for text in texts for sign in _SIGNS):
         return f"{what} needs a package that is not installed: {in_one_line(list(_causes(error))[-1])}"
-    # Its operators are compiled for one build of torch: PyPI's has none for a torch without CUDA.
+    # torchvision's operators are compiled for one build of torch. PyPI has none for a torch without CUDA.
     advice = f"install the torchvision that belongs to torch {version('torch')}, from the same index"
     if find_spec("torchvision") is None:
         return f"{what} needs torchvision, which is not installed; {advice}"

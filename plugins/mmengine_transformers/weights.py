@@ -1,9 +1,8 @@
-"""Builds a transformers model without memory for its parameters, and reads its weights with mmengine's
-reader.
+"""Builds a transformers model whose parameters have no memory, and reads its weights with mmengine's reader.
 
 The reader checks names, shapes and file sizes before it allocates memory. transformers' conversion mapping
-renames tensors and joins or splits them. A linear layer whose matrix is stored whole is packed for the CPU's
-kernels while it is read, so that only the packed matrix is ever in memory.
+renames tensors, and joins or splits them. A linear layer whose matrix is stored as one tensor is packed for
+the CPU kernels while it is read, so that only the packed matrix is ever in memory.
 """
 
 import ctypes
@@ -42,13 +41,13 @@ class StoredTensor:
         self._reader, self._name, self._lock = reader, name, lock
 
     def __getitem__(self, _: object) -> Tensor:
-        with self._lock:  # The loader reads in several threads, and a reader counts its progress.
+        with self._lock:  # The loader reads in several threads, and the reader counts its progress.
             return self._reader.read(self._name)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a stored tensor goes: the parameter's name, and whether a conversion changes more than the
+    """The target of a stored tensor: the parameter's name, and whether a conversion changes more than the
     name.
     """
 
@@ -63,7 +62,7 @@ def build_empty(
     try:
         with torch.device("meta"), _default_dtype(dtype):
             return model_class(config).eval()
-    except Exception as error:  # A model class raises any exception for sizes that do not fit.
+    except Exception as error:  # Model classes may raise any exception for sizes that do not fit.
         raise ModelError(
             f"{model_class.__name__} cannot be built from this config.json: {in_one_line(error)[:300]}"
         ) from error
@@ -87,8 +86,9 @@ def load_weights(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> str:
-    """Read all weights of `folder` into `model`, which has none. Returns a text that says how quantised
-    matrices are held, or "".
+    """Read all weights of `folder` into `model`, whose parameters have no memory yet.
+
+    Returns a text that says how quantised matrices are stored in memory, or "".
 
     Raises ModelError for missing, wrong or superfluous tensors, and for `quantize` if the weights are
     quantised already.
@@ -123,7 +123,7 @@ def load_weights(
 def _targets(
     model: PreTrainedModel, entries: dict[str, TensorEntry], mapping: list[WeightRenaming | WeightConverter]
 ) -> dict[str, Target]:
-    """Return the targets of stored tensors by stored name. Tensors that the model lacks have no entry."""
+    """Return, by stored name, the targets of stored tensors. Tensors that the model lacks have no target."""
     wanted = model.state_dict()
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
@@ -140,7 +140,7 @@ def _targets(
 def _check(
     model: PreTrainedModel, folder: Path, entries: dict[str, TensorEntry], targets: dict[str, Target]
 ) -> None:
-    """Raise ModelError for a tensor that the model lacks, and for wrong shapes."""
+    """Raise ModelError for a tensor that the model lacks, and for a wrong shape."""
     wanted = model.state_dict()
     ignored = [re.compile(each) for each in model._keys_to_ignore_on_load_unexpected or ()]
     ignored += [re.compile(r"rotary_emb\.inv_freq$"), re.compile(r"(^|\.)position_ids$")]
@@ -161,7 +161,7 @@ def _check(
 
 
 def _float32_names(model: PreTrainedModel, dtype: torch.dtype, targets: dict[str, Target]) -> frozenset[str]:
-    """Return the parameters that stay in float32 whatever the model's dtype is."""
+    """Return the names of parameters that stay in float32, whatever the model's dtype is."""
     patterns = [pattern.replace("*", ".*") for pattern in model._get_dtype_plan(dtype)]
     wanted, plan = model.state_dict(), re.compile("|".join(patterns) or "$^")
     names = {target.name for target in targets.values()}
@@ -177,7 +177,9 @@ def _pack_linears(
     reader: WeightReader,
     library: ctypes.CDLL | None,
 ) -> set[str]:
-    """Replace the decoder's linear layers by packed ones. Returns the names of the tensors that were read."""
+    """Replace the decoder's linear layers by packed layers. Return the names of the tensors that were
+    read.
+    """
     if library is None:
         return set()
     parts, by_name = parts_of(model), {target.name: stored for stored, target in targets.items()}
@@ -220,7 +222,7 @@ def _load_rest(
         info, _ = convert_and_load_state_dict_in_model(model, rest, settings)
     except ModelError:
         raise
-    except Exception as error:  # A conversion raises any exception for tensors that do not fit together.
+    except Exception as error:  # Conversions may raise any exception for tensors that do not fit together.
         raise ModelError(
             f"the weights in {folder} cannot be converted: {in_one_line(error)[:300]}"
         ) from error
@@ -241,7 +243,7 @@ def _load_rest(
 def _pack_head(
     model: PreTrainedModel, targets: dict[str, Target], reader: WeightReader, library: ctypes.CDLL | None
 ) -> None:
-    """Pack the head. A tied embedding's rows are then unpacked from the head if the embedding is plain."""
+    """Pack the head. If a plain embedding is tied to it, rows of the embedding are unpacked from the head."""
     parts = parts_of(model)
     head, embedding = parts.head, parts.embedding
     if library is None or type(head) is not nn.Linear or head.weight.dtype != reader.dtype:

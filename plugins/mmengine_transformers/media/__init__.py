@@ -1,3 +1,3 @@
-"""Images and videos of hosted models: transformers' processors, run on one item at a time, and the features
-of the item. Knows nothing of scheduling or attention.
+"""Images and videos of hosted models: runs transformers' processor on one item at a time, and computes the
+item's features. Knows nothing of scheduling or attention.
 """

@@ -10,15 +10,15 @@ from torch import Tensor
 from mmengine.errors import ModelError, in_one_line
 from mmengine_transformers.media.packing import ROW_BYTES, Packed, unpack
 
-_PROBE_SIDE = 96  # Pixels of the image with which the encoder is checked.
+_PROBE_SIDE = 96  # Side, in pixels, of the image with which the encoder is checked.
 Features = Callable[..., Any]
 
 
 class MediaEncoder:
-    """Encodes packed items. `sample`: the rows of an item, with which the encoder is checked when it is made,
-    and which stands for other items when memory is measured.
+    """Encodes packed items. `sample`: the rows of an item with which a new encoder is checked, and which
+    stands for other items when memory is measured.
 
-    Raises ModelError for a model whose features cannot be taken item by item.
+    Raises ModelError for a model whose features cannot be computed item by item.
     """
 
     patch_width = ROW_BYTES
@@ -38,7 +38,8 @@ class MediaEncoder:
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
         """Return the features [n, (1 + num_deepstack) * hidden] of the items packed in `patches`, uint8 [p,
-        patch_width]. Rows of zeros stand for items of the size in `grids`, when memory is measured.
+        patch_width]. When memory is measured, `patches` are zeros that stand for items of the sizes in
+        `grids`.
         """
         rows = patches.cpu()
         if not rows[0].any():
@@ -57,7 +58,7 @@ class MediaEncoder:
             features = self._encode_item(item)
         except ModelError:
             raise
-        except Exception as error:  # A foreign module raises anything for inputs that it does not expect.
+        except Exception as error:  # Modules of other authors may raise any exception for unexpected inputs.
             raise ModelError(f"{name} cannot encode one image alone: {in_one_line(error, 200)}") from error
         width = self._model.get_input_embeddings().weight.shape[1]
         if len(features) != item.header.num_embeds or features.shape[1] % width:
@@ -75,7 +76,7 @@ class MediaEncoder:
             entry.name: self._tensor(entry.dtype, item.arrays[entry.name]) for entry in item.header.tensors
         }
         out = method(**{name: value for name, value in tensors.items() if name in taken}, return_dict=True)
-        if self._model.config.model_type == "llama4":  # Its projector is outside the method.
+        if self._model.config.model_type == "llama4":  # The projector is not part of the method.
             features = self._model.multi_modal_projector(_joined(out.last_hidden_state))
         else:
             features = _joined(getattr(out, "pooler_output", out))
@@ -85,7 +86,9 @@ class MediaEncoder:
         return self._placed(features.to(self._dtype), out, item)
 
     def _placed(self, features: Tensor, out: Any, item: Packed) -> Tensor:
-        """Return the features in the order of the item's placeholders, with a model's own additions."""
+        """Return the features in the order of the item's placeholders, with the model's constants among
+        them.
+        """
         if not item.header.indicators:
             return features
         constants = out.visual_indicator_features.to(features)
@@ -105,7 +108,7 @@ class MediaEncoder:
 
 
 def _method(model: Any, name: str) -> Features:
-    """Return a model's method for features: its body's, if there is one."""
+    """Return the method called `name`, which computes features: of the model's body, or of the model."""
     for owner in (getattr(model, "model", None), model):
         found = getattr(owner, name, None)
         if found is not None:
@@ -121,7 +124,7 @@ def _refuse(model: str, name: str) -> Features:
 
 
 def _joined(features: Any) -> Tensor:
-    """Return features, of tiles or items, as one tensor [n, width]."""
+    """Return the features of tiles or items as one tensor [n, width]."""
     if isinstance(features, (list, tuple)):
         return torch.cat([each.reshape(-1, each.shape[-1]) for each in features])
     return features.reshape(-1, features.shape[-1])

@@ -1,4 +1,4 @@
-"""Finds out how a model's processor writes images and videos into prompts."""
+"""Finds out how a model's processor writes an image into a prompt, by trying the processor."""
 
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ from mmengine_transformers.media.processors import identity, open_processor
 from mmengine_transformers.media.rules import image_token_id
 from mmengine_transformers.media.settings import HostedMedia, process
 
-_PROBE_SIZE = (96, 64)  # Pixels of the probe image: width, height.
+_PROBE_SIZE = (96, 64)  # Width and height of the test image in pixels.
 CHANNELS = 3
-# Attributes that name the text standing for an image; a processor without the first uses the second.
+# Attributes, in this order, that name the text that stands for an image.
 _MARKERS = ("image_placeholder_token", "image_token")
 
 
 def open_media(folder: Path, config: Any) -> HostedMedia | None:
-    """Return the media rules of the model in `folder` with this transformers config; None for a text model.
+    """Return the media rules of the model in `folder`, or None for a text model. `config`: its config.
 
-    Raises ModelError for a model with images whose processor cannot be used.
+    Raises ModelError if the model takes images, but its processor cannot be used.
     """
     if image_token_id(config) is None:
         return None
@@ -44,7 +44,7 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
         image=marker,
         image_prompt=prompt,
         video="",
-        # LLaVA-OneVision's processor treats several images otherwise than one.
+        # LLaVA-OneVision's processor treats several images differently from one image.
         max_images=1 if "batch_num_images" in tensors else 0,
         embeds=(placeholder,),
         indicators=tuple(names[token] for token in indicators),
@@ -54,8 +54,8 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 
 def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
-    """Return the encoder of a loaded model, checked with a small image; None for a text model. Raises
-    ModelError.
+    """Return the encoder of a loaded model, or None for a text model. Checks the encoder with a small image.
+    Raises ModelError.
     """
     settings = open_media(folder, model.config)
     if settings is None:
@@ -74,9 +74,9 @@ def _image_marker(processor: Any) -> str:
 
 
 def _try_image(processor: Any, marker: str) -> tuple[str, dict[str, tuple[str, np.ndarray]]]:
-    """Return the text with which the processor takes one image, and the tensors of a small image.
+    """Return the text with which the processor accepts one image, and the tensors of a small image.
 
-    The text is the marker, or the marker between the tokens for an image's start and end. Raises ModelError.
+    The text is the marker, or the marker between the start and end tokens of an image. Raises ModelError.
     """
     ends = [str(getattr(processor, f"image_{end}_token", "") or "") for end in ("start", "end")]
     reasons = []
@@ -85,7 +85,7 @@ def _try_image(processor: Any, marker: str) -> tuple[str, dict[str, tuple[str, n
             return prompt, process(processor, "image", prompt, {"images": [sample_image()]})[1]
         except ModelError:
             raise
-        except Exception as error:  # A processor raises anything for settings that do not fit each other.
+        except Exception as error:  # Processors may raise any exception if settings do not fit each other.
             reasons.append(error)
     raise ModelError(
         f"the processor {type(processor).__name__} cannot process an image: {in_one_line(reasons[0], 200)}"
@@ -100,7 +100,7 @@ def sample_image() -> Image.Image:
 
 
 def _pixels(processor: Any, tensors: dict[str, tuple[str, np.ndarray]]) -> int:
-    """Return how many pixels a processed image has at most, or a small one if there is no limit."""
+    """Return the maximum number of pixels of a processed image; without a limit, those of the test image."""
     size = dict(getattr(getattr(processor, "image_processor", None), "size", None) or {})
     most = size.get("longest_edge") if "shortest_edge" in size else None
     if isinstance(most, int):

@@ -1,7 +1,7 @@
-"""Packs what transformers' processor makes of one media item into rows of bytes, and unpacks them.
+"""Packs the output of transformers' processor for one media item into rows of bytes, and unpacks the rows.
 
-The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. They hold a fixed head, a JSON header and the bytes
-of each tensor, and end with zeros. The item's content hash covers all of them. Imports no torch.
+The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. They contain a fixed head, a JSON header and the
+bytes of each tensor, and end with zeros. The content hash of the item covers all rows. Imports no torch.
 """
 
 import math
@@ -14,15 +14,15 @@ import numpy as np
 
 ROW_BYTES = 4096
 _MAGIC = b"mmtransf"
-_HEAD = struct.Struct("<8sIIQ")  # Magic, version, bytes of the header, bytes of the whole item.
+_HEAD = struct.Struct("<8sIIQ")  # Magic, version, size of the header, size of the whole item.
 _VERSION = 1
 _ALIGNMENT = 16
 _MAX_HEADER = 2**22
-_BFLOAT16 = "bfloat16"  # NumPy has no such type: its values are kept as uint16.
+_BFLOAT16 = "bfloat16"  # NumPy has no such type, so the values are stored as uint16.
 
 
 class PackedTensor(NamedTuple):
-    """A tensor's place in a packed item. `dtype`: torch's name for it, such as float32."""
+    """The place of a tensor in a packed item. `dtype`: torch's name of the dtype, such as float32."""
 
     name: str
     dtype: str
@@ -40,8 +40,9 @@ class PackedTensor(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """`text`: what the processor writes in the placeholder's place. `num_embeds`: embeddings of the item.
-    `indicators`: embeddings that are a model's constants: (index of the embedding, number of the constant).
+    """The header of a packed item. `text`: the text that the processor writes for the placeholder.
+    `num_embeds`: number of embeddings. `indicators`: embeddings that are constants of the model: (index of
+    the embedding, number of the constant).
     """
 
     text: str
@@ -51,7 +52,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Packed(NamedTuple):
-    """An unpacked item. `arrays`: the tensors' stored values, views of the rows."""
+    """An unpacked item. `arrays`: the stored values of the tensors, as views of the rows."""
 
     header: Header
     arrays: dict[str, np.ndarray]
@@ -64,8 +65,8 @@ def pack(
     tensors: Mapping[str, tuple[str, np.ndarray]],
     indicators: tuple[tuple[int, int], ...] = (),
 ) -> np.ndarray:
-    """Return the rows for an item. `tensors`: maps a name to torch's dtype and the stored values. Header
-    describes the other parameters.
+    """Return the rows for an item. `tensors`: name -> (torch's dtype, stored values). Other parameters: see
+    Header.
     """
     entries, size = [], 0
     for name, (dtype, values) in tensors.items():
@@ -89,7 +90,7 @@ def read_header(rows: np.ndarray) -> Header:
 
 
 def unpack(rows: np.ndarray) -> Iterator[Packed]:
-    """Yield the items that lie one after another in `rows`. Raises ValueError for other bytes."""
+    """Yield the items that are stored one after another in `rows`. Raises ValueError for other bytes."""
     while len(rows):
         header, start, size = _read(rows)
         num_rows = -(-size // ROW_BYTES)
@@ -107,7 +108,7 @@ def _start_of_data(header_bytes: int) -> int:
 
 
 def _read(rows: np.ndarray) -> tuple[Header, int, int]:
-    """Return the first item's header, the start of its data and its size, in bytes."""
+    """Return the header of the first item, the start of its data and its size. Both are in bytes."""
     flat = rows.reshape(-1)
     magic, version, header_bytes, size = _HEAD.unpack(flat[: _HEAD.size].tobytes())
     if magic != _MAGIC or version != _VERSION:

@@ -1,7 +1,7 @@
-"""Computes a prompt's M-RoPE positions with the model's own `get_rope_index`.
+"""Computes the M-RoPE positions of a prompt with the model's own `get_rope_index`.
 
-The runtime carries three rows of positions. A model with four (Hunyuan-VL) has the token's index in the
-first, so the second and the fourth row of an image's token share one number.
+The runtime has three rows of positions per token. Hunyuan-VL has four rows, of which the first is the token's
+index. For an image's token, the second and the fourth row therefore share one number.
 """
 
 import inspect
@@ -19,20 +19,22 @@ from mmengine_transformers.media.rules import image_token_id, video_token_id
 
 _ROWS = 3
 _PAIRED = 1 << 30  # Marks a number that holds two rows.
-_BITS = 15  # For each of the two rows.
+_BITS = 15  # Number of bits for each of the two rows.
 
 
 def grid_positions(model: Any) -> "GridPositions | None":
-    """Return the positions of a model with `get_rope_index`; None for a model with one row of positions."""
+    """Return the positions of a model with `get_rope_index`, or None for a model with one row of
+    positions.
+    """
     core = getattr(model, "model", model)
     return GridPositions(core) if hasattr(core, "get_rope_index") else None
 
 
 class GridPositions:
-    """The rotary positions of a model with `get_rope_index`. `num_rows`: rows that its decoder takes."""
+    """The rotary positions of a model with `get_rope_index`. `num_rows`: number of rows its decoder takes."""
 
     def __init__(self, core: Any) -> None:
-        """`core`: the module with `get_rope_index`. Raises ModelError for more rows than can be carried."""
+        """`core`: the module with `get_rope_index`. Raises ModelError for more than four rows."""
         self._index = core.get_rope_index
         self._taken = inspect.signature(self._index).parameters
         self._image, self._video = image_token_id(core.config), video_token_id(core.config)
@@ -62,7 +64,9 @@ class GridPositions:
         return np.stack([index, paired, height]).astype(np.int32), delta
 
     def unpack(self, positions: Tensor) -> Tensor:
-        """Return the decoder's positions, int64 [num_rows, t], for a step's positions, int64 [3, t]."""
+        """Return the positions for the decoder, int64 [num_rows, t], from a step's positions, int64 [3,
+        t].
+        """
         if self.num_rows == _ROWS:
             return positions
         index, paired, height = positions

@@ -1,5 +1,5 @@
-"""Opens transformers' processor of a model folder: only classes that the installed transformers has, only
-files of the folder. Slow to import: transformers loads torch.
+"""Opens transformers' processor of a model folder. Uses only classes of the installed transformers and files
+of the folder. Slow to import, because transformers loads torch.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A processor must not look for files elsewhere.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # A processor must not look for files outside the folder.
 import transformers  # noqa: E402 - reads the variable when it is imported
 
 from mmengine.checkpoint.model_files import has_model_file, read_model_json  # noqa: E402
@@ -25,8 +25,8 @@ _OPENING = threading.Lock()
 def open_processor(folder: Path) -> Any:
     """Return transformers' processor for the media of the model in `folder`.
 
-    Raises ModelError for a folder with code of its own, for a processor that needs a package that is not
-    installed, and for one that transformers cannot build.
+    Raises ModelError for a folder with its own code, for a processor that needs a missing package, and for a
+    processor that transformers cannot build.
     """
     for name in (*_FILES, "tokenizer_config.json"):
         if has_model_file(folder, name) and read_model_json(folder, name).get("auto_map"):
@@ -41,7 +41,7 @@ def open_processor(folder: Path) -> Any:
             return transformers.AutoProcessor.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-    except Exception as error:  # Processors raise nearly any exception for what they miss.
+    except Exception as error:  # Processors may raise any exception if something is missing.
         raise ModelError(f"{folder}: {_reason(error)}") from error
 
 
@@ -53,7 +53,7 @@ def _reason(error: Exception) -> str:
 
 
 def identity(processor: Any) -> str:
-    """Return a digest of all that decides what a processor makes of an item: its class, its settings and the
+    """Return a digest of everything that determines a processor's output: its class, its settings, and the
     versions of the packages that compute pixels.
     """
     parts = [type(processor).__name__]

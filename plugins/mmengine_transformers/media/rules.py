@@ -1,4 +1,6 @@
-"""What a hosted model's media need of the scheduler and of attention, from its config. Imports no torch."""
+"""Reads from a hosted model's config what its media need of the scheduler and of attention. Imports no
+torch.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,10 +15,12 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 
 
 class MediaRules(NamedTuple):
-    """`runs`: which tokens see one another, beside causal attention: "run": those of one embedding run;
-    "prompt": all prompt tokens; "": none. `atomic_runs`: an
-    embedding run is never split over two steps. `whole_prompt`: the whole prompt is computed in one step.
-    `only_windows`: only layers with a window follow `runs`.
+    """What a model's media need of the scheduler and of attention.
+
+    `runs`: which tokens see one another, in addition to causal attention: "run": the tokens of one embedding
+    run; "prompt": all prompt tokens; "": no tokens. `atomic_runs`: whether an embedding run must be computed
+    in one step. `whole_prompt`: whether the whole prompt must be computed in one step. `only_windows`:
+    whether `runs` applies only to layers with a window.
     """
 
     runs: RunKind = ""
@@ -26,7 +30,7 @@ class MediaRules(NamedTuple):
 
 
 def media_rules(config: "PreTrainedConfig") -> MediaRules:
-    """Return the rules for a model with this transformers config."""
+    """Return the rules for the model with this transformers config."""
     kind = config.model_type
     if kind == "gemma3":
         return MediaRules("run", atomic_runs=True)
@@ -50,7 +54,7 @@ def video_token_id(config: "PreTrainedConfig") -> int | None:
 
 
 def media_token_ids(config: "PreTrainedConfig") -> frozenset[int]:
-    """Return the ids of all tokens that embeddings of media replace."""
+    """Return the ids of all tokens that media embeddings replace."""
     indicators = getattr(config, "visual_indicator_token_ids", None) or ()  # Ovis 2.
     return frozenset((*_integers(config, (*_IMAGE_FIELDS, *_VIDEO_FIELDS)), *indicators))
 

@@ -1,6 +1,6 @@
 """Runs transformers' processor on one image or video at a time, in a decoding worker or in the engine.
 
-The image is loaded by mmengine's own code first: sizes, formats, EXIF, limits. The processor gets pixels.
+mmengine's own code first loads the image (sizes, formats, EXIF, limits). The processor gets its pixels.
 """
 
 import json
@@ -22,7 +22,7 @@ from mmengine.processing.media.sources import Access
 from mmengine_transformers.media.packing import pack
 
 _OPTIONS = frozenset({"max_pixels"})
-# Outputs of a processor for the prompt's tokens, which mmengine writes itself.
+# Processor outputs about the tokens of the prompt, which mmengine writes itself.
 _TEXT_KEYS = frozenset(
     {
         *("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"),
@@ -36,10 +36,10 @@ _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 class HostedMedia:
     """Implements MediaSettings with the processor of the model in `folder`.
 
-    `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes none.
-    `image_prompt`: the text with which the processor takes one image. `max_images`: images in a prompt; 0: no
-    limit. `embeds`: the tokens that an item's embeddings replace. `indicators`: the tokens that a model's
-    constants replace. `identity`: the processor's digest.
+    `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes no such items.
+    `image_prompt`: the text with which the processor accepts one image. `max_images`: maximum number of
+    images in a prompt; 0: no limit. `embeds`: the tokens that the embeddings of an item replace.
+    `indicators`: the tokens that constants of the model replace. `identity`: the digest of the processor.
     """
 
     folder: str
@@ -66,7 +66,7 @@ class HostedMedia:
     def prepare_image(
         self, image: Image.Image, options: ImageOptions, check_length: CheckLength, where: str
     ) -> DecodedMedia:
-        """See MediaSettings. `max_pixels` shrinks the image before the processor sees it."""
+        """See MediaSettings. `max_pixels` shrinks the image before the processor gets it."""
         if options.max_pixels is not None and image.width * image.height > options.max_pixels:
             scale = (options.max_pixels / (image.width * image.height)) ** 0.5
             size = max(1, int(image.width * scale)), max(1, int(image.height * scale))
@@ -80,13 +80,15 @@ class HostedMedia:
         raise InvalidMedia(f"{where}: videos are not supported for this model yet; send frames as images")
 
     def _check_early(self, image: Image.Image, check_length: CheckLength) -> None:
-        """Check the item's length before its pixels are processed, where the processor can tell it."""
+        """Check the length of the item before its pixels are processed, if the processor can tell the
+        length.
+        """
         count = getattr(self._processor, "_get_num_multimodal_tokens", None)
         if count is None:
             return
         try:
             expected = count(image_sizes=[(image.height, image.width)])["num_image_tokens"][0]
-        except Exception:  # Not every processor can tell; the length is checked again afterwards.
+        except Exception:  # Not every processor can tell the length. It is checked again later.
             return
         check_length(int(expected))
 
@@ -130,9 +132,11 @@ class HostedMedia:
 def process(
     processor: Any, modality: str, prompt: str, media: Mapping[str, object]
 ) -> tuple[str, dict[str, tuple[str, np.ndarray]]]:
-    """Return what the processor writes for one item, and the item's tensors: torch's dtype and the stored
-    values by name. `prompt`: a text that stands for the item. Raises ModelError if the processor does not
-    tell what it writes.
+    """Return the text that the processor writes for one item, and the item's tensors: name -> (torch's dtype,
+    stored values).
+
+    `prompt`: a text that stands for the item. Raises ModelError if the processor does not tell which text it
+    writes.
     """
     out = processor(text=prompt, **media, return_text_replacement_offsets=True, return_tensors="pt")
     found = out.get("text_replacement_offsets")
@@ -150,7 +154,7 @@ def process(
 
 
 def _stored(value: Any) -> tuple[str, np.ndarray]:
-    """Return a tensor's dtype by torch's name, and its stored values."""
+    """Return torch's name of a tensor's dtype, and the tensor's stored values."""
     name = str(value.dtype).removeprefix("torch.")
     if name == "bfloat16":
         return name, value.contiguous().view(dtype=_uint16()).numpy()
@@ -158,6 +162,6 @@ def _stored(value: Any) -> tuple[str, np.ndarray]:
 
 
 def _uint16() -> Any:
-    import torch  # Loaded by the processor before.
+    import torch  # Already loaded by the processor.
 
     return torch.uint16
