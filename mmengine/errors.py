@@ -27,7 +27,7 @@ _E = TypeVar("_E", bound="MMEngineError")
 
 
 class ErrorCode(StrEnum):
-    """The kind of an error, for programs. Logs and wire messages contain these values, so a value must never
+    """An error's kind, for programs. Logs and wire messages contain these values, so a value must never
     change.
     """
 

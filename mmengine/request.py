@@ -258,7 +258,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return start + length
 
     def moved(self, by: int) -> "MediaItem":
-        """Return the same item, moved `by` positions towards the end of the prompt."""
+        """Return the same item, moved `by` positions towards the prompt's end."""
         runs = tuple((start + by, length) for start, length in self.runs)
         return MediaItem(self.mm_hash, self.modality, runs, self.grid)
 
@@ -302,7 +302,7 @@ TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The grammar of an answer. Self-contained: another process compiles the same grammar from it.
+    """An answer's grammar. Self-contained: another process compiles the same grammar from it.
 
     structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
     these consecutive tokens, such as the end marker of reasoning; (): at the first token. `on_truncation`: at

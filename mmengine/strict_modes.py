@@ -74,7 +74,7 @@ class _Walk:
     def check(self, *, is_last: bool) -> None:
         """Raise BadModes if another user could change the folder.
 
-        `is_last`: the folder is the end of the path. Sticky folders before the end are allowed, because
+        `is_last`: the folder is the path's end. Sticky folders before the end are allowed, because
         `enter` checks the owner of the next entry.
         """
         status = os.fstat(self.fd)

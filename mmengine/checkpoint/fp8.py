@@ -2,7 +2,7 @@
 
 In transformers' `quant_method` "fp8", a matrix `X.weight` of e4m3 values [out, in] comes with a matrix
 `X.weight_scale_inv`: one scale for each block of `weight_block_size` rows and columns. Blocks at the ends may
-be smaller. Despite the name "inv", a weight is its value times the scale of its block. Unquantised modules
+be smaller. Despite the name "inv", a weight is its value times its block's scale. Unquantised modules
 (`modules_to_not_convert`) have no scales. The scales of stacked experts `X.gate_up_proj` [count, ...] are
 `X.gate_up_proj_scale_inv`, stacked like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
 """

@@ -47,7 +47,7 @@ _SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class Int4(NamedTuple):
-    """How the matrices of a folder are stored. `group`: values per group. `zero_less`: 1 if the files store
+    """How a folder's matrices are stored. `group`: values per group. `zero_less`: 1 if the files store
     zero - 1 (GPTQ without "gptq_v2"), else 0.
     """
 

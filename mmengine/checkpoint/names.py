@@ -15,7 +15,7 @@ class TensorNames:
     """Rules that map stored names to canonical names.
 
     `beginnings`: pairs of a pattern for the beginning of a stored name and its replacement (`text.`,
-    `visual.`, `lm_head.`). A replacement may use the groups of the pattern. The first pattern that matches is
+    `visual.`, `lm_head.`). A replacement may use the pattern's groups. The first pattern that matches is
     used. A name without a match stays unchanged.
     """
 

@@ -21,7 +21,7 @@ class TurnedEntry(TensorEntry):
     """A matrix [n, k] that is stored transposed.
 
     From byte `start` on, the file contains k rows of `row_values` values. The columns `first` to `first` + n
-    - 1 of these rows are the rows of the matrix. `stacked`: the tensor that contains the matrix.
+    - 1 of these rows are the matrix's rows. `stacked`: the tensor that contains the matrix.
     """
 
     first: int

@@ -1,6 +1,6 @@
 """Reads the headers of a folder's safetensors files, and checks that the files are complete.
 
-A folder is untrusted, so the size of a header is limited, and every offset is compared with the file's size
+A folder is untrusted, so a header's size is limited, and every offset is compared with the file's size
 before any data is used. A file consists of the header's length in 8 bytes, a JSON header with the dtype,
 shape and offsets of each tensor, and the data (https://huggingface.co/docs/safetensors, "Format"). Does not
 import torch.

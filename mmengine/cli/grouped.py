@@ -18,7 +18,7 @@ _Group = TypeVar("_Group")
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator for commands whose parameters are dataclasses: the fields of the dataclasses, in
-    order, become the options of the command.
+    order, become the command's options.
 
     `environment`: prefix of environment variables that also set the options; "" for no variables.
     """

@@ -19,7 +19,7 @@ SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The options for a single question and the format of its answer."""
+    """The options for a single question and for the answer's format."""
 
     prompt: Annotated[str | None, typer.Argument(help="Question.", show_default=False)] = None
     image: Annotated[
@@ -98,7 +98,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Printing:
-    """Options for the output of the command."""
+    """Options for the command's output."""
 
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", help="Log progress to stderr.")] = False

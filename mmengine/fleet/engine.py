@@ -100,7 +100,7 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def keeps_held(self) -> bool:
-        """Whether requests with `hold` survive the end of this process."""
+        """Whether requests with `hold` survive this process's end."""
         return self._durable is not None
 
     @property

@@ -1,6 +1,6 @@
 """Reads the logs of replicas, one per process: which requests a replica had, and which tokens it computed.
 
-If no process holds the lock of a log, the log's process has ended, and the log shows everything that the
+If no process holds a log's lock, the log's process has ended, and the log shows everything that the
 process did. If the lock is held, the process may still compute the open requests in its log. No other replica
 computes these requests until they have ended there.
 """
@@ -100,7 +100,7 @@ class ReplicaLogs:
         return life
 
     async def _look(self, log: Path, since: float) -> _LogState:
-        """Return the state of a log, read at `since` or later. Concurrent callers share a single read."""
+        """Return a log's state, read at `since` or later. Concurrent callers share a single read."""
         async with self._turns[log]:
             life = self._seen.get(log)
             if life is None or (life.is_locked and life.looked_at < since):

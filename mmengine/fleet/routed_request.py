@@ -30,7 +30,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # between two attempts
 
 
 class RequestKeeper(Protocol):
-    """Stores a request that must survive the end of its ingress."""
+    """Stores a request that must survive when its ingress ends."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
         """Store the request. Called after a replica's log has recorded it, and before the caller learns so.

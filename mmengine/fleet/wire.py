@@ -90,7 +90,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The name of the replica that responds, which is also the name of its log."""
+    """The name of the replica that responds, which is also the name of the replica's log."""
 
     replica: str
 
@@ -301,7 +301,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
 
 
 def decode_request(data: bytes) -> ReplicaRequest:
-    """Decode the request of an ingress. Raises InvalidRequest."""
+    """Decode an ingress's request. Raises InvalidRequest."""
     try:
         return _decode_request(data)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -48,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add x to `residual` (contiguous) in place, and return the norm of the sum.
+    """Add x to `residual` (contiguous) in place, and return the sum's norm.
 
     The sum is first rounded to its dtype; see text_ops.TextOps.
     """

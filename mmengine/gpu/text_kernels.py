@@ -94,7 +94,7 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate every head of qk [p, heads, d] in place. The heads of each patch are contiguous.
+    """Rotate every head of qk [p, heads, d] in place. Each patch's heads are contiguous.
 
     cos and sin are float32 [p, d / 2] with equal row strides.
     """

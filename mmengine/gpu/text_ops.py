@@ -142,7 +142,7 @@ def choose(
 ) -> TextOps:
     """Return `ops` with the functions of the first maker whose functions run and agree with torch.
 
-    A maker returns the name of its library, and a dict from TextOps fields to functions. `by[name]` becomes
+    A maker returns its library's name, and a dict from TextOps fields to functions. `by[name]` becomes
     the library's name, followed by the reasons why earlier makers were not used.
     """
     reasons: list[str] = []

@@ -206,7 +206,7 @@ class DecoderWeights:
 
 
 class Scratch:
-    """Scratch memory for the layers of a step, sized for the largest step so far."""
+    """Scratch memory for a step's layers, sized for the largest step so far."""
 
     def __init__(self, weights: DecoderWeights) -> None:
         self._sizes, self._dtype, self._room = weights.sizes, weights.dtype, 0

@@ -40,7 +40,7 @@ class Linear(ctypes.Structure):
 def packed_buffer(num_bytes: int) -> np.ndarray:
     """Return zeroed memory, uint8 [num_bytes], aligned to 64 bytes.
 
-    A buffer of 2 MiB or more uses huge pages if the system has them. The end of the buffer, which does not
+    A buffer of 2 MiB or more uses huge pages if the system has them. The buffer's end, which does not
     fill a huge page, uses small pages.
     """
     if num_bytes < _HUGE:
@@ -216,7 +216,7 @@ class PackedLinear:
         """Return y [m, n] for x [m, k], which has the weight's dtype.
 
         `float32`: y is float32. `out`: tensor that receives y. `residual`: added to y; must have y's shape,
-        dtype and stride, and may be `out`. The values of a row must be contiguous; rows may be strided.
+        dtype and stride, and may be `out`. A row's values must be contiguous; rows may be strided.
         """
         m, k = len(x), self.c.k
         dtype = torch.float32 if float32 else self.dtype

@@ -20,7 +20,7 @@ class MediaDescription:
     """Describes a model's media.
 
     `placeholders`: token id that stands for an item in a template -> modality ("image" or "video"). The id
-    belongs to a special token, or is in the tokenizer's `marked`. `tokens`: returns the tokens of an item,
+    belongs to a special token, or is in the tokenizer's `marked`. `tokens`: returns an item's tokens,
     given this id and the loaded media. The runs of placeholders among these tokens receive the item's
     embeddings in order. `encoder`: the encoder's fingerprint, which enters every pixel hash.
     """

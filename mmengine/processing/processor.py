@@ -227,7 +227,7 @@ class ChatProcessor:
         access: Access,
         cache_salt: str,
     ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
-        """Load the media, and replace the placeholders in `pieces` by the tokens of the media. Return the
+        """Load the media, and replace the placeholders in `pieces` by the media's tokens. Return the
         token ids, int32 [n], and the media.
         """
         self._check_length(sum(isinstance(piece, int) for piece in pieces))

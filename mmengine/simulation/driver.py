@@ -27,7 +27,7 @@ NO_GRAMMAR = "the grammar does not compile"
 
 @dataclass(slots=True)
 class SimulationReport:
-    """The result of a run.
+    """A run's result.
 
     `unfinished`: ids of requests that were cancelled when the workload's steps were over. `num_refused`:
     number of requests that were refused as invalid. `refusal`: the error of the first such request.

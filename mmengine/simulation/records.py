@@ -59,7 +59,7 @@ class Recorder:
         self._names: dict[int, str] = {}  # row -> request id
 
     def begin(self, step: int, aborted: set[str]) -> None:
-        """Begin the record of a step. `aborted`: requests that will be aborted while the step runs."""
+        """Begin a step's record. `aborted`: requests that will be aborted while the step runs."""
         self._flush()
         self._ending = _Open({"step": step, "sched": []}, aborted)
         self._open.append(self._ending)
@@ -104,7 +104,7 @@ class Recorder:
         self._ending.record.setdefault("preempt", []).append(request_id)
 
     def finished(self, request_id: str, reason: str) -> None:
-        """Record the end of a request. The ends of aborted requests are not recorded."""
+        """Record a request's end. The ends of aborted requests are not recorded."""
         if reason != "abort" and request_id not in self._ending.aborted:
             self._ending.record.setdefault("finish", {})[request_id] = reason
             self._ending.keep = True

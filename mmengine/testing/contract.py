@@ -123,7 +123,7 @@ def with_field(text: str, field: str, value: object) -> str:
 
 
 def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
-    """Return the inputs of the prompt, extended by the tokens of an answer."""
+    """Return the prompt's inputs, extended by an answer's tokens."""
     count, more = inputs["input_ids"].shape[1], torch.tensor([list(tokens)], dtype=torch.long)
     behind = {"input_ids": more, "attention_mask": torch.ones_like(more)}
     return {

@@ -116,7 +116,7 @@ def _experts(text: Fields) -> ExpertsConfig:
 
 
 def _layer_types(text: Fields) -> list[str]:
-    """Return the type of each layer. By default, every fourth layer has full attention, and all others have
+    """Return each layer's type. By default, every fourth layer has full attention, and all others have
     linear attention.
     """
     count = text.integer("num_hidden_layers", 1, MAX_LAYERS)

@@ -56,7 +56,7 @@ def _check_places(frames: np.ndarray, before: np.ndarray, num_tokens: int) -> No
 def _frames(item: MediaItem) -> list[tuple[int, int, int, int]]:
     """Return (first token, number of tokens, merged height, merged width) for each run.
 
-    The merge size follows from the length of the run, because an embedding stands for merge x merge patches.
+    The merge size follows from the run's length, because an embedding stands for merge x merge patches.
     """
     grid_t, grid_h, grid_w = item.grid
     patches = grid_h * grid_w

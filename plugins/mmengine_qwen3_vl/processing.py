@@ -53,7 +53,7 @@ def media_of(
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield the tokens of an item. Each temporal patch of a video is written like an image, after its
+        """Yield an item's tokens. Each temporal patch of a video is written like an image, after its
         timestamp.
         """
         run = Run(pad, settings.patches.embeds(loaded.grid))

@@ -130,7 +130,7 @@ class _Jobs:
                 yield prompt, replace(options, outputs=list(resumed.token_ids))
 
     def _envelope(self, line: bytes) -> bytes:
-        """Return an envelope, which identifies the request and the folder of its media."""
+        """Return an envelope, which identifies the request and its media's folder."""
         digest = hashlib.blake2b(b"%s\0" % os.fsencode(self._base_folder), digest_size=16)
         digest.update(line)
         return msgspec.json.encode({"api": "batch", "digest": digest.hexdigest()})

@@ -46,7 +46,7 @@ RESTARTS = 20  # constructor failures of a replica after which Serve gives up
 
 class Facts(msgspec.Struct, frozen=True):
     """Facts about a replica. `pid`, `log`: process id and log of its process. `sees_ingress`: whether the
-    replica sees the lock of the ingress.
+    replica sees the ingress's lock.
     """
 
     name: str

@@ -70,7 +70,7 @@ class Scene:
     noise_seed: int
 
     def layout(self) -> str:
-        """Return the content of the scene as text, without random deviations. Scenes with equal layouts have
+        """Return the scene's content as text, without random deviations. Scenes with equal layouts have
         equal answers.
         """
         words = [f"{t.position} {t.shape} {t.colour} {t.size}" for t in self.things]
@@ -105,7 +105,7 @@ class Clip:
         return self.scenes[-1].things[0]
 
     def layout(self) -> str:
-        """Return the content of the clip as text, without random deviations."""
+        """Return the clip's content as text, without random deviations."""
         return f"{self.scenes[0].layout()} {self.action} {self.last.colour} {len(self.scenes)}"
 
     def frames(self) -> list[Image.Image]:

@@ -31,7 +31,7 @@ class SmolVLMPlugin(DescribedPlugin):
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return the positions of a prompt. Raises InvalidRequest unless each item has one run of embeddings
+        """Return a prompt's positions. Raises InvalidRequest unless each item has one run of embeddings
         per tile, and all runs have the same length.
         """
         for item in media:

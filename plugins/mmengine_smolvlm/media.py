@@ -55,7 +55,7 @@ _OPTIONS = frozenset(
 class TileSettings:
     """Implements MediaSettings and VideoRules for SmolVLM2.
 
-    All edges are in pixels. `side`: the side of a tile. `longest_edge`: the longest edge of an image before
+    All edges are in pixels. `side`: a tile's side. `longest_edge`: the longest edge of an image before
     it is cut into tiles. `frame_edge`: the longest edge of a frame before it is resized to a tile.
     """
 
@@ -160,7 +160,7 @@ class TileSettings:
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
-        """Return the size of a tile. Raises InvalidRequest if another size is requested."""
+        """Return a tile's size. Raises InvalidRequest if another size is requested."""
         if options.longest_edge is not None or not options.resize:
             name = LONGEST if options.resize else "do_resize"
             raise InvalidRequest(f"{where}: {name} is not supported for a video, whose frames are tiles")
@@ -184,7 +184,7 @@ def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
 
 
 def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
-    """Return the settings in the files of a folder, with transformers' defaults for missing fields.
+    """Return the settings in a folder's files, with transformers' defaults for missing fields.
 
     `side`: the tile side that the vision tower expects. Raises ModelError, which names the file and the
     field, for invalid values and for files with another tile side.

@@ -91,7 +91,7 @@ def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> Media
     run, video = Run(image, settings.embeds), tokenizer.marked[VIDEO]
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield the tokens of an item. For an image: each tile after its row and column, then the whole
+        """Yield an item's tokens. For an image: each tile after its row and column, then the whole
         image. For a video: each frame after its timestamp.
         """
         picture = (fake, whole, run, fake)

@@ -58,7 +58,7 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
 
 
 def _layer_modules(decoder: nn.Module, num_layers: int) -> list[nn.Module]:
-    """Return the layers of the decoder. Raises ModelError if they are not in one list."""
+    """Return the decoder's layers. Raises ModelError if they are not in one list."""
     lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
     found = [each for each in lists if len(each) == num_layers]
     if len(found) != 1:

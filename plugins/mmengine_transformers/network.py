@@ -158,7 +158,7 @@ def spec_of(
     held: str = "",
     encoder: MediaEncoder | None = None,
 ) -> ModelSpec:
-    """Return the sizes of a model. `pool`: the heads of the KV pool. `held`: ModelSpec.weights_held."""
+    """Return a model's sizes. `pool`: the heads of the KV pool. `held`: ModelSpec.weights_held."""
     config = text_config(parts.model.config)
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     limit = rotary_limit(config)

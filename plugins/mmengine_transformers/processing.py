@@ -84,7 +84,7 @@ def _description(folder: Path, settings: HostedMedia, tokenizer: ChatTokenizer) 
     placed = frozenset(ids)
 
     def tokens(_: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield the tokens of an item as transformers' processor writes them. Equal placeholders form a
+        """Yield an item's tokens as transformers' processor writes them. Equal placeholders form a
         run.
         """
         for piece, equal in groupby(tokenizer.split(read_header(loaded.patches).text)):

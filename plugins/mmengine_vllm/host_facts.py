@@ -43,7 +43,7 @@ def is_overlapping(scheduler: VllmObject) -> bool:
 
 
 def engine_config(scheduler: VllmObject) -> EngineConfig:
-    """Return the settings of the scheduler as an EngineConfig with `compat` "vllm"."""
+    """Return the scheduler's settings as an EngineConfig with `compat` "vllm"."""
     limits = scheduler.scheduler_config
     threshold = int(read(limits, "long_prefill_token_threshold", 0))
     speculative = int(read(scheduler, "num_spec_tokens", 0))
@@ -116,7 +116,7 @@ def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str,
 
 
 def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:
-    """Return STARTED for the log of this scheduler. Raises ConfigError if EngineConfig cannot express the
+    """Return STARTED for this scheduler's log. Raises ConfigError if EngineConfig cannot express the
     scheduler's settings.
     """
     config = engine_config(scheduler)

@@ -1,4 +1,4 @@
-"""Follows the calls of a scheduler: which request has which row, and which steps are in flight. Does not
+"""Follows a scheduler's calls: which request has which row, and which steps are in flight. Does not
 import vLLM.
 
 Every method takes the arguments or the result of a public method of the scheduler, and appends entries. For

@@ -1,4 +1,4 @@
-"""Reads the result of a model runner: the tokens of each row, and which requests ended."""
+"""Reads the result of a model runner: each row's tokens, and which requests ended."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -24,7 +24,7 @@ Places = tuple[tuple[int, str], ...]  # (index of the row among the rows that go
 
 
 class Tokens(NamedTuple):
-    """The tokens of a step.
+    """A step's tokens.
 
     `rows`: intp, the rows that got tokens. `tokens`: int64, row by row. `counts`: how many tokens each row
     got; None: one each. `places`: request id -> index among these rows; None: the indices equal those in the
@@ -38,7 +38,7 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
-    """Return the tokens of a ModelRunnerOutput, in the order of the step."""
+    """Return the tokens of a ModelRunnerOutput, in the step's order."""
     sampled, ids = result.sampled_token_ids, step.ids
     if not sampled:
         return Tokens(NO_ROWS, NO_ROWS, None, {})

@@ -38,7 +38,7 @@ class Ring:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the ring contains all events since the start of the scheduler."""
+        """Whether the ring contains all events since the scheduler's start."""
         return bool(self._bases) and not self._bases[0].events
 
     def contents(self) -> Written:

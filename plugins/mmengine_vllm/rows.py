@@ -23,7 +23,7 @@ class Rows:
         return len(self._of)
 
     def row_of(self, name: str) -> int:
-        """Return the row of a request, or NO_ROW."""
+        """Return a request's row, or NO_ROW."""
         return self._of.get(name, NO_ROW)
 
     def rows_of(self, names: Iterable[str]) -> np.ndarray:

@@ -9,9 +9,9 @@ DEFAULT_STALL_S = 30.0
 
 
 class Settings(NamedTuple):
-    """The settings of the recorder.
+    """The recorder's settings.
 
-    `path`: the folder of the log; "" for no log. `max_bytes`: retention limit; 0 for no limit. `content`:
+    `path`: the log's folder; "" for no log. `max_bytes`: retention limit; 0 for no limit. `content`:
     HASHES or TOKENS. `ring_s`: seconds that a log in memory covers; 0 for a log on disk. `stall_s`: seconds
     without a token that count as a stall; 0 for never.
     """

@@ -91,7 +91,7 @@ class XGrammar(OfTokenizer):
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary of the tokenizer. `texts`: the bytes of each token, b"" for a special token. `encode`:
+    """The tokenizer's vocabulary. `texts`: each token's bytes, b"" for a special token. `encode`:
     converts text to tokens.
     """
 

@@ -88,7 +88,7 @@ class _Writer:
     budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names with patterns.
 
     def value(self, schema: Any, pointer: str) -> str:
-        """Return an expression for the values of a schema."""
+        """Return an expression for a schema's values."""
         if schema is True or schema == {}:
             return self._anything()
         if "$ref" in schema:

@@ -119,7 +119,7 @@ def paired_heads(container: Container) -> Callable[[str], int]:
 
 
 def _fields(container: Container) -> Fields:
-    """Return the metadata of the architecture. Keys are without the prefix "<architecture>."."""
+    """Return the architecture's metadata. Keys are without the prefix "<architecture>."."""
     prefix = f"{container.metadata['general.architecture']}."
     own = {key: value for key, value in container.metadata.items() if key.startswith(prefix)}
     return Fields({key.removeprefix(prefix): value for key, value in own.items()}, container.path, prefix)

@@ -89,7 +89,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The header of a GGUF file: metadata, and tensors by name in the order of the file."""
+    """The header of a GGUF file: metadata, and tensors by name in the file's order."""
 
     path: Path
     metadata: dict[str, Value]
@@ -102,7 +102,7 @@ class Container:
 
 
 def open_container(path: Path) -> Container:
-    """Read a file's header. Memory use depends on the size of the header, not of the weights.
+    """Read a file's header. Memory use depends on the header's size, not on the weights.
 
     Raises ModelError for a file that is not GGUF version 2 or 3, is damaged or cut short, contains tensors of
     unsupported types, or has numbers out of range.

@@ -172,7 +172,7 @@ def _array(container: Container, name: str) -> StoredArray:
 
 
 def _tokens(container: Container) -> tuple[list[str], list[int]]:
-    """Return the tokens and their types, without the padding tokens at the end of the list."""
+    """Return the tokens and their types, without the padding tokens at the list's end."""
     tokens = _array(container, "tokens").as_strings()
     types = _array(container, "token_type").as_integers().tolist()
     if len(tokens) != len(types):

@@ -88,7 +88,7 @@ def _run_script(session: "Session", lines: list[str], out: "Console") -> bool:
 
 
 def _converse(session: "Session", out: "Console") -> None:
-    """Run the commands that a person types, until quit or the end of the input."""
+    """Run the commands that a person types, until quit or the input's end."""
     from mmengine.cli.logs.debug_prompt import prompts
 
     print_blocks(session.here("help explains the commands; quit ends the session"), out)

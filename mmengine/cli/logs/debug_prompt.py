@@ -11,7 +11,7 @@ MAX_CHOICES = 200
 
 
 def prompts(session: "Session", prompt: str) -> Iterator[str]:
-    """Yield the lines that a person types after `prompt`, until the end of the input."""
+    """Yield the lines that a person types after `prompt`, until the input's end."""
     with suppress(ImportError):  # Python may be built without readline.
         import readline
 

@@ -170,7 +170,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Return whether the template reads a list of parts as the content of a message.
+        """Return whether the template reads a list of parts as a message's content.
 
         A text-only template prints the list, leaves it out, or fails. For such a template, `render` joins the
         text parts to a string.
@@ -180,7 +180,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_texts(self) -> bool:
-        """Return whether the template reads a string as the content of a message.
+        """Return whether the template reads a string as a message's content.
 
         A template for lists of parts leaves a string out. For such a template, `render` converts the string
         to a text part.

@@ -102,7 +102,7 @@ class ChatTokenizer:
 
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a long text has more than `limit` tokens, with special tokens read as text. The time
-        depends on `limit`, not on the length of the text.
+        depends on `limit`, not on the text's length.
         """
         return exceeds(self._plain, text, limit)
 
@@ -140,7 +140,7 @@ class ChatTokenizer:
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return the bytes of each token, decoded from the vocabulary, which spells each byte as a
+        """Return each token's bytes, decoded from the vocabulary, which spells each byte as a
         character.
         """
         found = [b""] * self.vocab_size
@@ -242,7 +242,7 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
     For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
-    A slice ends at the end of a token, well before the last character that was read, and the next slice
+    A slice ends at a token's end, well before the last character that was read, and the next slice
     begins there. The cut is exact if the next slice begins with the same tokens. Byte-level BPE joins two
     tokens depending on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time",
     2024), so tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact,

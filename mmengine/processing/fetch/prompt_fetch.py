@@ -54,7 +54,7 @@ class PromptFetch:
         return self._given_up or self.error is not None or self._is_over()
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count received bytes. Raises FetchRefused if the media of the prompt are too large together."""
+        """Count received bytes. Raises FetchRefused if the prompt's media are too large together."""
         with self._lock:
             self._taken += num_bytes
             if self._taken > self._limits.max_bytes_a_prompt:

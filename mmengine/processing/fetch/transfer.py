@@ -29,7 +29,7 @@ class Redirect(NamedTuple):
 def get(
     url: Url, connection: Connection, max_bytes: int, count_bytes: Callable[[int], None]
 ) -> bytes | Redirect:
-    """Send a GET and return the body of the response, or a redirect.
+    """Send a GET and return the response's body, or a redirect.
 
     `connection`: a connection to the host of the URL. `count_bytes`: called with the number of bytes as they
     arrive; may raise. Raises FetchRefused, AttemptOver.

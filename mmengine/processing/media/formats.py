@@ -2,7 +2,7 @@
 
 A damaged or hostile file is left to the decoder, which runs in a process with limits on memory and time
 (`processing/workers`). This module checks only the formats for which a library would allocate memory before
-it reports the size of the image.
+it reports the image's size.
 """
 
 import struct
@@ -20,7 +20,7 @@ class FormatError(ValueError):
 
 
 def image_format(data: bytes) -> str | None:
-    """Return Pillow's name for the format of an image, or None for an unsupported format.
+    """Return Pillow's name for an image's format, or None for an unsupported format.
 
     Raises FormatError for an image whose header claims too many pixels.
     """

@@ -68,7 +68,7 @@ class MediaLoader:
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """Return the media of a part. Also return a source from which `restore` can make the same media
+        """Return a part's media. Also return a source from which `restore` can make the same media
         again, or None for pixels that the caller decoded. Raises InvalidMedia, InvalidRequest.
         """
         check_known(given, self._settings.options, part.where)

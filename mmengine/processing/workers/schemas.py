@@ -42,7 +42,7 @@ class SchemaProcesses:
     def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> NormalizedSchema:
         """Normalise a schema and the documents that it refers to (`schemas`). Both are JSON text.
 
-        Raises the errors of normalize_schema, InvalidRequest if the schema exceeds the limits of its process,
+        Raises the errors of normalize_schema, InvalidRequest if the schema exceeds its process's limits,
         and QueueFull if no process can be started.
         """
         given = msgspec.structs.asdict(bounds).items()

@@ -17,7 +17,7 @@ from mmengine_shapes.training.tokenizer import write_tokenizer
 
 
 def special_ids(folder: pathlib.Path) -> dict[str, int]:
-    """Return the vocabulary of the tokenizer: text -> id."""
+    """Return the tokenizer's vocabulary: text -> id."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
 
 

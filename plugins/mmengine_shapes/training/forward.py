@@ -74,7 +74,7 @@ def tree_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 class Forward:
-    """Computes features, hidden states and logits with the weights of a model."""
+    """Computes features, hidden states and logits with a model's weights."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, compiled: bool = True) -> None:
         self.vision = model.model.visual

@@ -33,7 +33,7 @@ def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
 
 
 def layer_config(head: DraftHead) -> dict[str, Any]:
-    """Return the configuration of the layer, with LlamaConfig's names and the target's rotary embedding."""
+    """Return the layer's configuration, with LlamaConfig's names and the target's rotary embedding."""
     config = head.config
     return {
         "architectures": ["LlamaForCausalLM"],

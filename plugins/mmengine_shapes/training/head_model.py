@@ -108,7 +108,7 @@ class DraftHead(nn.Module):
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
-        """Draft from all positions in `rows` at once. Return the logits of each step, [B, R, draft_vocab].
+        """Draft from all positions in `rows` at once. Return each step's logits, [B, R, draft_vocab].
 
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
         the target's states. At step k, a draft sees the keys of step 0 up to the position where the draft
@@ -165,7 +165,7 @@ class DraftHead(nn.Module):
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Return the output of the attention, [B, R, heads * d], for queries q, [B, R, heads, d].
+    """Return the attention's output, [B, R, heads * d], for queries q, [B, R, heads, d].
 
     A query attends to the keys and values of step 0, [B, n, kv, d], where `visible` [B, R, n] is true, and to
     its own keys and values of the later steps (`own`, each [B, R, kv, d]).

@@ -1,4 +1,4 @@
-"""Computes exactly how many tokens a target pass yields with the drafts of a head.
+"""Computes exactly how many tokens a target pass yields with a head's drafts.
 
 Head and target are greedy, so the number of accepted drafts depends only on the position where drafting
 begins. First the head drafts from all positions in an answer at once. Then the answer is decoded as an engine

@@ -59,12 +59,12 @@ class Phase:
 
 
 def draw_task(rng: random.Random, tasks: list[str], stage: Stage) -> str:
-    """Return one of `tasks`, drawn by the weights of the stage."""
+    """Return one of `tasks`, drawn by the stage's weights."""
     return rng.choices(tasks, [stage.tasks[task] for task in tasks])[0]
 
 
 def draw_text(rng: random.Random, stage: Stage) -> str:
-    """Return a text task, drawn by the weights of the stage."""
+    """Return a text task, drawn by the stage's weights."""
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 

@@ -1,4 +1,4 @@
-"""Makes the tokenizer of the checkpoint: byte-level BPE in Qwen's format, trained on the texts of the tasks.
+"""Makes the checkpoint's tokenizer: byte-level BPE in Qwen's format, trained on the texts of the tasks.
 
 Python's own help texts are added to the training texts, so that other English text and program code are not
 split into single bytes.

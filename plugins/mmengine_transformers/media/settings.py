@@ -39,7 +39,7 @@ class HostedMedia:
     `image`, `video`: the texts that stand for an item in a prompt; "" if the model takes no such items.
     `image_prompt`: the text with which the processor accepts one image. `max_images`: maximum number of
     images in a prompt; 0: no limit. `embeds`: the tokens that the embeddings of an item replace.
-    `indicators`: the tokens that constants of the model replace. `identity`: the digest of the processor.
+    `indicators`: the tokens that constants of the model replace. `identity`: the processor's digest.
     """
 
     folder: str

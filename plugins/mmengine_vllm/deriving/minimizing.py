@@ -92,7 +92,7 @@ class VllmProbe:
         self._written = served, failure
 
     def of_log(self, folder: Path) -> Failure | None:
-        """Return the failure in the decisions of a log, or None."""
+        """Return the failure in a log's decisions, or None."""
         report = verify(folder, own=self._reference, invariants=self.kind in (ANY, *OF_VLLM))
         found = report.divergence
         if found is None:

@@ -272,7 +272,7 @@ def image_of(item: MediaItem) -> Image:
 
 
 def _tokens(result: ev.Executed, names: list[str]) -> Tokens:
-    """Return the tokens of each request. Raises ValueError if their number does not fit the step."""
+    """Return each request's tokens. Raises ValueError if their number does not fit the step."""
     tokens = np.frombuffer(result.token_ids, np.int32).tolist()
     counts = [1] * len(names)
     if result.counts is not None:

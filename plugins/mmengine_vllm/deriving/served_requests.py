@@ -174,7 +174,7 @@ class BlockTables:
 
 
 def decisions(output, group):
-    """Return the decisions of a call as plain values. Running requests come before admitted requests.
+    """Return a call's decisions as plain values. Running requests come before admitted requests.
 
     "rows": (request, number of its tokens). "computed": cached tokens of admitted requests. "tables": block
     ids of admitted requests. "blocks": new block ids of running requests, request by request. Block ids are

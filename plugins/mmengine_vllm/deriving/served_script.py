@@ -45,7 +45,7 @@ class ServedScript:
         self.num_calls, self.stall, self.calls = 0, "", list[int]()
 
     def records(self, max_steps: int) -> Iterator[Record]:
-        """Serve the script for at most `max_steps` steps, and yield the records of its log."""
+        """Serve the script for at most `max_steps` steps, and yield its log's records."""
         host, script = RecordedHost(self.engine), self.script
         calls = serve(
             host,

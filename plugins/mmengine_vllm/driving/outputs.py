@@ -1,4 +1,4 @@
-"""Converts the outputs of a step, which the core keeps in columns, to vLLM's EngineCoreOutputs."""
+"""Converts a step's outputs, which the core keeps in columns, to vLLM's EngineCoreOutputs."""
 
 import numpy as np
 from vllm.v1.engine import EngineCoreOutput, FinishReason
@@ -19,7 +19,7 @@ REASONS = {
 
 
 def reason_of(end: ev.Finished) -> FinishReason:
-    """Return vLLM's finish reason for the end of a request."""
+    """Return vLLM's finish reason for a request's end."""
     return FinishReason.REPETITION if end.detail == REPETITION else REASONS[end.reason]
 
 

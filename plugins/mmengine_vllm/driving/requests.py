@@ -48,7 +48,7 @@ def eos_of(request: VllmObject) -> int:
 
 
 def media_items(request: VllmObject, num_resets: int) -> Iterator[MediaItem]:
-    """Yield the request's images and videos. The hash of an item is derived from the identifier under which
+    """Yield the request's images and videos. An item's hash is derived from the identifier under which
     vLLM's workers store the item's features, so that equal items share a cache entry.
     """
     for feature in request.mm_features:

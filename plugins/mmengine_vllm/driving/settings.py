@@ -17,7 +17,7 @@ def engine_config(
 ) -> EngineConfig:
     """Return the settings with which the core makes decisions for vLLM's workers.
 
-    `encoder_sizes`: the compute budget of the encoder and the size of its cache, both in embeddings. The
+    `encoder_sizes`: the encoder's compute budget and its cache's size, both in embeddings. The
     environment variable MMENGINE_COMPAT=vllm chooses vLLM's scheduling rules instead of mmengine's own.
     Raises ConfigError, which names each option that is not supported.
     """

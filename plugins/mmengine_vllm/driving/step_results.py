@@ -43,7 +43,7 @@ class StopRules:
         sampled: list[list[int]],
         has_drafts: bool,
     ) -> StepResult:
-        """Return the result of a step.
+        """Return a step's result.
 
         `requests`: vLLM's requests that have not ended, by id. `names`: ids of the requests that sample.
         `sampled`: their tokens. Each list is cut after the token that ends the text.
