@@ -89,9 +89,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except (TypeError, msgspec.ValidationError) as error:
-            raise InvalidRequest(
-                f"a sampling option cannot be read: {error}", code=ErrorCode.INVALID_TYPE
-            ) from None
+            text = f"a sampling option cannot be read: {error}"
+            raise InvalidRequest(text, code=ErrorCode.INVALID_TYPE) from None
         self.check_ranges()
 
     def check_ranges(self) -> None:
@@ -305,9 +304,9 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
     """An answer's grammar. Self-contained: another process compiles the same grammar from it.
 
     structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
-    these consecutive tokens, such as the end marker of reasoning; (): at the first token. `on_truncation`: at
-    the token limit, "close" completes the answer and "length" cuts it off. `max_digits`: maximum digits per
-    part of a JSON number that the schema leaves unlimited; 0: no limit, None: the engine's setting.
+    these consecutive tokens, such as the end of reasoning; (): at the first token. `on_truncation`: at the
+    token limit, "close" completes the answer, "length" cuts it off. `max_digits`: for each part of a number
+    without a limit; 0: no limit, None: the engine's. `field_confidence`: tokens get a TokenConfidence.
     """
 
     kind: str
@@ -315,6 +314,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
     after: TokenIds = ()
     on_truncation: Literal["length", "close"] = "length"
     max_digits: int | None = None
+    field_confidence: bool = False
 
     @property
     def closes(self) -> bool:

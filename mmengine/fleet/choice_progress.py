@@ -11,6 +11,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, finish_detail
+from mmengine.token_confidence import TokenConfidence, split_entries
 
 
 @dataclass(slots=True)
@@ -20,12 +21,15 @@ class ChoiceProgress:
     index: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
+    confidences: list[TokenConfidence] | None = None
     last: RequestOutput | None = None  # set when the choice has ended
 
     def add(self, output: RequestOutput) -> None:
         self.token_ids += output.token_ids
         if output.logprobs is not None:
             self.logprobs = (self.logprobs or []) + output.logprobs
+        if output.confidences is not None:
+            self.confidences = (self.confidences or []) + output.confidences
         if output.finish_reason is not None:
             self.last = output
 
@@ -42,6 +46,7 @@ class ChoiceProgress:
             self.logprobs,
             self.last.after,
             code=self.last.code,
+            confidences=self.confidences,
         )
 
 
@@ -65,7 +70,8 @@ def logged_outputs(
     for index, answers in enumerate(found):
         if not answers or (index == 0 and sampling.prompt_logprobs is not None and scores is None):
             continue  # compute the choice again, because no log has the logprobs of the prompt
-        news.append(_news(request_id, index, answers, sampling, after, scores if index == 0 else None))
+        has_entries = sampling.logprobs is not None or (grammar is not None and grammar.field_confidence)
+        news.append(_news(request_id, index, answers, has_entries, after, scores if index == 0 else None))
     return [each for each in news if each.token_ids or each.finish_reason]
 
 
@@ -73,20 +79,21 @@ def _news(
     request_id: str,
     index: int,
     answers: Sequence[ResumedAnswer],
-    sampling: SamplingParams,
+    has_entries: bool,
     after: tuple[int, ...],
     scores: PromptLogprobs | None,
 ) -> RequestOutput:
     whole = next((each for each in answers if each.reason and not each.was_given_up), None)
     longest = whole or max(answers, key=lambda each: len(each.token_ids))
-    token_ids, logprobs = list(longest.token_ids), None
-    if sampling.logprobs is not None:
-        logprobs = _joined(answers)[: len(token_ids)]
-        if len(logprobs) < len(token_ids):
-            whole, token_ids = None, token_ids[: len(logprobs)]
+    token_ids, entries = list(longest.token_ids), None
+    if has_entries:
+        entries = _joined(answers)[: len(token_ids)]
+        if len(entries) < len(token_ids):
+            whole, token_ids = None, token_ids[: len(entries)]
     if whole is None:  # no log says whether the last token ends the choice, so compute this token again
         token_ids = token_ids[:-1]
-        logprobs = None if logprobs is None else logprobs[: len(token_ids)]
+        entries = None if entries is None else entries[: len(token_ids)]
+    logprobs, confidences = split_entries(entries)
     reason, detail = (None, "") if whole is None else (whole.reason, whole.detail)
     return RequestOutput(
         request_id,
@@ -99,12 +106,13 @@ def _news(
         detail=detail,
         code=None if whole is None else whole.code,
         prompt_scores=scores if token_ids else None,
+        confidences=confidences,
     )
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Return the logprobs from the first token up to the first gap. Each log has only the logprobs from the
-    token where its replica continued.
+    """Return the logprobs, with confidences, from the first token up to the first gap. Each log has only
+    those from the token where its replica continued.
     """
     joined: Logprobs = []
     for each in sorted(answers, key=_num_given):

@@ -33,6 +33,7 @@ from mmengine.serve.stream.request_stream import AcceptedRequest, Stream
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Logprobs, RequestOutput
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.token_confidence import TokenConfidence
 
 _ERRORS: dict[str, type[MMEngineError]] = {
     each.__name__: each
@@ -131,6 +132,7 @@ class WireOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: Logprobs | None = None
     scores: WireScores | None = None
     code: ErrorCode | None = None
+    confidences: list[TokenConfidence] | None = None
 
     def output(self, request_id: str) -> RequestOutput:
         return RequestOutput(
@@ -144,6 +146,7 @@ class WireOutput(msgspec.Struct, frozen=True, array_like=True):
             detail=self.detail,
             code=self.code,
             prompt_scores=None if self.scores is None else _prompt_logprobs(self.scores),
+            confidences=self.confidences,
         )
 
 
@@ -257,6 +260,7 @@ def wire_output(output: RequestOutput) -> WireOutput:
         if scores is None
         else WireScores(scores.token_ids.shape[1], scores.token_ids.tobytes(), scores.logprobs.tobytes()),
         output.code,
+        output.confidences,
     )
 
 

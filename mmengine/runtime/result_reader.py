@@ -38,12 +38,12 @@ from mmengine.runtime.sampling.stops import (
     may_stop,
 )
 from mmengine.runtime.sampling.thinking import ThinkingRows
+from mmengine.runtime.sampling.token_entries import TokenEntries, token_entries
 from mmengine.structured_output.rows.rows import RowMatchers
 
 NOT_FINITE = "the model gave NaN or infinite logits for this request"
 
 Stops = tuple[tuple[int, str], ...]
-Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 
 
 class ComputedStep(msgspec.Struct, frozen=True, eq=False):
@@ -131,7 +131,7 @@ class Reader:
             self._close(batch, [index for index in repeating if index not in (*ends, *errors)], found)
             stops = self._named(batch, {**dict.fromkeys(ends, GRAMMAR_END), **found}.items())
         result = StepResult(token_ids, stops)
-        if errors or launched.sampled.logprobs is not None:
+        if errors or launched.sampled.has_entries:
             token_ids[list(errors)] = 0
             places = np.arange(len(token_ids))
             places[list(errors)] = NO_PLACE
@@ -139,7 +139,7 @@ class Reader:
                 token_ids=token_ids,
                 stops=tuple(stop for stop in stops if stop[0] not in errors),
                 errors=tuple(sorted(errors.items())),
-                logprobs=_logprob_lists(launched, token_ids, places),
+                logprobs=token_entries(launched.sampled, batch, token_ids, places),
             )
         self._draft(result, launched, batch.rows, None)
         return result
@@ -172,16 +172,16 @@ class Reader:
         if batch.wanted & COUNTED:
             self._count(token_ids, batch, runs, counts)
         kept = np.arange(len(token_ids)) < (runs.first + counts)[runs.row_of]
-        logprobs: Logprobs = ()
-        if launched.sampled.logprobs is not None:
+        entries: TokenEntries = ()
+        if launched.sampled.has_entries:
             places = np.where(kept, runs.row_of, NO_PLACE)
             places[runs.first[list(errors)]] = NO_PLACE
-            logprobs = _logprob_lists(launched, token_ids, places)
+            entries = token_entries(launched.sampled, batch, token_ids, places)
         result = StepResult(
             token_ids=token_ids[kept],
             stops=tuple(stop for stop in stops if stop[0] not in errors),
             errors=tuple(sorted(errors.items())),
-            logprobs=logprobs,
+            logprobs=entries,
             counts=counts.astype(np.int32),
         )
         self._draft(result, launched, batch.rows[runs.first], counts)
@@ -364,26 +364,3 @@ class Reader:
         result.num_drafts, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
         result.num_drafts[continuing], drafters[continuing] = drafts.counts, drafts.drafters
         result.drafters = drafters if drafters.any() else None
-
-
-def _logprob_lists(
-    launched: LaunchedStep, token_ids: np.ndarray, places: np.ndarray
-) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
-    """Return (row, list) for each position with logprobs. `places` [p]: the position's row, or NO_PLACE.
-
-    Positions with NO_PLACE are left out. A list contains pairs (token, logprob): the chosen token, then the
-    best tokens in descending order, as many as the row's `logprobs`. The chosen token may occur twice.
-    """
-    lists = launched.sampled.logprobs
-    if lists is None:
-        return ()
-    chosen, best, best_ids = lists.chosen.tolist(), lists.best.tolist(), lists.best_ids.tolist()
-    wanted = launched.batch.columns["logprobs"][lists.indices].tolist()
-    return tuple(
-        (
-            int(places[index]),
-            [(int(token_ids[index]), chosen[m]), *list(zip(best_ids[m], best[m], strict=True))[: wanted[m]]],
-        )
-        for m, index in enumerate(lists.indices.tolist())
-        if places[index] != NO_PLACE
-    )

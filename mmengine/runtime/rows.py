@@ -33,6 +33,7 @@ HISTORY = 4096  # rules that depend on earlier tokens: no-repeat n-grams, biased
 TYPICAL = 8192
 THINKING = 16384  # the reasoning has a token budget of its own
 REPETITION = 32768  # a repetition ends the answer
+CONFIDENCE = 65536  # each token's probability among the allowed tokens is computed
 
 NEVER = float("-inf")  # the logit, or the bias, of a token that is never sampled
 
@@ -168,6 +169,7 @@ class RowColumns:
         options |= STOP_STRINGS if sampling.stop else 0
         if request.grammar is not None:
             options |= GRAMMAR | (CLOSES if request.closes else 0)
+            options |= CONFIDENCE if request.grammar.field_confidence else 0
         options |= THINKING if request.thinking is not None else 0
         options |= REPETITION if sampling.repetition_detection else 0
         return options

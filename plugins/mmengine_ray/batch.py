@@ -36,6 +36,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.output_text import with_texts
 from mmengine.serve.text.request_output import Choice, Completion
+from mmengine.token_confidence import split_entries
 
 if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
@@ -145,19 +146,22 @@ def _seeded(options: Options) -> Options:
 
 
 def _completion_of(request_id: str, resumed: ResumedAnswer, engine: Engine) -> Completion:
-    stops = Stops.of(resumed.queued.sampling, resumed.queued.grammar)
+    grammar = resumed.queued.grammar
+    stops = Stops.of(resumed.queued.sampling, grammar)
+    logprobs, confidences = split_entries(resumed.logprobs)
     choice = Choice(
         0,
         "",
         list(resumed.token_ids),
         resumed.reason,
         resumed.detail,
-        resumed.logprobs,
+        logprobs,
         stops.after,
         code=resumed.code,
+        confidences=confidences,
     )
     prompt = np.frombuffer(resumed.queued.prompt, np.int32)
-    return Completion(request_id, prompt, [with_texts(choice, engine.processor.tokenizer, stops)])
+    return Completion(request_id, prompt, [with_texts(choice, engine.processor.tokenizer, stops, grammar)])
 
 
 def _imported(path: str) -> "Callable[..., Built]":

@@ -44,6 +44,26 @@ _ARGUMENT_ERRORS = {
         "additionalProperties": False,
     },
 }
+_FIELDS = {
+    "type": "object",
+    "additionalProperties": {
+        "type": "object",
+        "properties": {
+            **{name: {"type": "number"} for name in ("p", "min", "entropy")},
+            "others": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"p": {"type": "number"}, "value": {}, "begins": {"type": "string"}},
+                    "required": ["p"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "required": ["p", "min", "entropy", "others"],
+        "additionalProperties": False,
+    },
+}
 _BYTES = {"type": "array", "items": {"type": "integer"}}
 _RESPONSES = (
     Difference(
@@ -56,6 +76,10 @@ _RESPONSES = (
         "null until a response ends, as OpenAI's examples have it",
     ),
     Difference(("Response",), "argument_errors", _ARGUMENT_ERRORS, "as in the choices of chat"),
+    Difference(("OutputTextContent",), "field_confidence", _FIELDS, "how sure the model was of each field"),
+    Difference(
+        ("TextResponseFormatJsonSchema",), "field_confidence", {"type": "boolean"}, "returned as sent"
+    ),
     Difference(("ResponseLogProb",), "bytes", _BYTES, "as in the content part that the event belongs to"),
     Difference(("ResponseLogProb", "top_logprobs", "items"), "bytes", _BYTES, "the same"),
     Difference(
@@ -98,6 +122,14 @@ DIFFERENCES = (
             "errors in the arguments of tools whose calls need not match their schemas",
         )
         for name in ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse")
+    ),
+    *(
+        Difference(place, "field_confidence", _FIELDS, "how sure the model was of each field")
+        for place in (
+            ("ChatCompletionResponseMessage",),
+            ("ChatCompletionStreamResponseDelta",),
+            _in_choices("CreateCompletionResponse"),
+        )
     ),
     Difference(
         ("CompletionUsage", "prompt_tokens_details"),

@@ -3,8 +3,8 @@ whose sampled token the grammar refuses.
 
 If the best token is allowed, it is also the best allowed token. This also holds with noise, penalties and
 biases, because they change each token's logit independently. It does not hold with top-k, top-p, min-p and
-typical-p, which compare tokens with each other. For rows with such filters, masks are computed before
-sampling. The same holds on devices on which reading sampled tokens means waiting.
+typical-p, which compare tokens with each other, nor for a token's confidence. For such rows, masks are
+computed before sampling. The same holds on devices on which reading sampled tokens means waiting.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.runtime.rows import CLOSES, GRAMMAR, MIN_P, TOP_K, TOP_P, TYPICAL
+from mmengine.runtime.rows import CLOSES, CONFIDENCE, GRAMMAR, MIN_P, TOP_K, TOP_P, TYPICAL
 from mmengine.runtime.sampling.runs import Runs
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler, TokenChoice
 from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
-NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
+NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL | CONFIDENCE
 
 
 class LazyMaskResult(NamedTuple):

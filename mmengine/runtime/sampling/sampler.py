@@ -3,7 +3,7 @@
 The following operations are applied to a row in this order. Operations that a row does not use are left out.
 
     1. Logprobs are computed from the model's unchanged logits. Then tokens that the row's grammar does
-    not allow are excluded.
+    not allow are excluded, and confidences are computed (confidence.py).
     2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
        presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded.
     3. With temperature 0, the most likely token is chosen; of equally likely tokens, the one with the lowest
@@ -30,6 +30,7 @@ from mmengine.gpu.sampling import compile_all, sampling_kernels
 from mmengine.runtime.device.upload import upload, upload_columns
 from mmengine.runtime.rows import (
     BIAS,
+    CONFIDENCE,
     HISTORY,
     LOGPROBS,
     MIN_TOKENS,
@@ -38,6 +39,7 @@ from mmengine.runtime.rows import (
     STOP_IDS,
     RowColumns,
 )
+from mmengine.runtime.sampling.confidence import AllowedWeights, Confidences, confidences_of, weigh_allowed
 from mmengine.runtime.sampling.drawing import draw
 from mmengine.runtime.sampling.filters import NEVER
 from mmengine.runtime.sampling.history import TokenHistory
@@ -69,18 +71,25 @@ class Logprobs:
 class SampledTokens(msgspec.Struct, frozen=True, eq=False):
     token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN for a row without a finite distribution
     logprobs: Logprobs | None
+    confidences: Confidences | None = None
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether any token has logprobs or a confidence."""
+        return self.logprobs is not None or self.confidences is not None
 
     def to_host(self) -> "SampledTokens":
         """Return the tokens on the host. A copy from a GPU goes to pinned memory, and is not waited for."""
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
+        confidences = None if self.confidences is None else self.confidences.to_host()
         if lists is None:
-            return SampledTokens(token_ids, None)
+            return SampledTokens(token_ids, None, confidences)
         chosen, best, ids = (
             one.to("cpu", non_blocking=True) for one in (lists.chosen, lists.best, lists.best_ids)
         )
-        return SampledTokens(token_ids, Logprobs(lists.indices, chosen, best, ids))
+        return SampledTokens(token_ids, Logprobs(lists.indices, chosen, best, ids), confidences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +97,13 @@ class TokenChoice:
     """The chosen tokens, int64 [s], and each row's largest allowed logit [s].
 
     If `largest` is not finite, the row has failed. `logits`: if logprobs are wanted, the model's unchanged
-    logits, without masks.
+    logits, without masks. `allowed`: the tokens that grammars allow, if confidences are wanted.
     """
 
     token_ids: torch.Tensor
     largest: torch.Tensor
     logits: torch.Tensor
+    allowed: AllowedWeights | None = None
 
 
 class ForcedTokens(NamedTuple):
@@ -145,10 +155,12 @@ class Sampler:
         """Choose tokens as `sample` does. The caller may change the choice, and must then call `conclude`."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
-        own_logits = logits
+        own_logits, allowed = logits, None
         if masks is not None:
             own_logits = logits.clone() if wanted & LOGPROBS else logits
             self._mask(logits, masks, options, largest, token_ids)
+            if wanted & CONFIDENCE:
+                allowed = weigh_allowed(logits, masks, options)
         if wanted & MIN_TOKENS:
             options, wanted = self._before_min_tokens(logits, token_ids, batch)
         if wanted & (ADJUSTED | RANDOM):
@@ -159,7 +171,7 @@ class Sampler:
             else:
                 chosen = self._choose(take(logits, selected), options[selected], batch.take(selected))
                 token_ids[upload(selected, self.device)] = chosen
-        return TokenChoice(token_ids, largest, own_logits)
+        return TokenChoice(token_ids, largest, own_logits, allowed)
 
     def choose_again(self, chosen: TokenChoice, batch: SampleRows, masks: Masks) -> None:
         """Replace the chosen tokens for the rows in `masks` by tokens that the masks allow, in place.
@@ -184,16 +196,17 @@ class Sampler:
             chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
 
     def conclude(self, chosen: TokenChoice, batch: SampleRows) -> SampledTokens:
-        """Count the chosen tokens, compute their logprobs, and return both."""
+        """Count the chosen tokens, compute their logprobs and confidences, and return them."""
         token_ids = chosen.token_ids
         _refuse_broken(token_ids, chosen.largest)
         if batch.wanted & COUNTED and not batch.in_runs:
             self.count(batch, token_ids)
-        options = batch.columns["options"]
-        wants_logprobs = batch.wanted & LOGPROBS
-        return SampledTokens(
-            token_ids, self._logprobs(chosen.logits, token_ids, options, batch) if wants_logprobs else None
-        )
+        options, logprobs, confidences = batch.columns["options"], None, None
+        if batch.wanted & LOGPROBS:
+            logprobs = self._logprobs(chosen.logits, token_ids, options, batch)
+        if chosen.allowed is not None:
+            confidences = confidences_of(chosen.allowed, chosen.logits, token_ids)
+        return SampledTokens(token_ids, logprobs, confidences)
 
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
         """Count `token_ids` [s] for the penalties and history rules of their rows.

@@ -140,12 +140,14 @@ class AsyncAnswers(ABC):
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
+        confidence: bool = False,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Any:
         """Return the same value as `Engine.generate_json`. Takes the same `options` as `generate`."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decode_answer(await self.generate(messages, sampling, **options), schema)
+        form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
+        options["response_format"] = form
+        return decode_answer(await self.generate(messages, sampling, **options), schema, confidence)
 
     async def stream_json(
         self,
@@ -154,14 +156,17 @@ class AsyncAnswers(ABC):
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
+        confidence: bool = False,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[JsonValue]:
         """Yield the same values as `Engine.stream_json`. Other requests may run concurrently."""
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
+        options["response_format"] = form
         async with self.stream(messages, sampling, **options) as stream:
             stream.texts.pieces = False
-            values = JsonStream(self.processor.tokenizer, stream.sampling.stop, on_truncation, schema)
+            stop, tokenizer = stream.sampling.stop, self.processor.tokenizer
+            values = JsonStream(tokenizer, stop, on_truncation, schema, confidence)
             async for output in stream:
                 for value in values.push(output):
                     yield value

@@ -7,6 +7,7 @@ import msgspec
 from mmengine.events.call_ids import call_id
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDelta, Delta, Entry
 from mmengine.serve.text.tool_call_parser import CallDelta
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,13 +39,15 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     content: str | None = None
     reasoning_content: str | None = None
     tool_calls: tuple[ToolCallDelta, ...] | None = None
+    field_confidence: dict[str, FieldConfidence] | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
     """New text for the choice with this `index`.
 
-    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice.
-    If requested, `logprobs` covers the tokens since the previous chunk.
+    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice,
+    and its delta has `field_confidence`, if requested. If requested, `logprobs` covers the tokens since the
+    previous chunk.
     """
 
     index: int
@@ -71,6 +74,7 @@ def message_delta(request_id: str, index: int, delta: Delta) -> MessageDelta:
         content=delta.content or None,
         reasoning_content=delta.reasoning or None,
         tool_calls=None if delta.call is None else (_call(request_id, index, delta.call),),
+        field_confidence=delta.field_confidence,
     )
 
 
@@ -89,8 +93,12 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
     """Split an answer's last delta into the remaining text, if any, and a final delta without text."""
     if not rest.content and not rest.reasoning:
         return (rest,)
-    end = Delta(num_tokens=rest.num_tokens, argument_errors=rest.argument_errors)
-    return rest._replace(argument_errors=()), end
+    end = Delta(
+        num_tokens=rest.num_tokens,
+        argument_errors=rest.argument_errors,
+        field_confidence=rest.field_confidence,
+    )
+    return rest._replace(argument_errors=(), field_confidence=None), end
 
 
 def chunks_of(request_id: str, index: int, choice_delta: ChoiceDelta) -> Iterator[ChatChunk]:

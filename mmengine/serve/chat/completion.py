@@ -22,6 +22,7 @@ from mmengine.serve.prompt.tools import NO_TEMPLATE, ToolCallSpec, ToolSelection
 from mmengine.serve.text.choice_deltas import ArgumentError, ChoiceDeltas, Delta, Entry
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Completion, RequestOutput, require_success
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
@@ -47,15 +48,19 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The message that the model generated. `content` is None if the message has tool calls and no text."""
+    """The message that the model generated. `content` is None if the message has tool calls and no text.
+    `field_confidence`: the fields' confidences, keyed by JSON pointer, if the response format asks for them.
+    """
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] | None = None
     reasoning_content: str | None = None
+    field_confidence: dict[str, FieldConfidence] | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return the message as a dict that can be appended to `messages` for the next call."""
-        return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
+        said = msgspec.structs.replace(self, field_confidence=None)
+        return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(said))}
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -112,6 +117,7 @@ class AccumulatedChoice:
     names: list[str] = field(default_factory=list)  # names of called functions
     arguments: list[list[str]] = field(default_factory=list)
     argument_errors: tuple[ArgumentError, ...] = ()
+    field_confidence: dict[str, FieldConfidence] | None = None
 
     def add(
         self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
@@ -127,6 +133,8 @@ class AccumulatedChoice:
         self.markers.extend(len(self.logprobs) + place for place in delta.markers)
         self.logprobs.extend(delta.logprobs)
         self.argument_errors += delta.argument_errors
+        if delta.field_confidence is not None:
+            self.field_confidence = delta.field_confidence
         if delta.call is None:
             return
         if delta.call.name:
@@ -145,6 +153,7 @@ class AccumulatedChoice:
             content if content or not calls else None,
             calls or None,
             "".join(self.reasoning) if self.reasoning else None,
+            self.field_confidence,
         )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.request_output import RequestOutput, require_success
-from mmengine.serve.text.response_format import decode_answer
+from mmengine.serve.text.response_format import ConfidentValue, decode_answer
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.partial_json import PartialJson
 
@@ -15,12 +15,19 @@ class JsonStream:
 
     Reasoning at the answer's beginning is skipped, and the stop strings `stop` apply to the remaining text.
     `on_truncation` is the response format's setting: with "close", the engine completes a value that would be
-    cut.
+    cut. With `confidence` the values are ConfidentValues.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], on_truncation: str, schema: object):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        on_truncation: str,
+        schema: object,
+        confidence: bool = False,
+    ):
         self._text = Stops(stop, closes=on_truncation == "close").stream(tokenizer)
-        self._schema = schema
+        self._schema, self._confidence = schema, confidence
         self._partial = PartialJson()
         self._unopened: list[int] | None = []  # the reasoning tokens so far; None after the reasoning's end
 
@@ -32,10 +39,13 @@ class JsonStream:
         Raises RequestFailed if the request failed or its answer was cut.
         """
         if output.completion is not None:
-            return [decode_answer(require_success(output.completion), self._schema)]
+            return [decode_answer(require_success(output.completion), self._schema, self._confidence)]
         token_ids = self._after_reasoning(output)
         changed = self._partial.push(self._text.push(token_ids))
-        return [self._partial.value()] if changed else []
+        if not changed:
+            return []
+        value = self._partial.value()
+        return [ConfidentValue(value, None) if self._confidence else value]
 
     def _after_reasoning(self, output: RequestOutput) -> list[int]:
         """Return the output's tokens that are not reasoning."""

@@ -179,6 +179,7 @@ class TypedAnswers(ABC):
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
+        confidence: bool = False,
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
@@ -188,10 +189,12 @@ class TypedAnswers(ABC):
         returned. The package structured_output.types lists the supported types. `reasoning` says whether the
         model reasons first; with None, the prompt decides. Takes the same `options` as `generate`. Raises the
         same errors as `generate`, and RequestFailed if the answer was cut. `on_truncation="close"` prevents
-        cut answers: the value is completed within the token budget.
+        cut answers: the value is completed within the token budget. With `confidence`, returns a
+        ConfidentValue: the value and the confidence of each field, keyed by JSON pointer.
         """
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
-        return decode_answer(self.generate([messages], sampling, **options)[0], schema)
+        form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
+        options["response_format"] = form
+        return decode_answer(self.generate([messages], sampling, **options)[0], schema, confidence)
 
     def stream_json(
         self,
@@ -200,6 +203,7 @@ class TypedAnswers(ABC):
         *,
         reasoning: bool | None = None,
         on_truncation: str = "length",
+        confidence: bool = False,
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Iterator[JsonValue]:
@@ -209,12 +213,13 @@ class TypedAnswers(ABC):
         a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify the
         values, because they share their complete parts. No other request may run until the iterator ends.
         Closing the iterator cancels the request. Reading the first value raises the same errors as
-        `generate_json`.
+        `generate_json`. With `confidence` each value is a ConfidentValue; only the last has confidences.
         """
-        options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
+        form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
+        options["response_format"] = form
         stop = make_options(sampling, options).sampling.stop
         self.check_batchable()
-        values = JsonStream(self.processor.tokenizer, stop, on_truncation, schema)
+        values = JsonStream(self.processor.tokenizer, stop, on_truncation, schema, confidence)
         with self.outputs_of(self.submit(messages, sampling, **options)) as outputs:
             for output in outputs:
                 yield from values.push(output)

@@ -224,6 +224,12 @@ class Options:
         self._check_outputs()
         if self.grammar is not None:
             _check_ends(self.sampling)
+            if self.grammar.field_confidence and self.grammar.closes and self.sampling.stop:
+                raise InvalidRequest(
+                    f"{FIELD} cannot go with field_confidence and on_truncation close, which replace the "
+                    "text from a stop string on; leave out one of them",
+                    path=FieldPath("stop"),
+                )
 
     def _check_outputs(self) -> None:
         outputs = self.outputs

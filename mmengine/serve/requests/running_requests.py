@@ -21,6 +21,7 @@ from mmengine.serve.text.detokenizer import Stops, TextStream
 from mmengine.serve.text.output_text import with_texts
 from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, finish_detail
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.token_confidence import split_entries
 
 
 @dataclass(slots=True)
@@ -30,10 +31,10 @@ class _Answer:
     index: int
     stream: TextStream | None
     stops: Stops
-    has_form: bool
+    grammar: GrammarRequest | None
     after: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
-    logprobs: Logprobs | None = None
+    logprobs: Logprobs | None = None  # with the tokens' confidences, as in EXECUTED
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ class RunningRequests:
     def _new_answer(self, request: Request | Queued, stream: bool) -> _Answer:
         stops = Stops.of(request.sampling, request.grammar)
         text = stops.stream(self._tokenizer) if stream and self._texts else None
-        return _Answer(request.sample_index, text, stops, request.grammar is not None, stops.after)
+        return _Answer(request.sample_index, text, stops, request.grammar, stops.after)
 
     def take(self, output: Output) -> RequestOutput | None:
         """Convert a core output for the request's caller. Returns None if the request has no caller."""
@@ -159,6 +160,7 @@ class RunningRequests:
         pending.num_drafts += output.num_drafts
         pending.num_accepted += output.num_accepted
         text = answer.stream.push(output.token_ids) if answer.stream is not None else ""
+        logprobs, confidences = split_entries(output.logprobs)
         if output.finish_reason is None:
             return RequestOutput(
                 pending.request_id,
@@ -166,15 +168,16 @@ class RunningRequests:
                 text,
                 output.token_ids,
                 after=answer.after,
-                logprobs=output.logprobs,
+                logprobs=logprobs,
                 prompt_scores=output.prompt_logprobs,
+                confidences=confidences,
             )
         if answer.stream is not None:
             text += answer.stream.finish()
         completion = self._finish(output, output.finish_reason, pending, answer)
         fields = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
         return RequestOutput(
-            *fields, answer.after, output.logprobs, output.detail, output.prompt_logprobs, output.code
+            *fields, answer.after, logprobs, output.detail, output.prompt_logprobs, output.code, confidences
         )
 
     def _take_unclaimed(self, output: Output) -> None:
@@ -189,19 +192,21 @@ class RunningRequests:
             operator_log.warning("request failed", request_id=output.request_id, reason=output.detail)
         self._undelivered.setdefault(pending.request_id, []).append(output.request_id)
         del self._answers[output.request_id]
-        detail = finish_detail(reason, output.detail, has_form=answer.has_form)
+        detail = finish_detail(reason, output.detail, has_form=answer.grammar is not None)
+        logprobs, confidences = split_entries(answer.logprobs)
         choice = Choice(
             answer.index,
             "",
             answer.token_ids,
             reason,
             detail,
-            answer.logprobs,
+            logprobs,
             answer.after,
             code=output.code,
+            confidences=confidences,
         )
         if self._texts:
-            choice = with_texts(choice, self._tokenizer, answer.stops)
+            choice = with_texts(choice, self._tokenizer, answer.stops, answer.grammar)
         pending.choices[answer.index] = choice
         if len(pending.choices) < pending.waiting_for:
             return None
@@ -248,21 +253,7 @@ class RunningRequests:
         """
         found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
         completion = self.resume(request_id, num_choices)
-        outputs = [
-            RequestOutput(
-                request_id,
-                one.queued.sample_index,
-                "",
-                list(one.token_ids),
-                one.reason or None,
-                after=Stops.of(one.queued.sampling, one.queued.grammar).after,
-                logprobs=one.logprobs,
-                detail=one.detail,
-                code=one.code,
-                prompt_scores=one.prompt_logprobs,
-            )
-            for one in found
-        ]
+        outputs = [_output_of(request_id, one) for one in found]
         if completion is not None:
             outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
         pieces = in_order(outputs, found[0].order)
@@ -323,3 +314,21 @@ class RunningRequests:
                 self._core.delivered(name)
             else:
                 self._core.cancel(name, "its answer was delivered before")
+
+
+def _output_of(request_id: str, resumed: ResumedAnswer) -> RequestOutput:
+    """Return all that is known of a resumed choice, without text."""
+    logprobs, confidences = split_entries(resumed.logprobs)
+    return RequestOutput(
+        request_id,
+        resumed.queued.sample_index,
+        "",
+        list(resumed.token_ids),
+        resumed.reason or None,
+        after=Stops.of(resumed.queued.sampling, resumed.queued.grammar).after,
+        logprobs=logprobs,
+        detail=resumed.detail,
+        code=resumed.code,
+        prompt_scores=resumed.prompt_logprobs,
+        confidences=confidences,
+    )

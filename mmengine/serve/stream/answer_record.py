@@ -150,7 +150,13 @@ class AnswerRecord:
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
         choices = [
-            StoredChoice(choice.index, choice.token_ids, choice.finish_reason, "", choice.logprobs)
+            StoredChoice(
+                choice.index,
+                choice.token_ids,
+                choice.finish_reason,
+                logprobs=choice.logprobs,
+                confidences=choice.confidences,
+            )
             for choice in completion.choices
         ]
         for item in self.items:

@@ -8,6 +8,7 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.choice_order import in_order
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput
+from mmengine.token_confidence import TokenConfidence
 
 
 class StoredChoice(msgspec.Struct, array_like=True):
@@ -19,6 +20,7 @@ class StoredChoice(msgspec.Struct, array_like=True):
     detail: str = ""
     logprobs: Logprobs | None = None
     code: ErrorCode | None = None
+    confidences: list[TokenConfidence] | None = None
 
 
 class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -48,6 +50,7 @@ def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:
             choice.detail,
             choice.logprobs,
             code=choice.code,
+            confidences=choice.confidences,
         )
         for choice in answer.choices
     ]
@@ -69,6 +72,7 @@ def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:
             logprobs=choice.logprobs,
             detail=choice.detail,
             code=choice.code,
+            confidences=choice.confidences,
         )
         for choice in answer.choices
     ]

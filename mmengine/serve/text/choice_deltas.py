@@ -15,11 +15,14 @@ from mmengine.events.vocabulary import ANSWERED
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.detokenizer import TextStream, UntilStop
+from mmengine.serve.text.field_confidence import answer_confidence
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.json_schema.validation import find_violation
 from mmengine.structured_output.request.tool_calls import calls_of
+from mmengine.token_confidence import TokenConfidence
 
 # (token id, logprob) of the sampled token, then of the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
@@ -43,8 +46,8 @@ class Delta(NamedTuple):
 
     `logprobs` covers the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
     `call` is a tool call's new piece. The last delta has `argument_errors` for calls whose schemas are not
-    enforced. `markers` are indices in `logprobs` for tokens that begin or end reasoning, which appear in no
-    text.
+    enforced, and `field_confidence` if the request wants it. `markers` are indices in `logprobs` for tokens
+    that begin or end reasoning, which appear in no text.
     """
 
     content: str = ""
@@ -54,6 +57,7 @@ class Delta(NamedTuple):
     call: CallDelta | None = None
     argument_errors: tuple[ArgumentError, ...] = ()
     markers: tuple[int, ...] = ()
+    field_confidence: dict[str, FieldConfidence] | None = None
 
 
 # (delta, finish_reason, stop_reason). The reasons are set only with the last delta.
@@ -92,6 +96,9 @@ class ChoiceDeltas:
         self._marked: list[int] = []  # indices in `_entries` of tokens of reasoning markers
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
+        self._scored = grammar if grammar is not None and grammar.field_confidence else None
+        self._confidences: list[TokenConfidence] = []
+        self._tokens: list[int] = []  # the tokens of `_confidences`
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
         # Whether the answer has neither reasoning nor tool calls.
@@ -121,16 +128,24 @@ class ChoiceDeltas:
 
         The last delta is yielded only if the finish reason is in ANSWERED, not after an error.
         """
-        for delta in self.push(output.token_ids, output.logprobs):
+        for delta in self.push(output.token_ids, output.logprobs, output.confidences):
             yield delta, None, None
         if (reason := output.finish_reason) in ANSWERED:
             look = self.argument_check()
             rest = self.finish(() if look is None else look())
             yield rest, self.end_reason(reason), self.stop_reason(output.detail)
 
-    def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
+    def push(
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[Entry] | None = None,
+        confidences: Sequence[TokenConfidence] | None = None,
+    ) -> list[Delta]:
         """Return the deltas for these tokens."""
         found = []
+        if self._scored is not None and confidences is not None:
+            self._tokens += token_ids
+            self._confidences += confidences
         if self._is_text and entries is None:
             for token in token_ids:
                 self._last = token
@@ -210,7 +225,8 @@ class ChoiceDeltas:
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
-        return self._delta(text)._replace(argument_errors=argument_errors)
+        fields = answer_confidence(self._tokenizer, self._scored, self._tokens, self._confidences)
+        return self._delta(text)._replace(argument_errors=argument_errors, field_confidence=fields)
 
     def end_reason(self, reason: str) -> str:
         """Return OpenAI's finish_reason for an answer that the engine ended with `reason`, which is in

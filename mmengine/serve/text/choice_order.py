@@ -32,6 +32,7 @@ def in_order(choices: Sequence[RequestOutput], order: bytes) -> list[RequestOutp
             choice,
             token_ids=choice.token_ids[at:end],
             logprobs=None if choice.logprobs is None else choice.logprobs[at:end],
+            confidences=None if choice.confidences is None else choice.confidences[at:end],
             completion=None,
             prompt_scores=None if at else choice.prompt_scores,
         )

@@ -7,6 +7,7 @@ import msgspec
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.detokenizer import Stops, TextStream
+from mmengine.serve.text.field_confidence import answer_confidence
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from mmengine.structured_output.grammar_start import find_end
 
@@ -38,20 +39,23 @@ class OutputText:
         return text if output.finish_reason is None else text + stream.finish()
 
     def _complete(self, completion: Completion) -> Completion:
-        choices = [with_texts(choice, self._tokenizer, self._stops) for choice in completion.choices]
-        return replace(completion, choices=choices)
+        given = self._tokenizer, self._stops, self.grammar
+        return replace(completion, choices=[with_texts(choice, *given) for choice in completion.choices])
 
     @property
     def _stops(self) -> Stops:
         return Stops.of(self._sampling, self.grammar)
 
 
-def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
-    """Copy the choice and decode its text from its tokens.
+def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops, grammar: GrammarRequest | None) -> Choice:
+    """Copy the choice and decode its text and its fields' confidences from its tokens.
 
     If the answer has reasoning, which ends with the tokens `choice.after`, stop strings apply only to the
     content after the reasoning.
     """
+    fields = answer_confidence(tokenizer, grammar, choice.token_ids, choice.confidences)
+    if fields is not None:
+        choice = replace(choice, field_confidence=fields)
     text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
     if not choice.after:
         return replace(choice, text=text, content=text)

@@ -10,8 +10,10 @@ import numpy as np
 from mmengine.core.executor import CUT as CUT_BY_STRING
 from mmengine.core.executor import REPETITION, REPETITION_CLOSED, PromptLogprobs
 from mmengine.errors import PROMPTS, ErrorCode, ExecutorFailed, MMEngineError, QueueFull, RequestFailed
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
+from mmengine.token_confidence import TokenConfidence
 
 _ENDS: dict[ErrorCode | None, str] = {
     ErrorCode.DEADLINE_EXCEEDED: "the deadline passed before the answer was complete",
@@ -34,6 +36,9 @@ class Choice:
     answer with a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for
     each token: first the sampled token's pair, then the most likely tokens' pairs.
 
+    With field_confidence, `confidences` has an entry for each token that this engine sampled, which are the
+    last tokens, and `field_confidence` has the fields' confidences, keyed by JSON pointer.
+
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is then
     the text before these tokens. `content` is the text after these tokens, or None if the answer ended
     earlier. Otherwise `content` is the whole text, and `reasoning` is None.
@@ -49,6 +54,8 @@ class Choice:
     reasoning: str | None = None
     content: str | None = ""
     code: ErrorCode | None = None
+    confidences: list[TokenConfidence] | None = None
+    field_confidence: dict[str, FieldConfidence] | None = None
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -161,6 +168,8 @@ def _choice_json(choice: Choice) -> dict[str, object]:
         fields["detail"] = choice.detail
     if choice.logprobs is not None:
         fields["logprobs"] = choice.logprobs
+    if choice.field_confidence is not None:
+        fields["field_confidence"] = msgspec.to_builtins(choice.field_confidence)
     return fields
 
 
@@ -169,8 +178,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
     A choice's last output has `finish_reason` and `detail`, and the request's last output has `completion`.
     `finish_reason`, `detail` and `after` have the same meaning as in Choice. If requested, `logprobs` has the
-    tokens' logprobs. If requested, `prompt_scores` has the prompt's logprobs and comes with the first token
-    in choice 0.
+    tokens' logprobs and `confidences` their confidences. If requested, `prompt_scores` has the prompt's
+    logprobs and comes with the first token in choice 0.
     """
 
     request_id: str
@@ -184,13 +193,14 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     detail: str = ""
     prompt_scores: PromptLogprobs | None = None
     code: ErrorCode | None = None
+    confidences: list[TokenConfidence] | None = None
 
 
 def split_output(output: RequestOutput) -> list[RequestOutput]:
     """Split an output without text into small outputs, so that a reader with many tokens does not delay
     others.
     """
-    ids, scores = output.token_ids, output.logprobs
+    ids, scores, confidences = output.token_ids, output.logprobs, output.confidences
     if len(ids) <= PIECE:
         return [output]
     pieces = [
@@ -201,6 +211,7 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
             ids[at : at + PIECE],
             after=output.after,
             logprobs=None if scores is None else scores[at : at + PIECE],
+            confidences=None if confidences is None else confidences[at : at + PIECE],
         )
         for at in range(0, len(ids), PIECE)
     ]

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from mmengine.errors import FieldPath, InvalidRequest, RequestFailed, shown
+from mmengine.errors import FIELD, FieldPath, InvalidRequest, RequestFailed, shown
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.prompt.options import FORM, GenerateOptions, Options
 from mmengine.serve.prompt.tools import call_grammar, notes_on
 from mmengine.serve.prompt.vllm_options import as_form
 from mmengine.serve.text.request_output import CUT, CUT_AT_STOP, REPEATED, Completion
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.request.fields import Truncation, truncation_of
 from mmengine.structured_output.request.spec import grammar_of, notes_of, reasoning_of
@@ -49,6 +50,11 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     found = ResponseFormat.of(form, grammar)
     if calls is None:
         return found
+    if found.grammar is not None and found.grammar.field_confidence:
+        raise InvalidRequest(
+            f"{FIELD} cannot go with tools, whose calls have no fields of the format; leave out one of them",
+            path=FieldPath("response_format", "field_confidence"),
+        )
     made = call_grammar(calls, found.grammar, truncation)
     return found._replace(grammar=made, notes=found.notes + notes_on(made))
 
@@ -74,6 +80,7 @@ def json_format(
     options: GenerateOptions,
     reasoning: bool | None,
     on_truncation: str,
+    confidence: bool,
 ) -> dict[str, Any]:
     """Return the response_format for a JSON schema or a Python type.
 
@@ -84,7 +91,8 @@ def json_format(
             raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
     if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
         raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
-    return {**_schema_format(schema), "reasoning": reasoning, "on_truncation": on_truncation}
+    form = {**_schema_format(schema), "reasoning": reasoning, "on_truncation": on_truncation}
+    return {**form, "field_confidence": True} if confidence else form
 
 
 def _schema_format(schema: object) -> dict[str, Any]:
@@ -99,8 +107,15 @@ _HOW = {
 }
 
 
-def decode_answer(completion: Completion, schema: object) -> Any:
-    """Decode a JSON answer and return its value.
+class ConfidentValue(NamedTuple):
+    """An answer's value, and its fields' confidences keyed by JSON pointer; None before the answer's end."""
+
+    value: object
+    confidence: dict[str, FieldConfidence] | None
+
+
+def decode_answer(completion: Completion, schema: object, confidence: bool = False) -> object:
+    """Decode a JSON answer and return its value, with `confidence` a ConfidentValue.
 
     Raises RequestFailed if the answer was cut; the message has the answer's beginning.
     """
@@ -113,4 +128,5 @@ def decode_answer(completion: Completion, schema: object) -> Any:
             f"{what} after {len(completion.token_ids)} tokens; {how}. It begins "
             f"{shown(completion.text if content is None else content)}"
         )
-    return decode(content, schema)
+    value = decode(content, schema)
+    return ConfidentValue(value, completion.choices[0].field_confidence) if confidence else value

@@ -146,7 +146,10 @@ class ChatFrames(OpenAiFrames):
         end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
         if last.argument_errors:
             end += b',"argument_errors":' + _encode(last.argument_errors)
-        frame = self._frame(index, b"{}", self._logprobs(last.logprobs), end, last.num_tokens)
+        message = b"{}"
+        if last.field_confidence is not None:
+            message = b'{"field_confidence":%b}' % _encode(last.field_confidence)
+        frame = self._frame(index, message, self._logprobs(last.logprobs), end, last.num_tokens)
         return b"".join(self.delta(index, each) for each in before) + frame
 
     def usage(self, usage: Usage) -> bytes:
@@ -172,6 +175,8 @@ class ChatFrames(OpenAiFrames):
                 message["reasoning"] = answer.reasoning_content
         if answer.tool_calls is not None:
             message["tool_calls"] = answer.tool_calls
+        if answer.field_confidence is not None:
+            message["field_confidence"] = answer.field_confidence
         return {
             "index": choice.index,
             "message": message,

@@ -86,6 +86,8 @@ class CompletionFrames(OpenAiFrames):
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
+        if rest.field_confidence is not None:
+            end += b',"field_confidence":' + _encode(rest.field_confidence)
         offsets = self._offsets_of(index)
         if offsets is None:
             return self._frame(index, rest, end)
@@ -106,6 +108,7 @@ class CompletionFrames(OpenAiFrames):
                     "logprobs": self._all_logprobs(choice, len(text)),
                     "finish_reason": choice.finish_reason,
                     "stop_reason": choice.stop_reason,
+                    **({} if (fields := choice.field_confidence) is None else {"field_confidence": fields}),
                 }
             )
         return _encode({**self._about, "choices": made, "usage": usage})

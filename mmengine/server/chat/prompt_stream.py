@@ -57,7 +57,7 @@ class PromptStream:
         """Return the text deltas for an output. The text that `end` returns is not included."""
         if self._asked.is_prompt_only:
             return []
-        return self._choices[output.index].push(output.token_ids, output.logprobs)
+        return self._choices[output.index].push(output.token_ids, output.logprobs, output.confidences)
 
     def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
         """Return a function that checks the arguments in a finished choice's tool calls and returns `end`'s

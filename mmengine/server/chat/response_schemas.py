@@ -85,6 +85,23 @@ class ArgumentFault(ResponseSchema):
     message: str
 
 
+class OtherFieldValue(ResponseSchema):
+    """Another value that a field might have had. `begins`: the beginning of its JSON text."""
+
+    p: float
+    value: str | float | bool | None | UnsetType = UNSET
+    begins: str | UnsetType = UNSET
+
+
+class FieldConfidence(ResponseSchema):
+    """How sure the model was of a field's value."""
+
+    p: float
+    min: float
+    entropy: float
+    others: list[OtherFieldValue]
+
+
 class Message(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
@@ -92,6 +109,7 @@ class Message(ResponseSchema):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET  # A copy of reasoning_content, with --reasoning-fields both.
     tool_calls: list[Call] | UnsetType = UNSET
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
 
 
 class _Choice(ResponseSchema):
@@ -140,6 +158,7 @@ class MessageDelta(ResponseSchema):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET  # A copy of reasoning_content, with --reasoning-fields both.
     tool_calls: list[CallDelta] | UnsetType = UNSET
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET  # In the last event.
 
 
 class ChatChoiceDelta(ResponseSchema):
@@ -170,6 +189,7 @@ class TextChoice(_Choice):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length", "repetition"]
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
 
 
 class TextAnswer(_Answer):
@@ -184,6 +204,7 @@ class TextChoiceDelta(ResponseSchema):
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length", "repetition"] | None
     stop_reason: str | int | None | UnsetType = UNSET
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET  # In the last event.
 
 
 class TextEvent(_Answer):

@@ -20,6 +20,7 @@ from mmengine.server.chat.chat_frames import FrameTails, Usage
 from mmengine.server.chat.parsed_request import Envelope, Json
 from mmengine.server.http.errors import ApiError
 from mmengine.server.messages.errors import error_json
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 
 CALL_PREFIX = "toolu_"
 _encode = msgspec.json.encode
@@ -45,6 +46,7 @@ class MessagesFrames:
         self._digest = hashlib.sha256()  # Digest of the open thinking block.
         self._stop: tuple[str, str | None] = ("", None)
         self._errors: tuple[ArgumentError, ...] = ()
+        self._fields: dict[str, FieldConfidence] | None = None
         self._has_calls = False
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
@@ -107,7 +109,7 @@ class MessagesFrames:
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         data = self.delta(index, rest)
         self._stop = _stop(finish_reason, stop_reason, calls=self._has_calls)
-        self._errors = rest.argument_errors
+        self._errors, self._fields = rest.argument_errors, rest.field_confidence
         return data + self._close()
 
     def usage(self, usage: Usage) -> bytes:
@@ -119,6 +121,8 @@ class MessagesFrames:
         }
         if self._errors:
             data["argument_errors"] = self._errors
+        if self._fields is not None:
+            data["field_confidence"] = self._fields
         return _event("message_delta", data) + _event("message_stop", {})
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
@@ -137,6 +141,8 @@ class MessagesFrames:
         data: Json = {"content": blocks, "stop_reason": reason, "stop_sequence": sequence}
         if choice.argument_errors:
             data["argument_errors"] = choice.argument_errors
+        if choice.field_confidence is not None:
+            data["field_confidence"] = choice.field_confidence
         return _encode({**self._about, **data, "usage": _whole_usage(usage)})
 
     def error(self, error: ApiError) -> bytes:

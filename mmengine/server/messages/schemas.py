@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.chat.response_schemas import ArgumentFault, ResponseSchema
+from mmengine.server.chat.response_schemas import ArgumentFault, FieldConfidence, ResponseSchema
 
 _Stop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -56,6 +56,7 @@ class MessageAnswer(ResponseSchema, tag="message"):
     stop_sequence: str | None
     usage: MessageUsage
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
 
 
 class InputTokenCount(ResponseSchema):
@@ -105,6 +106,7 @@ class MessageDeltaEvent(ResponseSchema, tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
 
 
 class MessageStop(ResponseSchema, tag="message_stop"):

@@ -73,8 +73,8 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     text: Annotated[
         TextOptions | None,
         supported(
-            "format: text, json_object, json_schema, structural_tag, with bounds and on_truncation; "
-            "verbosity is returned as sent"
+            "format: text, json_object, json_schema, structural_tag, with bounds, on_truncation and "
+            "field_confidence; verbosity is returned as sent"
         ),
     ] = None
     reasoning: Annotated[

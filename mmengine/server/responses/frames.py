@@ -128,6 +128,8 @@ class ResponsesFrames:
         events = self.delta(index, rest)
         if self._open is None and not self._closed:  # The answer is empty.
             events += self._all(self._begin(self._message()))
+        if isinstance(self._open, Message):
+            self._open.field_confidence = rest.field_confidence
         return events + self._all(self._close(self._status))
 
     @property
@@ -151,7 +153,8 @@ class ResponsesFrames:
         (choice,) = choices
         for delta in _deltas(choice):
             self.delta(0, delta)
-        self.finish(0, Delta(argument_errors=choice.argument_errors), choice.finish_reason, None)
+        rest = Delta(argument_errors=choice.argument_errors, field_confidence=choice.field_confidence)
+        self.finish(0, rest, choice.finish_reason, None)
         return self._whole(usage)
 
     def error(self, error: ApiError) -> bytes:

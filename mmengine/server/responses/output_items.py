@@ -10,6 +10,7 @@ import msgspec
 from mmengine.serve.text.choice_deltas import Entry
 from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 from mmengine.server.responses.custom_tools import call_input
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
 
 _encode = msgspec.json.encode
 _ADDED, _DONE = b"added", b"done"
@@ -176,6 +177,7 @@ class Message(_Parted):
         super().__init__(f"msg_{request_id}_{place}", place)
         self._token_texts = texts
         self._tokens: list[bytes] = []  # The tokens with their logprobs, as JSON.
+        self.field_confidence: dict[str, FieldConfidence] | None = None  # Set before the end.
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
         if self._token_texts is None:
@@ -189,7 +191,10 @@ class Message(_Parted):
         return b'"text":%b,"logprobs":[%b]' % (text_json, b",".join(self._tokens))
 
     def _part(self, text_json: bytes) -> bytes:
-        return b'{"type":"output_text","annotations":[],' + self._said(text_json) + b"}"
+        more = b""
+        if self.field_confidence is not None:
+            more = b',"field_confidence":' + _encode(self.field_confidence)
+        return b'{"type":"output_text","annotations":[],%b%b}' % (self._said(text_json), more)
 
     def _item(self, status: str, text_json: bytes) -> bytes:
         return b'{"id":%b,"type":"message","role":"assistant","status":"%b","content":%b}' % (

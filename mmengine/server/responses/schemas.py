@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.chat.response_schemas import ArgumentFault, Page, ResponseSchema, Token
+from mmengine.server.chat.response_schemas import (
+    ArgumentFault,
+    FieldConfidence,
+    Page,
+    ResponseSchema,
+    Token,
+)
 from mmengine.server.http.errors import ErrorBody
 
 _Json = dict[str, object]
@@ -16,6 +22,7 @@ class OutputText(ResponseSchema, tag="output_text"):
     text: str
     annotations: list[None]
     logprobs: list[Token]
+    field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
 
 
 class ReasoningText(ResponseSchema, tag="reasoning_text"):

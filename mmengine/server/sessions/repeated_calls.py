@@ -39,6 +39,9 @@ async def repeat_answer(
         raise _refused("the request at this index only appended content, so it has no answer to repeat")
     if parsed_request.logprobs:
         raise _refused("a session does not store the logprobs of its answers; repeat the call without them")
+    form = parsed_request.answer_format.response_format
+    if form is not None and form.get("field_confidence"):
+        raise _refused("a session does not store confidences; repeat the call without field_confidence")
     ended = session.last_answer
     if ended is None or ended.number != facts.num_requests - 1:
         ended = _ended_as_asked(facts, parsed_request, engine.processor)

@@ -132,6 +132,7 @@ def grammar_of(
     always enforced; its `strict` only adds notes. All types except text may have "bounds": an object with
     fields from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to
     documents that its references may lead to, and "strict_keywords", which refuses unknown keywords if true.
+    json_object and json_schema may have "field_confidence".
     `grammar` is {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or
     {"structural_tag": {…}}. All types except text, and all grammars, may have "on_truncation": "close" or
     "length" (the default). `reasoning_of` reads their "reasoning". Raises InvalidRequest, naming the part
@@ -141,6 +142,7 @@ def grammar_of(
         raise InvalidRequest("give response_format or grammar, not both")
     if response_format is not None:
         asked, truncation = truncation_of(FieldPath("response_format"), response_format)
+        scored = _scored(asked)
         found = _format_of(asked)
         if found is None and truncation == "close":
             raise InvalidRequest(
@@ -149,13 +151,33 @@ def grammar_of(
             )
     elif grammar is not None:
         asked, truncation = truncation_of(FieldPath("grammar"), grammar)
-        found = _grammar_of(asked)
+        found, scored = _grammar_of(asked), False
     else:
         return None
     if found is None:
         return None
     max_digits = _max_digits(asked.get("structural_tag", asked) if response_format is None else asked)
-    return GrammarRequest(found[0], intern(found[1]), on_truncation=truncation, max_digits=max_digits)
+    return GrammarRequest(
+        found[0],
+        intern(found[1]),
+        on_truncation=truncation,
+        max_digits=max_digits,
+        field_confidence=scored,
+    )
+
+
+def _scored(response_format: Mapping[str, object]) -> bool:
+    """Return whether the fields' confidences are requested."""
+    where = FieldPath("response_format", "field_confidence")
+    scored = check_flag(where, response_format.get("field_confidence"))
+    kind = response_format.get("type")
+    if scored and kind in ("text", "structural_tag"):
+        raise InvalidRequest(
+            f"{FIELD} needs an answer that is one JSON value: use the type json_schema or json_object, "
+            f"not {kind}",
+            path=where,
+        )
+    return scored
 
 
 def reasoning_of(
@@ -188,7 +210,8 @@ def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
             path=FieldPath("response_format", "type"),
         )
     if kind == "structural_tag":
-        return kind, structural_tag(FieldPath("response_format"), _without_reasoning(response_format))
+        given = {name: value for name, value in response_format.items() if name != "field_confidence"}
+        return kind, structural_tag(FieldPath("response_format"), _without_reasoning(given))
     made = _normalize(kind, response_format)
     return None if made is None else ("json_schema", made.text)
 
@@ -225,7 +248,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
 
 def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
     """Return the requested schema; None for free text."""
-    common = ("bounds", "reasoning")
+    common = ("bounds", "reasoning", "field_confidence")
     known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}
     refuse_unknown_fields(FieldPath("response_format"), response_format, ("type", *known[kind]))
     if kind != "json_schema":

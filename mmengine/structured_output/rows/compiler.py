@@ -78,6 +78,8 @@ class Compiler:
         """Return the compilation of `grammar`, and start it if the grammar is unknown. The compilation has
         one more user until `release`. Raises MMEngineError if no new grammar is accepted.
         """
+        if grammar.field_confidence:  # Does not change the grammar.
+            grammar = msgspec.structs.replace(grammar, field_confidence=False)
         key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:
             self._abandon_late()

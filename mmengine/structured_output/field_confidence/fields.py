@@ -1,0 +1,105 @@
+"""Computes the confidence of each field of a JSON answer. docs/how-to/structured_output.md defines it."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from mmengine.structured_output.field_confidence.others import (
+    CONTINUES_NUMBER,
+    OtherValue,
+    Step,
+    first_choice,
+    is_number,
+    other_values,
+)
+from mmengine.structured_output.field_confidence.schema_values import Scalar, values_at
+from mmengine.structured_output.field_confidence.spans import Span, pointer_of, value_spans
+from mmengine.token_confidence import TokenConfidence
+
+
+class FieldConfidence(msgspec.Struct, frozen=True):
+    """How sure the model was of a field's value.
+
+    `p`: the probability of the value's tokens. `min`: the smallest probability of one of them. `entropy`: in
+    nats, at the first token that decides about the value. `others`: what else the value might have been.
+    """
+
+    p: float
+    min: float
+    entropy: float
+    others: tuple[OtherValue, ...] = ()
+
+
+def field_confidences(
+    source: str,
+    token_ids: Sequence[int],
+    confidences: Sequence[TokenConfidence | None],
+    bytes_of: Callable[[int], bytes],
+) -> dict[str, FieldConfidence]:
+    """Return the confidence of each field of an answer, keyed by JSON pointer.
+
+    `source`: the normalized schema. `token_ids` are the answer's tokens from the first token of the JSON text
+    on; `confidences` has one entry for each token, None for a token that another engine computed. `bytes_of`
+    returns a token's bytes, b"" for a special token. A field with such a token has no entry.
+    """
+    pieces = [bytes_of(token) for token in token_ids]
+    ends = list(accumulate(map(len, pieces)))
+    text = b"".join(pieces)
+    found = {}
+    for span in value_spans(text):
+        steps = _steps(span, pieces, ends, confidences, bytes_of)
+        if steps is not None:
+            names = values_at(source, span.path)
+            found[pointer_of(span.path)] = _confidence(text, span, steps, names)
+    return found
+
+
+def _steps(
+    span: Span,
+    pieces: Sequence[bytes],
+    ends: Sequence[int],
+    confidences: Sequence[TokenConfidence | None],
+    bytes_of: Callable[[int], bytes],
+) -> list[Step] | None:
+    """Return the tokens that have bytes of the value, and the token after them, if any.
+
+    None if one of them has no confidence.
+    """
+    first = bisect_right(ends, span.start)
+    last = bisect_left(ends, span.end)
+    steps = []
+    for place in range(first, min(last + 2, len(pieces))):
+        confidence = confidences[place]
+        if confidence is None:
+            if place > last:
+                break
+            return None
+        likely = [(bytes_of(token), math.exp(logprob)) for token, logprob in confidence.likely]
+        is_value = place <= last
+        steps.append(Step(ends[place] - len(pieces[place]), ends[place], confidence, likely, is_value))
+    return steps
+
+
+def _confidence(text: bytes, span: Span, steps: Sequence[Step], names: Sequence[Scalar]) -> FieldConfidence:
+    logprobs = [step.confidence.logprob for step in steps if step.is_value and not step.confidence.is_forced]
+    after = steps[-1]
+    if not after.is_value and after.start == span.end and is_number(text[span.start : span.end]):
+        logprobs += _number_end(after)
+    choice = first_choice(text, span, steps)
+    return FieldConfidence(
+        p=math.exp(math.fsum(logprobs)),
+        min=math.exp(min(logprobs, default=0.0)),
+        entropy=0.0 if choice is None else choice.confidence.entropy,
+        others=other_values(text, span, steps, names),
+    )
+
+
+def _number_end(after: Step) -> list[float]:
+    """Return the logprob of the number's end: that the token after it does not continue the number."""
+    if after.confidence.is_forced:
+        return []
+    mass = math.fsum(p for data, p in after.likely if data[:1] and data[0] in CONTINUES_NUMBER)
+    return [max(math.log1p(-min(mass, 1 - 1e-12)), after.confidence.logprob)] if mass else []

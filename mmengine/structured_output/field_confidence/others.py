@@ -1,0 +1,153 @@
+"""Computes what else a field's value might have been, from the likeliest tokens beside the chosen ones."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from mmengine.structured_output.field_confidence.schema_values import Scalar
+from mmengine.structured_output.field_confidence.spans import Span
+from mmengine.token_confidence import TokenConfidence
+
+SHORT = 32  # A value with at most this many bytes of JSON text is short.
+MAX_OTHERS = 16
+LEAST_P = 1e-4  # Less likely beginnings of a short value are left out.
+CONTINUES_NUMBER = frozenset(b"0123456789.eE+-")
+_DIGITS = frozenset(b"0123456789")
+_SPACE = b" \t\r\n"
+
+
+class OtherValue(msgspec.Struct, frozen=True):
+    """Another value, or the beginning of other values, and its probability at the token where they differ.
+
+    `value`: the value. `begins`: the beginning of a value as JSON text, up to the end of the other token,
+    with U+FFFD for incomplete characters. One of them is UNSET.
+    """
+
+    p: float
+    value: Scalar | UnsetType = UNSET
+    begins: str | UnsetType = UNSET
+
+
+class Step(NamedTuple):
+    """A token of the text, in the bytes from `start` to `end`.
+
+    `likely`: the bytes and the probability of the likeliest allowed tokens in its place. `is_value`: whether
+    it has bytes of the value; if not, it is the token after the value.
+    """
+
+    start: int
+    end: int
+    confidence: TokenConfidence
+    likely: Sequence[tuple[bytes, float]]
+    is_value: bool
+
+
+def other_values(
+    text: bytes, span: Span, steps: Sequence[Step], names: Sequence[Scalar]
+) -> tuple[OtherValue, ...]:
+    """Return the other values of the field at `span`, the likeliest first.
+
+    `names`: the single values that its schema names. If there are none, a short value has the beginnings of
+    other values instead. `steps` are the value's tokens, and the token after them.
+    """
+    value = text[span.start : span.end]
+    if names:
+        texts = [(name, _text_of(name)) for name in names]
+        found = [
+            OtherValue(_mass_of(other, text, span, steps), value=name)
+            for name, other in texts
+            if other != value
+        ]
+    elif len(value) <= SHORT:
+        found = _beginnings(text, span, steps)
+    else:
+        return ()
+    return tuple(sorted(found, key=lambda each: -each.p)[:MAX_OTHERS])
+
+
+def is_number(value: bytes) -> bool:
+    return value[-1] in _DIGITS
+
+
+def _text_of(value: Scalar) -> bytes:
+    """Return a value's shortest JSON text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
+
+
+def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
+    """Return whether a text that goes on with `rest` has another value than one that goes on with `value`."""
+    if value.startswith(rest):
+        return False
+    if not rest.startswith(value):
+        return True
+    return of_number and rest[len(value)] in CONTINUES_NUMBER
+
+
+def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> float:
+    """Return the probability of the tokens that lead to `other`, at the first token that differs."""
+    value = text[span.start : span.end]
+    for step in steps:
+        at = max(step.start - span.start, 0)
+        if not other.startswith(value[:at]):
+            return 0.0  # The texts differ within an earlier token.
+        if step.end <= span.end and other.startswith(value[: step.end - span.start]):
+            continue
+        return math.fsum(
+            p
+            for rest, p in _rests(text, span, step)
+            if _differs(rest, value[at:], is_number(value))
+            and not _differs(rest, other[at:], is_number(other))
+        )
+    return 0.0
+
+
+def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
+    """Return the first token in whose place a likely token leads to another value; None if there is none."""
+    value = text[span.start : span.end]
+    for step in steps:
+        at = max(step.start - span.start, 0)
+        rests = _rests(text, span, step)
+        if any(_differs(rest, value[at:], is_number(value)) for rest, _ in rests):
+            return step
+    return None
+
+
+def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherValue]:
+    """Return the beginnings of other values at the first token where other values are likely enough."""
+    value = text[span.start : span.end]
+    for step in steps:
+        at = max(step.start - span.start, 0)
+        found = [
+            OtherValue(p, begins=(value[:at] + rest).decode(errors="replace"))
+            for rest, p in _rests(text, span, step)
+            if p >= LEAST_P and _differs(rest, value[at:], is_number(value))
+        ]
+        if found:
+            return found
+    return []
+
+
+def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]:
+    """Yield the bytes that each likely token adds to the value, and its probability.
+
+    A token that begins before the value must begin with the same bytes, apart from white space.
+    """
+    before = text[step.start : span.start].translate(None, _SPACE) if step.start <= span.start else None
+    for data, p in step.likely:
+        rest = data if before is None else _after(before, data)
+        if rest:
+            yield rest, p
+
+
+def _after(before: bytes, data: bytes) -> bytes:
+    """Return what follows the bytes `before` in `data`; b"" if nothing does, or if other bytes precede."""
+    for byte in before:
+        data = data.lstrip(_SPACE)
+        if data[:1] != bytes((byte,)):
+            return b""
+        data = data[1:]
+    return data.lstrip(_SPACE)

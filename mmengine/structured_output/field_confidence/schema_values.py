@@ -1,0 +1,106 @@
+"""Reads from a normalized schema which single values a field may have."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import msgspec
+from msgspec import UNSET
+
+from mmengine.structured_output.field_confidence.spans import Path
+
+Scalar = str | int | float | bool | None
+Schema = dict[str, object]
+
+MAX_VALUES = 64  # A field with more single values counts as one without.
+_MAX_SCHEMAS = 256  # Schemas that are followed for one field.
+_UNIONS = ("anyOf", "oneOf", "allOf")
+
+
+@lru_cache(maxsize=8)
+def _decoded(source: str) -> object:
+    return msgspec.json.decode(source)
+
+
+def values_at(source: str, path: Path) -> list[Scalar]:
+    """Return the values that a normalized schema (JSON text) names for the field at `path`.
+
+    These are the values of enum and const, true and false of a boolean, and null. A field that may also have
+    other values, as an optional string, has those that are named. Returns [] if there are none, or too many.
+    """
+    root = _decoded(source)
+    schemas = list(_alternatives(root, root))
+    for place in path:
+        found = [below for schema in schemas for below in _below(schema, place)]
+        schemas = [each for below in found for each in _alternatives(root, below)][:_MAX_SCHEMAS]
+    texts: dict[bytes, Scalar] = {}
+    for schema in schemas:
+        for value in _named(schema):
+            texts.setdefault(msgspec.json.encode(value), value)
+    return list(texts.values()) if len(texts) <= MAX_VALUES else []
+
+
+def _alternatives(root: object, schema: object) -> Iterator[Schema]:
+    """Yield the schema and all that its references and unions lead to."""
+    pending, seen = [schema], set[str]()
+    for _ in range(_MAX_SCHEMAS):
+        if not pending:
+            return
+        each = pending.pop()
+        if not isinstance(each, dict):
+            continue
+        reference = each.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            pending.append(_target(root, reference))
+        for union in _UNIONS:
+            if isinstance(schemas := each.get(union), list):
+                pending += reversed(schemas)
+        yield each
+
+
+def _target(root: object, reference: str) -> object:
+    """Return the schema that a local reference names; None for another reference."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(name)
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
+def _below(schema: Schema, place: str | int) -> Iterator[object]:
+    if isinstance(place, str):
+        properties = schema.get("properties")
+        known = properties.get(place) if isinstance(properties, dict) else None
+        yield schema.get("additionalProperties") if known is None else known
+        return
+    first = schema.get("prefixItems")
+    if isinstance(first, list) and place < len(first):
+        yield first[place]
+    else:
+        yield schema.get("items")
+
+
+def _named(schema: Schema) -> Iterator[Scalar]:
+    values = schema.get("enum")
+    if isinstance(values, list):
+        yield from (value for value in values if not isinstance(value, (dict, list)))
+        return
+    constant = schema.get("const", UNSET)
+    if constant is not UNSET:
+        if constant is None or isinstance(constant, (str, int, float)):
+            yield constant
+        return
+    kinds = schema.get("type")
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind == "boolean":
+            yield True
+            yield False
+        elif kind == "null":
+            yield None

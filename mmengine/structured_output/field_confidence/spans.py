@@ -1,0 +1,82 @@
+"""Finds the values in a JSON text, with their places in bytes."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Path = tuple[str | int, ...]
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ATOM = re.compile(rb"[^ \t\r\n,:\[\]{}\"]+")
+_CLOSED_BY = {b"{": b"}", b"[": b"]"}
+
+
+class Span(NamedTuple):
+    """A value at `path`: a scalar, or an empty array or object, in the bytes from `start` to `end`."""
+
+    path: Path
+    start: int
+    end: int
+
+
+def pointer_of(path: Path) -> str:
+    """Return the JSON pointer (RFC 6901) of a path."""
+    return "".join(f"/{str(each).replace('~', '~0').replace('/', '~1')}" for each in path)
+
+
+def value_spans(text: bytes) -> Iterator[Span]:
+    """Yield the complete scalars and empty containers in a JSON text, in their order.
+
+    The text may be cut anywhere, or go on after the value. A number or literal at the end of a cut text is
+    not complete, except if it is the whole text.
+    """
+    # Open containers: the closing bracket, and the key or index of the current value.
+    containers: list[tuple[bytes, str | int]] = []
+    at = _skip(text, 0)
+    while at < len(text):
+        byte = text[at : at + 1]
+        if containers and byte == containers[-1][0]:
+            containers.pop()
+            at = _skip(text, at + 1)
+        elif containers and byte == b",":
+            closing, place = containers[-1]
+            containers[-1] = closing, place + 1 if isinstance(place, int) else place
+            at = _skip(text, at + 1)
+        else:
+            if containers and containers[-1][0] == b"}":
+                key = _STRING.match(text, at)
+                colon = None if key is None else _skip(text, key.end())
+                if key is None or text[colon : _after(colon)] != b":":
+                    return
+                containers[-1] = b"}", json.loads(key.group())
+                at = _skip(text, _after(colon))
+                byte = text[at : at + 1]
+            path = tuple(place for _, place in containers)
+            if byte in _CLOSED_BY:
+                end = _skip(text, at + 1)
+                if text[end : end + 1] != _CLOSED_BY[byte]:
+                    containers.append((_CLOSED_BY[byte], "" if byte == b"{" else 0))
+                    at = end
+                    continue
+                end += 1
+            else:
+                found = _STRING.match(text, at) or _ATOM.match(text, at)
+                if found is None or (found.end() == len(text) and containers and byte != b'"'):
+                    return
+                end = found.end()
+            yield Span(path, at, end)
+            at = _skip(text, end)
+        if not containers:
+            return
+
+
+def _skip(text: bytes, at: int) -> int:
+    """Return the place after the white space at `at`."""
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def _after(place: int | None) -> int:
+    return 0 if place is None else place + 1

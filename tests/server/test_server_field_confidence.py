@@ -1,0 +1,110 @@
+"""Confidences of an answer's fields, over the APIs of the server."""
+
+import json
+
+import pytest
+
+from mmengine import AsyncEngine
+from tests.server.openai_answers import events_of, named_events
+from tests.server.running import served
+
+pytest.importorskip("mmengine_shapes")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"corners": {"enum": [3, 4]}, "sides": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["corners", "sides"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}, "field_confidence": True}
+FLAT = {"type": "json_schema", "name": "it", "schema": SCHEMA, "field_confidence": True}
+ASKED = {"temperature": 0, "model": "shapes"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served(AsyncEngine(), names=("shapes",)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def expected(server):
+    status, _, answer = server.chat(response_format=FORM, **ASKED)
+    assert status == 200, answer
+    message = answer["choices"][0]["message"]
+    fields = message["field_confidence"]
+    assert (
+        fields.keys() == {"/corners", "/sides"}
+        and json.loads(message["content"]).keys() == SCHEMA["properties"].keys()
+    )
+    for field in fields.values():
+        assert field.keys() == {"p", "min", "entropy", "others"} and 0 < field["p"] <= field["min"] <= 1
+    corners = json.loads(message["content"])["corners"]
+    (other,) = fields["/corners"]["others"]
+    assert other["value"] == 7 - corners and 0 <= other["p"] < 1 and other.keys() == {"p", "value"}
+    return fields
+
+
+def test_a_stream_has_them_in_its_last_chunk(server, expected):
+    *events, last = map(json.loads, server.events(response_format=FORM, **ASKED)[:-1])
+    assert last["choices"][0]["delta"] == {"field_confidence": expected}
+    assert not any("field_confidence" in each["choices"][0]["delta"] for each in events)
+
+
+def test_choices_and_logprobs_beside_them(server, expected):
+    asked = {"response_format": FORM, "model": "shapes", "temperature": 1.5, "n": 3, "seed": 1}
+    _, _, plain = server.chat(**asked)
+    _, _, both = server.chat(logprobs=True, top_logprobs=2, **asked)
+    for one, other in zip(plain["choices"], both["choices"], strict=True):
+        assert one["logprobs"] is None and other["logprobs"]["content"]
+        fields = other["message"]["field_confidence"]
+        assert one["message"]["content"] == other["message"]["content"]
+        for pointer, field in one["message"]["field_confidence"].items():
+            assert fields[pointer]["p"] == pytest.approx(field["p"], rel=0.05)
+        # The tokens' logprobs are of the whole vocabulary, so no larger than those under the grammar.
+        mass = sum(token["logprob"] for token in other["logprobs"]["content"])
+        assert mass < 0
+    assert len({choice["message"]["content"] for choice in plain["choices"]}) > 1
+
+
+def test_other_apis_have_the_same_confidences(server, expected):
+    status, _, answer = server.respond(text={"format": FLAT}, **ASKED)
+    assert status == 200, answer
+    assert answer["output"][0]["content"][0]["field_confidence"] == expected
+    _, _, text = server.respond(text={"format": FLAT}, stream=True, **ASKED)
+    ended = dict(named_events(text))["response.completed"]["response"]
+    assert ended["output"][0]["content"][0]["field_confidence"] == expected
+    message = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 100,
+        "output_config": {"format": {name: value for name, value in FLAT.items() if name != "name"}},
+        **ASKED,
+    }
+    status, _, answer = server.call("/v1/messages", message)
+    assert status == 200 and answer["field_confidence"] == expected, answer
+    _, _, text = server.call("/v1/messages", {**message, "stream": True})
+    assert json.dumps(expected, separators=(",", ":")) in text
+    asked = {"prompt": "hello", "response_format": FORM, "max_tokens": 100, **ASKED}
+    status, _, answer = server.call("/v1/completions", asked)
+    assert status == 200 and "/corners" in answer["choices"][0]["field_confidence"], answer
+    _, _, text = server.call("/v1/completions", {**asked, "stream": True})
+    (*_, last, _) = events_of(text)
+    assert json.loads(last)["choices"][0]["field_confidence"] == answer["choices"][0]["field_confidence"]
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"response_format": {"type": "text", "field_confidence": True}}, "response_format.field_confidence"),
+        ({"response_format": {**FORM, "field_confidence": 1}}, "response_format.field_confidence"),
+        ({"response_format": {**FORM, "on_truncation": "close"}, "stop": ["x"]}, "stop"),
+        ({"field_confidence": True}, "field_confidence"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "field_confidence": True}},
+            "structured_outputs.field_confidence",
+        ),
+    ],
+)
+def test_formats_without_fields_are_refused(server, fields, param):
+    status, _, answer = server.chat(**fields, **ASKED)
+    assert status == 400 and answer["error"]["param"] == param, answer
