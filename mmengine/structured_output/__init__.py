@@ -1,3 +1,1 @@
-"""Structured output: the grammars that a request may ask for, their compilation, and the tokens that they
-allow.
-"""
+"""Structured output: reads the grammar that a request asks for, compiles it, and masks the tokens."""

@@ -1,11 +1,12 @@
-"""Detect the start of a grammar that waits for other tokens, such as a model's end-of-reasoning marker."""
+"""Detects where a grammar starts that waits for certain tokens, such as the marker that ends reasoning."""
 
 from collections.abc import Sequence
 
 
 def find_end(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> int | None:
-    """Return the index after the first occurrence of `after` (at least one token) in `token_ids` from `start`
-    on; None if there is none.
+    """Return the index after the first occurrence of `after` in `token_ids`, or None.
+
+    The search begins at the index `start`. `after` has at least one token.
     """
     size, first = len(after), after[0]
     wanted = list(after)
@@ -20,7 +21,7 @@ def find_end(token_ids: Sequence[int], after: Sequence[int], start: int = 0) -> 
 
 
 class GrammarStart:
-    """Waits for the tokens `after` (at least one), in this order and without gaps."""
+    """Waits until the tokens `after` (at least one) are generated in this order without gaps."""
 
     __slots__ = ("_after", "_last")
 
@@ -29,15 +30,17 @@ class GrammarStart:
         self._last: list[int] = []  # The last generated tokens, at most len(after) - 1.
 
     def end_in(self, token_ids: Sequence[int]) -> int | None:
-        """Return how many of `token_ids` would be consumed until the grammar starts; None if the grammar
-        would not start.
+        """Return how many of `token_ids` would be consumed before the grammar starts.
+
+        Returns None if the grammar would not start. Does not consume the tokens.
         """
         end = find_end([*self._last, *token_ids], self._after)
         return None if end is None else end - len(self._last)
 
     def missing(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the tokens that would still be missing after `token_ids` until the grammar starts; [] if the
-        grammar would start.
+        """Return the tokens that would still have to follow `token_ids` before the grammar starts.
+
+        Returns [] if the grammar would start within `token_ids`.
         """
         if self.end_in(token_ids) is not None:
             return []
@@ -47,7 +50,7 @@ class GrammarStart:
         return self._after[size:]
 
     def take(self, token_ids: Sequence[int]) -> int | None:
-        """Consume the tokens and return the same value as `end_in`."""
+        """Consume the tokens, and return what `end_in` returns for them."""
         found = self.end_in(token_ids)
         text = [*self._last, *token_ids]
         self._last = text[max(0, len(text) - len(self._after) + 1) :]

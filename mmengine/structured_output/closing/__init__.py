@@ -1,1 +1,1 @@
-"""Complete a text within its token budget: find the shortest completion, and where the text may still end."""
+"""Completes a grammar's text before the token budget ends, so that no answer is cut in the middle."""

@@ -1,4 +1,4 @@
-"""Track the position in a text with tool calls, and the strings that end its parts."""
+"""Tracks the position in a text with tool calls, and the strings that may end the current part."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,18 +7,18 @@ from mmengine.structured_output.closing.json_position import MAX_KNOWN, Position
 from mmengine.structured_output.request.tool_calls import OPEN, VALUE_END, ToolCalls, head_of
 
 _OPEN = OPEN.encode()
-_VALUE = b">\n"  # A parameter's value follows these bytes in xml.
-_TAIL = 16  # Number of bytes of the text that are kept.
+_VALUE = b">\n"  # In the xml syntax, a parameter's value follows these bytes.
+_TAIL = 16  # Number of the text's last bytes that are kept in `Position.tail`.
 MAX_HEADS = 16  # Maximum number of tools whose shortest call is computed in advance.
 _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 
 
 class CallSyntax(NamedTuple):
-    """A text's tool call syntax.
+    """The syntax for tool calls in a grammar's texts.
 
-    `has_answer` says whether an answer without calls is JSON; otherwise it is free text. `is_xml` says how
-    calls are written. `think_end` ends the reasoning that a text may begin with. `heads` are the texts with
-    which each tool's call begins.
+    `has_answer` says whether an answer without calls is JSON; otherwise such an answer is free text. `is_xml`
+    says whether calls are written in the xml syntax. `think_end` has the string that ends reasoning at the
+    text's beginning. `heads` has, for each tool, the text with which a call to the tool begins.
     """
 
     has_answer: bool
@@ -50,13 +50,13 @@ class CallSyntax(NamedTuple):
         return place.advance(byte)._replace(call=call, tail=tail)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether free text may end anywhere here, because no call has begun."""
+        """Return whether the text is free text, which may end anywhere, because no call has begun."""
         return place.call is None and not self.has_answer
 
     def ends(self, place: Position) -> Sequence[bytes]:
-        """Return the strings that may end a part of the text here."""
+        """Return the strings that may end the current part: a parameter, a call, or the reasoning."""
         if place.call is not None and self.is_xml:
-            # After the call's head.
+            # Whether the text is directly after a parameter or after the call's head.
             between = place.tail.endswith(_XML_ENDS[0][1:]) or place.call.count(b"\n") == 2
             return _XML_ENDS if between and place.tail.endswith(b"\n") else _XML_ENDS[:1]
         if place.call is not None:

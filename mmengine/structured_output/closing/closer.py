@@ -1,4 +1,4 @@
-"""Complete an answer before its token budget is used up."""
+"""Completes a row's answer before its token budget is used up."""
 
 from collections.abc import Sequence
 
@@ -7,40 +7,45 @@ from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
 
-DEEP = 32  # Number of open brackets from which a completion is derived from the previous one.
-MAX_DROPPED = 8  # Maximum number of tokens at the previous completion's start that are replaced.
-# Number of tokens after which a shorter one is searched, while a derived one needs over half of the budget.
+DEEP = 32  # With this many open brackets, a completion is derived from the previous one.
+MAX_DROPPED = 8  # Maximum number of tokens that are replaced at the previous completion's start.
+# While a derived completion needs over half the budget, a shorter one is searched after this many tokens.
 RESPELLED_EVERY = 32
 
 
 class Closer:
-    """Keeps a text completable within its budget.
+    """Makes sure that a text can be completed within its token budget.
 
-    `path` holds a completion's tokens from the current position; None once no completion is known. The path
-    depends on the generated tokens alone, so a row that is computed again after a preemption or a crash gets
-    the same completion. `left` is the number of tokens that may still be generated. `has_closed` says whether
-    a completion changed the model's choice, or used the budget's last tokens. If a row only consumes tokens
-    that were generated earlier, only the second case is noticed. After a `cut` or `finish`, the completion is
-    generated whatever the model chooses. `has_repeated`: `finish` was called.
+    A completion is a list of tokens that ends the text as the grammar allows. `path` is a completion from the
+    current position; None if no completion is known any more. `path` depends only on the generated tokens. A
+    row that is computed again after a preemption or a crash therefore gets the same completion. `left` is the
+    number of tokens that may still be generated. `has_closed` says whether a completion replaced a token that
+    the model chose, or used the budget's last tokens. When a row consumes tokens that were generated earlier,
+    only the second case is noticed. After `cut` or `finish`, the completion is generated regardless of the
+    model's choices. `has_repeated` says whether `finish` was called.
     """
 
     def __init__(
         self, closings: Closings, path: list[int], ends: Sequence[int], budget: int, reserve: int = 0
     ):
-        """Start a text of at most `budget` tokens, of which `reserve` are kept for the completion after a
-        `cut`. `ends` are the tokens that are allowed exactly where the text may end.
+        """Start a text with at most `budget` tokens.
+
+        `path` is the grammar's shortest text. The last `reserve` tokens in the budget can only be used after
+        a `cut`. `ends` has the end-of-sequence tokens, which are allowed exactly where the text may end.
         """
         self.path: list[int] | None = path
         self.left, self._reserve = budget - reserve, reserve
         self.has_closed = self.is_cut = self.has_repeated = False
         self._closings, self._ends = closings, ends
-        self._place = closings.begin()  # The current position of the text.
+        self._place = closings.begin()  # The current position in the text.
         # A token that `choose` tried, and the completion after this token.
         self._next: tuple[int, list[int] | None] = (-1, None)
 
     def choose(self, matcher: Matcher, token: int) -> int:
-        """Return the token to generate if the model chose `token`: `token` itself if a completion exists
-        after it, else the next token from the known completion. The matcher does not advance.
+        """Return the token to generate after the model chose `token`.
+
+        This is `token` if a completion exists after it, else the next token in the known completion. The
+        matcher does not advance.
         """
         if self.is_cut and self.path:
             return self.path[0]
@@ -53,7 +58,10 @@ class Closer:
         return self.path[0] if self.path else self._ends[0]
 
     def choose_before_start(self, start: GrammarStart, token: int) -> int:
-        """Return the same as `choose` while the grammar waits for `start`."""
+        """Return the token to generate after the model chose `token`, while the grammar waits for `start`.
+
+        Forces the tokens that start the grammar if otherwise no budget would be left for a completion.
+        """
         if self.path is None or (
             not self.is_cut and len(start.missing([token])) + len(self.path) < self.left
         ):
@@ -73,9 +81,10 @@ class Closer:
         self.left -= 1
 
     def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
-        """Cut the text after `token_ids`, which `matcher` has consumed, and start its completion. `behind` is
-        the text that was generated after them. Return whether a completion fits into the budget. If no new
-        completion is found, `behind` and the uncut text's completion are tried.
+        """Cut the text after `token_ids` and start its completion. Return whether a completion fits.
+
+        `matcher` must have consumed `token_ids`. `behind` is the text that was generated after these tokens.
+        If no new completion fits into the budget, `behind` with the uncut text's completion is tried.
         """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path
@@ -92,12 +101,12 @@ class Closer:
         return self.is_cut
 
     def finish(self) -> bool:
-        """Start the known completion here. Return whether a completion is known."""
+        """Start the known completion at the current position. Return whether a completion is known."""
         self.is_cut = self.has_closed = self.has_repeated = self.path is not None
         return self.has_repeated
 
     def must_end(self, matcher: Matcher) -> bool:
-        """Return whether the text ends here because of its budget or a cut, although more could follow."""
+        """Return whether the budget or a cut ends the text here, although the grammar allows more text."""
         is_full = self.left == 0 and not self._closings.is_free(self._place)
         is_full = is_full or (self.is_cut and not self.path)
         ends = is_full and matcher.is_accepting() and not matcher.is_stopped()
@@ -105,8 +114,9 @@ class Closer:
         return ends
 
     def _completion_after(self, path: list[int], matcher: Matcher, token: int) -> list[int] | None:
-        """Return a completion after `token` that fits into the remaining budget. `path` is the completion
-        before `token`.
+        """Return a completion after `token` that fits into the remaining budget, or None.
+
+        `path` is the completion from before `token`.
         """
         left = self.left - 1
         if path and token == path[0]:
@@ -115,7 +125,7 @@ class Closer:
         if not branch.consume_token(token):
             return None
         if len(path) > left:
-            return None  # Only the known path is certain to end within the budget.
+            return None  # No other completion is certain to fit.
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
         place = self._closings.advance(self._place, token)
@@ -128,9 +138,10 @@ class Closer:
         return near if found is None else found
 
     def _near_completion(self, path: list[int], matcher: Matcher, place: Position) -> list[int] | None:
-        """Return a completion that ends only the innermost value and continues with `path`, deep in a text.
+        """Return a completion that ends the innermost value and continues with `path`, or None.
 
-        A search from every position would cost as much as the text is deep. `matcher` is at `place`.
+        Used only deep inside nested values, where a complete search at each position would take too long.
+        `matcher` is at `place`.
         """
         depth = len(self._place.inside)
         if depth < DEEP:

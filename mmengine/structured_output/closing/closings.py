@@ -1,18 +1,19 @@
-"""Find the shortest completion from a position in a grammar to the end of a text.
+"""Searches for a short completion: tokens that lead from a position in a grammar's text to the text's end.
 
-The search proceeds byte by byte and asks the matcher about each byte. That takes less than a microsecond; a
-mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads to some end, so a
-greedy walk needs no backtracking, only good preferences:
+The search proceeds byte by byte and asks the matcher about each byte. A question takes less than a
+microsecond, while a mask for a large vocabulary takes up to a thousand times longer. Every allowed byte leads
+to some end. A greedy search therefore needs no backtracking, only good preferences:
 
 1. forced bytes;
-2. in a string, its shortest matching rest from the hints in the grammar's text (hints.py);
-3. at the start of a value, the shortest scalar, or a list or object if it is shorter;
+2. in a string, the shortest ending that the hints from the grammar suggest (hints.py);
+3. at a value's start, the shortest scalar, list or object;
 4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
-5. otherwise the byte that was chosen least often among the same allowed bytes, so every byte gets its turn.
+5. otherwise the byte that was chosen least often when the same bytes were allowed.
 
-If that finds no end, values are also chosen in turn. If that fails too, the text is treated as plain text,
-not JSON. The completion is written in the tokenizer's tokens. The same grammar, position and vocabulary give
-the same tokens on every machine, because the search counts questions to the matcher, not time.
+If the search finds no end, a second search also takes values in turn. If it fails too, the text is treated as
+plain text. The completion's bytes are then converted to the tokens that the tokenizer would choose. The
+search is limited by the number of questions to the matcher, not by time. The same grammar, position and
+vocabulary therefore give the same tokens on every machine.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -24,26 +25,27 @@ from mmengine.structured_output.request.tool_calls import OPEN
 MAX_CLOSING_TOKENS = 4096  # Maximum number of tokens in a completion.
 MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # Maximum number of bytes in a completion.
 # Maximum number of questions to the matcher; each takes 1 to 2 µs.
-MAX_EFFORT = 100_000  # For a grammar's shortest text.
-MAX_EFFORT_AT_ONCE = 4_000  # After a token that was just sampled.
-MAX_EFFORT_INSIDE = 400  # For the innermost value of a deep text.
+MAX_EFFORT = 100_000  # Limit for a grammar's shortest text.
+MAX_EFFORT_AT_ONCE = 4_000  # Limit after a token that was just sampled.
+MAX_EFFORT_INSIDE = 400  # Limit for ending the innermost value in a deeply nested text.
 _NO_HINTS = Hints([], [], [], [], is_bare=True)
 
 
 class Closings:
-    """Completes a grammar's texts."""
+    """Finds completions for a grammar's texts."""
 
     def __init__(self, vocabulary: Vocabulary, hints: Hints):
         self._vocabulary, self._hints = vocabulary, hints
-        self._calls: list[tuple[bytes, bytes]] = []  # The beginning of each tool call, and its shortest rest.
-        self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}  # Scalars, keyed by their first byte.
+        self._calls: list[tuple[bytes, bytes]] = []  # (beginning, shortest ending) for each tool's call.
+        # First byte -> scalars with their tokens.
+        self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}
         for leaf in hints.leaves:
             tokens = vocabulary.letters(leaf)
             if tokens is not None:
                 self._leaves.setdefault(leaf[0], []).append((leaf, tokens))
 
     def begin(self) -> Position:
-        """Return the start position of the grammar's texts."""
+        """Return the position before any text."""
         return Position(string=b"") if self._hints.is_bare else Position()
 
     def advance(self, place: Position, token: int) -> Position:
@@ -51,16 +53,18 @@ class Closings:
         return self._hints.advance(place, text)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether the text may end at this position without leaving a part unfinished."""
+        """Return whether the text is free text without calls, which is complete at any position."""
         return self._hints.is_free(place)
 
     def letters(self, text: str) -> list[int] | None:
-        """Return a single-byte token for each byte of a text; None if the vocabulary lacks such a token."""
+        """Return a text as single-byte tokens, or None if the vocabulary lacks one."""
         return self._vocabulary.letters(text.encode())
 
     def shortest(self, matcher: Matcher) -> list[int] | None:
-        """Return the grammar's shortest text; `matcher` must be at its beginning. The shortest tool calls are
-        kept for later.
+        """Return the tokens for the grammar's shortest text, or None if none was found.
+
+        `matcher` must be at the text's beginning. The shortest calls to each tool are stored for later
+        completions.
         """
         found = [self.closing(matcher, self.begin(), MAX_CLOSING_TOKENS, MAX_EFFORT)]
         heads = self._hints.calls.heads if self._hints.calls is not None else ()
@@ -78,11 +82,13 @@ class Closings:
     def closing(
         self, matcher: Matcher, place: Position, budget: int, effort: int = MAX_EFFORT_AT_ONCE
     ) -> list[int] | None:
-        """Return at most `budget` tokens that complete the text, or None if none were found. `matcher` is at
-        `place` and does not advance.
+        """Return at most `budget` tokens that complete the text, or None if none were found.
+
+        `matcher` is at `place` and does not advance.
         """
         ways = [(self._hints, self._leaves, place, by_turns) for by_turns in (False, True)]
-        if not self._hints.is_bare:  # The text is perhaps not JSON.
+        # If the grammar's texts are not JSON, the search without hints may succeed.
+        if not self._hints.is_bare:
             ways.append((_NO_HINTS, {}, Position(string=b""), True))
         for hints, leaves, here, by_turns in ways:
             search = Search(self._vocabulary, hints, leaves, effort, by_turns)
@@ -96,15 +102,18 @@ class Closings:
         return self._known(matcher, place, budget)
 
     def inner_closing(self, matcher: Matcher, place: Position, depth: int) -> list[int] | None:
-        """Return tokens that end the innermost value, so that `depth` brackets are open; None if none were
-        found. `matcher` is at `place` and does not advance.
+        """Return tokens that end the innermost value and leave `depth` brackets open, or None.
+
+        `matcher` is at `place` and does not advance.
         """
         search = Search(self._vocabulary, self._hints, self._leaves, MAX_EFFORT_INSIDE, by_turns=False)
         way = search.to_depth(PartialText(matcher.deep_copy(), place), MAX_EFFORT_INSIDE, depth)
         return None if way is None else self._spelled(matcher.deep_copy(), way)
 
     def _known(self, matcher: Matcher, place: Position, budget: int) -> list[int] | None:
-        """Return a tool call's shortest end if that end matches the text so far and fits."""
+        """Return the ending of a stored shortest tool call if it continues the current call and fits the
+        budget.
+        """
         if place.call is None:
             return None
         for head, rest in self._calls:
@@ -121,8 +130,9 @@ class Closings:
         return self._vocabulary.letters(self._vocabulary.text(tokens)) or []
 
     def _spelled(self, matcher: Matcher, way: list[int]) -> list[int] | None:
-        """Return `way`, which is written in single-byte tokens, in tokens that the tokenizer would choose and
-        masks allow. `matcher` advances.
+        """Convert single-byte tokens to the tokens that the tokenizer would choose and masks allow.
+
+        Returns None if there are no such tokens. `matcher` advances.
         """
         texts, out, at, planned = self._vocabulary.token_bytes, list[int](), 0, list[int]()
         while at < len(way):
@@ -147,7 +157,7 @@ class Closings:
         return out
 
     def _planned(self, way: list[int], at: int) -> list[int]:
-        """Return the tokens in `way` from `at` on, in reverse order."""
+        """Return the tokenizer's tokens for the text in `way` from index `at`, in reverse order."""
         texts, end = self._vocabulary.token_bytes, at
         while end < len(way) and texts[way[end]]:
             end += 1

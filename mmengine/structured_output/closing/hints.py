@@ -1,7 +1,7 @@
-"""Collect hints from a grammar's source: values and keys that its texts are likely to contain.
+"""Collects hints from a grammar's source: keys and values that the grammar's texts may contain.
 
-No hint is certain: hints come from anywhere in a grammar, and the search (search.py) asks the matcher which
-hints fit at a position.
+Hints make the search for completions (search.py) fast. A hint need not fit at every position, so the search
+asks the matcher which hints do.
 """
 
 import json
@@ -20,13 +20,13 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.keywords import is_number
 from mmengine.structured_output.request.tool_calls import calls_of
 
-MAX_TEXTS = 200  # Maximum number of patterns from one grammar.
-MAX_LEAVES = 4_000  # Maximum number of values from one grammar.
+MAX_TEXTS = 200  # Maximum number of string patterns from a grammar.
+MAX_LEAVES = 4_000  # Maximum number of values from a grammar.
 _SIMPLE = (*(str(digit) for digit in range(10)), "-1", '""', "[]", "{}", "null", "true", "false")
 
 
 class ObjectKeys:
-    """An object's properties, in the order in which they are written."""
+    """An object's properties in schema order. `places` maps a key, spelled as JSON, to its index."""
 
     def __init__(self, names: Iterable[str], required: Iterable[str]):
         self.places = {json_spelling(name): place for place, name in enumerate(names)}
@@ -37,10 +37,11 @@ class ObjectKeys:
 class Hints:
     """Hints for a grammar.
 
-    `leaves` are scalars, the shortest first. `texts` are patterns for strings or, if `is_bare`, for the whole
-    answer. `literals` are strings as they are spelled, without the first quotation mark. `keys` holds each
-    object's properties. `due` are required keys in unordered objects, as they are spelled. `owners` maps a
-    spelled key to the objects with that key. `calls` describes a text that may contain tool calls.
+    `leaves` has scalars, shortest first. `texts` has patterns for strings or, if `is_bare`, for the whole
+    answer. `literals` has strings in their JSON spelling, without the first quotation mark. `keys` has each
+    object's properties. `due` has required keys in objects whose keys may come in any order, in their JSON
+    spelling. `owners` maps a spelled key to the objects with this key. `calls` is the tool call syntax if the
+    text may contain calls.
     """
 
     leaves: list[bytes]
@@ -64,12 +65,13 @@ class Hints:
         return place.advance(text) if self.calls is None else self.calls.advance(place, text)
 
     def is_free(self, place: Position) -> bool:
-        """Return whether the text may end here without leaving a part unfinished."""
+        """Return whether the text is free text without calls, which is complete at any position."""
         return self.calls is not None and self.calls.is_free(place)
 
     def rests(self, string: bytes) -> list[bytes]:
-        """Return possible rests of a string or bare answer that begins with `string`, the shortest first and
-        without a quotation mark.
+        """Return possible endings for a string or bare answer that begins with `string`, shortest first.
+
+        The endings do not include the closing quotation mark.
         """
         found = [each[len(string) :] for each in self.literals if each.startswith(string)]
         beginning = _from_spelling(string, self.is_bare)
@@ -81,17 +83,18 @@ class Hints:
         return sorted(dict.fromkeys(found), key=len)
 
     def key_rests(self, string: bytes) -> list[bytes]:
-        """Return the possible rests of a key."""
+        """Return the possible endings for a key that begins with `string`, shortest first."""
         found = [name[len(string) :] for name in self.owners if name.startswith(string)]
         return sorted(found, key=len)
 
     def due_rests(self, string: bytes) -> list[bytes]:
-        """Return possible rests of a required key that other keys may precede."""
+        """Return possible endings for a required key in an object whose keys may come in any order."""
         return sorted((name[len(string) :] for name in self.due if name.startswith(string)), key=len)
 
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
-        """Return the rests of the keys to try next, all from a single object: only the last key if it is
-        required, else a few keys, the best first.
+        """Return endings for the keys to try next, best first. All keys belong to a single object.
+
+        If the object's last key is required, only this key is returned, since optional keys can be left out.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]
@@ -141,12 +144,12 @@ def hints_of(grammar: GrammarRequest) -> Hints:
 
 
 def json_spelling(text: str) -> bytes:
-    """Return a text as JSON spells it within a string."""
+    """Return a text's spelling inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="replace")
 
 
 def _from_spelling(string: bytes, is_bare: bool) -> str | None:
-    """Return the text that a spelled beginning stands for; None if the beginning ends within a character."""
+    """Return the text for the beginning of a spelled string, or None if it ends within a character."""
     try:
         text = string.decode()
         if is_bare or "\\" not in text:
@@ -169,7 +172,7 @@ def _objects(found: object) -> Iterator[dict[str, object]]:
 
 
 def _patterns(node: Mapping[str, object]) -> Iterator[TextPattern]:
-    """Return a string's patterns (with allOf's patterns and its minimum length), and each key pattern."""
+    """Yield the pattern for a schema's strings (with allOf and minLength), and each pattern for keys."""
     inner = node.get("allOf")
     parts = [node, *(part for part in inner if isinstance(part, dict))] if isinstance(inner, list) else [node]
     patterns = tuple(_bare(part["pattern"]) for part in parts if isinstance(part.get("pattern"), str))
@@ -194,12 +197,12 @@ def _values(node: Mapping[str, object]) -> Iterator[bytes]:
     multiple = node.get("multipleOf")
     for name, side in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
         value = node.get(name)
-        if is_number(value):  # The value may be a property's schema instead: a property may have this name.
+        if is_number(value):  # The node may be a `properties` object in which a property has this name.
             yield from _near(value, side, multiple if is_number(multiple) else 1)
 
 
 def _near(value: int | float, side: int, multiple: int | float) -> Iterator[bytes]:
-    """Return numbers near a bound: the bound, the next round numbers, the next multiples."""
+    """Yield numbers near a limit: the limit itself, the next round numbers, and the next multiples."""
     bound, one = Fraction(str(value)), Fraction(str(multiple)) or Fraction(1)
     yield json.dumps(value).encode()
     for step in dict.fromkeys((one, Fraction(1), Fraction(1, 10), Fraction(1, 100))):

@@ -1,10 +1,10 @@
-"""Track the position in a JSON text: its open brackets, and the current string."""
+"""Tracks the position in a JSON text: the open brackets, and the current string."""
 
 from typing import NamedTuple
 
-NO_BYTE = 0  # The value of `last` before any byte.
-KEY = 1  # The value of `last` after a key.
-MAX_KNOWN = 1024  # Maximum number of bytes of a string that are kept.
+NO_BYTE = 0  # `last` before any byte.
+KEY = 1  # `last` after a key.
+MAX_KNOWN = 1024  # Maximum number of a string's bytes that are kept.
 _UNKNOWN = b"\xff"  # Replaces the bytes of a longer string; no UTF-8 text contains this byte.
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
@@ -13,10 +13,11 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 class Position(NamedTuple):
     """A position in a JSON text.
 
-    `inside` holds the open brackets, the outermost first. `last` is the last byte outside of strings that is
-    not white space; it is KEY after a key, and a quotation mark after another string. `string` is the current
-    string so far, as spelled. `escaped` says whether `string` ends with a lone backslash. `call` is the text
-    of the last tool call so far, None before the first call. `tail` holds the text's last bytes.
+    `inside` has the open brackets, outermost first. `last` is the last byte outside strings that is not white
+    space. `last` is KEY after a key, and a quotation mark after any other string. `string` is the JSON
+    spelling of the current string so far. `escaped` says whether `string` ends with a backslash that escapes
+    the next character. `call` is the last tool call's text so far; None before the first call. `tail` has the
+    text's last bytes.
 
     The fields have no meaning for a text that is not JSON.
     """
@@ -25,13 +26,13 @@ class Position(NamedTuple):
     last: int = NO_BYTE
     string: bytes | None = None
     escaped: bool = False
-    # Only for a text with tool calls:
+    # The fields below are used only for a text with tool calls.
     call: bytes | None = None
     tail: bytes = b""
 
     @property
     def wants_key(self) -> bool:
-        """Return whether a key may begin or is being written."""
+        """Whether the position is inside a key, or where a key may begin."""
         return self.inside.endswith(b"{") and self.last in b"{,"
 
     @property
@@ -40,11 +41,11 @@ class Position(NamedTuple):
 
     @property
     def bracket(self) -> bytes:
-        """Return the bracket that closes the innermost part; b"" outside of all parts."""
+        """The bracket that closes the innermost list or object; b"" outside of all brackets."""
         return {b"{": b"}", b"[": b"]"}.get(self.inside[-1:], b"")
 
     def advance_bare(self, text: bytes) -> "Position":
-        """Return the position after `text` in a text that is not JSON, whose `string` is the whole text."""
+        """Return the position after `text` if the whole text is not JSON. `string` is then the whole text."""
         string = (self.string or b"") + text
         return Position(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
 

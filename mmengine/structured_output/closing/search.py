@@ -1,4 +1,4 @@
-"""The search for closings.py: extend a text byte by byte up to a possible end."""
+"""Extends a text byte by byte up to a possible end. closings.py uses this search for completions."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,9 +9,9 @@ from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.matcher import Matcher
 
 MAX_NUMBERS_TRIED = 300  # Maximum number of candidates that `_append_number` tries.
-MAX_OPTIONS = 4  # Maximum number of keys and values that are explored by lookahead.
-LOOKAHEAD_SHARE = 4  # At most 1/LOOKAHEAD_SHARE of the questions are for lookahead.
-_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A special token among forced bytes.
+MAX_OPTIONS = 4  # Maximum number of keys or values that are compared by lookahead.
+LOOKAHEAD_SHARE = 4  # Lookahead may take at most 1/LOOKAHEAD_SHARE of the questions to the matcher.
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # How the matcher writes a special token among forced bytes.
 _PLAIN = bytes((*b'a0"', *(byte for byte in range(0x21, 0x7F) if byte not in b'a0"\\'), *b" \\\n\t"))
 _ODD = bytes(byte for byte in range(256) if byte not in _PLAIN)
 _DIGITS = b"0123456789"
@@ -20,10 +20,10 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 
 
 class Vocabulary:
-    """The tokenizer parts that a completion needs.
+    """The parts of a tokenizer that completions need.
 
-    `token_bytes` are the bytes of every token, b"" for a special token such as end of sequence. `special_ids`
-    are special tokens that a grammar may require. `encode` converts text to tokens.
+    `token_bytes` has every token's bytes, b"" for a special token such as end of sequence. `special_ids` has
+    the special tokens that a grammar may require. `encode` converts text to tokens.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Vocabulary:
         self.lacks_bytes = -1 in self.ids
 
     def letters(self, text: bytes) -> list[int] | None:
-        """Return a single-byte token for each byte; None if the vocabulary lacks such a token."""
+        """Return a single-byte token for each byte, or None if the vocabulary lacks one."""
         found = [self.ids[byte] for byte in text]
         return None if self.lacks_bytes and -1 in found else found
 
@@ -48,8 +48,9 @@ class Vocabulary:
 
 
 class PartialText:
-    """A text that is being extended; `tokens` holds the tokens since the search began: single-byte tokens or
-    special tokens.
+    """A text that the search extends.
+
+    `tokens` has the tokens since the search began. They are single-byte tokens or special tokens.
     """
 
     __slots__ = ("matcher", "place", "tokens")
@@ -65,10 +66,10 @@ class PartialText:
 
 
 class Search:
-    """Searches for a completion.
+    """A search for a completion, with a limited number of questions to the matcher.
 
-    `leaves` are the hints' scalars, keyed by first byte, each with its tokens. `effort` is the maximum number
-    of questions to the matcher. With `by_turns` the least used option is preferred to the shortest.
+    `leaves` maps a first byte to the hints' scalars and their tokens. `effort` is the maximum number of
+    questions. With `by_turns`, the least used option is preferred to the shortest option.
     """
 
     def __init__(
@@ -81,24 +82,27 @@ class Search:
     ):
         self._vocabulary, self._hints, self._leaves = vocabulary, hints, leaves
         self._left, self._by_turns = effort, by_turns
-        self._used: dict[bytes, int] = {}  # How often each value or rest was chosen.
-        # For each set of allowed bytes, how often each byte was chosen.
+        self._used: dict[bytes, int] = {}  # Value or string ending -> how often it was chosen.
+        # Set of allowed bytes -> byte -> how often it was chosen.
         self._turns: dict[bytes, dict[int, int]] = {}
         self._is_lookahead, self._lookahead_left = False, effort // LOOKAHEAD_SHARE
 
     def to_end(self, way: PartialText, limit: int) -> list[int] | None:
-        """Return a completion's tokens, with at most `limit` bytes in all, or None if none was found."""
+        """Return a completion's tokens, or None if none with at most `limit` bytes was found."""
         return way.tokens if self._go(way, limit, -1) else None
 
     def to_depth(self, way: PartialText, limit: int, depth: int) -> list[int] | None:
         """Return tokens, with at most `limit` bytes, after which a value is complete and `depth` brackets are
-        open; None if none were found.
+        open.
+
+        Returns None if no such tokens were found.
         """
         return way.tokens if self._go(way, limit, depth) else None
 
     def _go(self, way: PartialText, limit: int, depth: int) -> bool:
-        """Extend until the text may end or, with a `depth`, until the value is complete and `depth` brackets
-        are open. Returns False if that takes more than `limit` bytes in all.
+        """Extend the text until it may end or, with `depth`, until a value is complete at this depth.
+
+        Returns False if more than `limit` bytes would be needed. The depth is the number of open brackets.
         """
         while not self._is_done(way, depth):
             if self._left <= 0 or len(way.tokens) >= limit or not self._step(way, limit):
@@ -117,7 +121,7 @@ class Search:
         return any(self._allows(way, bytes((end,))) for end in way.place.bracket + b",")
 
     def _step(self, way: PartialText, limit: int) -> bool:
-        """Append the next bytes; False if there are none."""
+        """Append the next bytes. Returns False if the grammar allows none."""
         forced = way.matcher.compute_ff_bytes()
         if forced:
             return self._append_forced(way, forced)
@@ -152,7 +156,7 @@ class Search:
             return self._append_token(way, int(special[1]))
         forced = forced.partition(b"\xff[")[0]
         if way.place.string is None:
-            forced = forced[:1]  # A value may be complete after this byte.
+            forced = forced[:1]  # Append only this byte, because a value may be complete after it.
         elif b'"' in forced and not self._hints.is_bare:
             forced = forced[: forced.index(b'"') + 1]
         return self._append(way, forced)
@@ -168,11 +172,11 @@ class Search:
         return way.matcher.validate_tokens(tokens) == len(tokens)
 
     def _value_ends(self, way: PartialText) -> Sequence[bytes]:
-        """Return the strings that may follow a value outside of lists and objects."""
+        """Return the strings that may follow a value which is outside lists and objects."""
         return () if self._hints.calls is None else self._hints.calls.value_ends(way.place)
 
     def _ends(self, way: PartialText, tokens: list[int] | None) -> bool:
-        """Return whether these tokens may come next and end the current key, value or bare text."""
+        """Return whether these tokens are allowed and end the current key, value or bare text."""
         if tokens is None or self._left <= 0 or not self._allows_tokens(way, tokens):
             return False
         if way.place.inside:
@@ -186,7 +190,7 @@ class Search:
         return branch.consume_tokens(tokens) and branch.is_accepting()
 
     def _append_rest(self, way: PartialText, limit: int) -> bool:
-        """Append the current string's rest."""
+        """Append the current string's ending."""
         string, end = way.place.string or b"", b"" if self._hints.is_bare else b'"'
         letters = self._vocabulary.letters
         is_key = way.place.wants_key and not way.place.escaped
@@ -207,25 +211,28 @@ class Search:
         return bool(end) and self._allows(way, end) and self._append(way, end) or self._append_by_turns(way)
 
     def _append_due(self, way: PartialText, keys: list[bytes], limit: int) -> bool:
-        """Append a key that some object requires, though perhaps not the current one."""
+        """Append a key that some object in the grammar requires."""
         options = [*keys[: MAX_OPTIONS - 1], b'"']
         if self._append_best(way, options, limit):
             return True
-        # The least used key, because repeating the same key might never end.
+        # Take the least used key, because the same key again and again might lead to no end.
         option = min(keys, key=lambda each: self._used.get(each, 0))
         self._used[option] = self._used.get(option, 0) + 1
         return self._append(way, option)
 
     def _append_key(self, way: PartialText, keys: list[bytes], limit: int) -> bool:
-        """Append the key after which the object ends soonest."""
+        """Append the key with which the object ends after the fewest bytes."""
         ends = [key + b'"' for key in keys]
         if len(keys) > 1 and self._append_best(way, ends, limit):
             return True
         return self._append_least(way, ends)
 
     def _append_best(self, way: PartialText, options: list[bytes], limit: int) -> bool:
-        """Append the option with which the enclosing part ends soonest, and everything up to that end.
-        Returns False if that is unknown: the lookahead took too long, or this is a lookahead itself.
+        """Append the option with which the enclosing list or object ends soonest, and the text up to this
+        end.
+
+        Returns False if no option was chosen, because the lookahead took too long or because this search is
+        itself a lookahead.
         """
         if self._by_turns or self._is_lookahead or self._lookahead_left <= 0 or not way.place.inside:
             return False
@@ -248,7 +255,7 @@ class Search:
         return best is not None
 
     def _append_least(self, way: PartialText, options: list[bytes]) -> bool:
-        """Append the first option, or with `by_turns` the least used option."""
+        """Append the first option or, with `by_turns`, the least used option."""
         option = min(options, key=lambda each: self._used.get(each, 0)) if self._by_turns else options[0]
         self._used[option] = self._used.get(option, 0) + 1
         return self._append(way, option)
@@ -276,7 +283,7 @@ class Search:
         return self._append(way, opening[0]) if len(opening) == 1 else self._append_by_turns(way)
 
     def _fitting(self, way: PartialText) -> list[bytes]:
-        """Return scalars that may come here, the shortest first, and only a few for each kind."""
+        """Return scalars that are allowed here, shortest first, and only a few of each kind."""
         fitting: list[bytes] = []
         for leaves in self._leaves.values():
             if self._allows_tokens(way, leaves[0][1][:1]):
@@ -284,12 +291,13 @@ class Search:
         return sorted(fitting, key=len)
 
     def _some(self, found: Iterator[bytes]) -> list[bytes]:
-        """Return all candidates with `by_turns`, else a few."""
+        """Return all candidates with `by_turns`, else the first few."""
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object where either must come. Limits grow, because the first option may have
-        no end.
+        """Append a list or an object where one is required.
+
+        The byte limit grows with each try, because an option may have no end.
         """
         if self._is_lookahead:
             return self._append_whole(way, opening, limit)
@@ -300,7 +308,7 @@ class Search:
         return found
 
     def _append_whole(self, way: PartialText, opening: Iterable[bytes], limit: int) -> bool:
-        """Append the shortest list or object that takes no more than `limit` bytes in all."""
+        """Append the shortest list or object if it has at most `limit` bytes."""
         best: PartialText | None = None
         for each in opening:
             branch = way.branch()
@@ -312,11 +320,11 @@ class Search:
         return best is not None
 
     def _append_number(self, way: PartialText) -> bool:
-        """Append the shortest number, or rest of a number; False if none is found."""
+        """Append the shortest number or the shortest ending for a number. Returns False if none is found."""
         waiting = [b""]
         for number in waiting:
             last = number[-1] if number else way.place.last
-            # Outside of a number, e could begin a word.
+            # Outside a number, the letter e could begin a word.
             following = _NUMBER if last in _DIGITS else _NUMBER[:-2]
             for byte in following if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
                 longer = number + bytes((byte,))
@@ -327,8 +335,9 @@ class Search:
         return False
 
     def _append_by_turns(self, way: PartialText) -> bool:
-        """Append the allowed byte that was chosen least often where the same bytes were allowed; without any,
-        a special token.
+        """Append the byte that was chosen least often when the same bytes were allowed.
+
+        If no byte is allowed, appends a special token.
         """
         ids = self._vocabulary.ids
         for kinds in (_PLAIN, _ODD):

@@ -1,10 +1,9 @@
-"""Find the shortest texts that a pattern allows, from the start or after a given beginning.
+"""Finds the shortest text that matches regex patterns and begins with a given text.
 
-A pattern is parsed into states, and each state knows the number of characters to its nearest end. For several
-patterns and a minimum length together, A* search uses that number as its estimate.
+A pattern becomes an automaton. For each state, the distance to the nearest end is computed in characters. If
+a text must match several patterns or has a minimum length, an A* search uses the distance as its estimate.
 
-Results are only candidates: the caller asks the grammar whether they fit. Patterns with unsupported
-constructs have no result.
+The caller must ask the matcher whether a result fits. Patterns with unsupported constructs have no result.
 """
 
 from functools import lru_cache
@@ -16,22 +15,22 @@ from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_rege
 from mmengine.structured_output.regex.sets import DIGIT, SPACE, WORD, Set, contains
 from mmengine.structured_output.regex.tree import Alt, Node, Repeat, Seq
 
-MAX_STATES = 5_000  # Maximum number of states of a pattern.
+MAX_STATES = 5_000  # Maximum number of states in a pattern's automaton.
 # Maximum number of optional repetitions. A larger number is treated as unbounded, which needs fewer states.
 MAX_OPTIONAL = 8
-MAX_LOOKED_AT = 4_000  # Maximum number of steps in a search for several patterns, or a minimum length.
-# Maximum of (number of sets) * (number of characters) for which equivalent characters are merged.
+MAX_LOOKED_AT = 4_000  # Maximum number of steps in an A* search.
+# Equivalent characters are merged up to this product: (number of sets) * (number of characters).
 MAX_TOLD_APART = 20_000
 MAX_BEGINNING = 256  # Maximum number of characters in a given beginning.
 MAX_LEAST = 8_192  # Maximum supported minimum length, in characters.
 FAR = 1 << 30
-# Candidates for a character of a class, in order of preference: first a letter, a digit and a capital.
+# Candidates for a character in a set, in order of preference: first a letter, a digit and a capital.
 _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
-_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Candidates come from the ASCII characters in these classes.
+_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Only ASCII characters in these classes are candidates.
 
 
 class PatternAutomaton(Automaton):
-    """A pattern's automaton, for whole texts. Raises UnsupportedRegex."""
+    """The automaton for a pattern that must match the whole text. Raises UnsupportedRegex."""
 
     def __init__(self, regex: str):
         super().__init__(_with_fewer_states(parse_regex(regex, _CLASSES)), self._check)
@@ -43,8 +42,9 @@ class PatternAutomaton(Automaton):
             raise UnsupportedRegex(f"has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return the reachable states that consume a character or accept. Without the other states, more
-        results are equal.
+        """Return the reachable states that consume a character or accept.
+
+        Other states are left out, so that more state sets are equal and need not be visited twice.
         """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
@@ -53,7 +53,9 @@ class PatternAutomaton(Automaton):
         return min((self.away[place] for place in now), default=FAR)
 
     def nearest(self, now: frozenset[int]) -> str:
-        """Return the shortest text that leads from these states to an end. An end must be reachable."""
+        """Return the shortest text that leads from these states to an accepting state, which must be
+        reachable.
+        """
         place, out = min(now, key=self.away.__getitem__), []
         while self.away[place]:
             chars, after = self.states[place]
@@ -65,12 +67,12 @@ class PatternAutomaton(Automaton):
         return "".join(out)
 
     def options(self, now: frozenset[int]) -> dict[str, None]:
-        """Return characters that may follow, at least one for each transition."""
+        """Return characters that may come next, at least one for each transition."""
         sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
         return dict.fromkeys(char for chars in sets for char in _candidates(chars))
 
     def _distances(self) -> list[int]:
-        """Return each state's distance to the end, in characters, computed from the end backwards."""
+        """Return each state's distance in characters to the accepting state."""
         before: list[list[tuple[int, int]]] = [[] for _ in self.states]
         for place, (chars, after) in enumerate(self.states):
             for other in after if chars != () else ():
@@ -86,14 +88,14 @@ class PatternAutomaton(Automaton):
 
 
 class TextPattern(NamedTuple):
-    """A text that must match all `patterns` and have at least `low` characters."""
+    """The conditions on a text: it matches all `patterns` and has at least `low` characters."""
 
     patterns: tuple[str, ...]
     low: int = 0
 
     @lru_cache(maxsize=1024)  # noqa: B019 (an instance holds only its two fields)
     def rest(self, beginning: str) -> str | None:
-        """Return the shortest rest that completes `beginning`; None if none is found."""
+        """Return the shortest text that completes `beginning`, or None if none is found."""
         if len(beginning) > MAX_BEGINNING or self.low > MAX_LEAST:
             return None
         try:
@@ -117,8 +119,9 @@ class TextPattern(NamedTuple):
 
 
 def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low: int) -> str | None:
-    """Search with A* for the shortest text from the states `now`; among equal estimates, longer texts come
-    first.
+    """Search with A* for the shortest text from the states `now`.
+
+    Among equal estimates, longer texts are tried first.
     """
 
     def estimate(at: tuple[frozenset[int], ...], size: int) -> int:
@@ -150,8 +153,9 @@ def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low:
 
 
 def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
-    """Map each relevant character to the first character that the patterns' sets do not distinguish from
-    it.
+    """Map each relevant character to a representative.
+
+    All characters that no set in the patterns distinguishes have the same representative.
     """
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}
@@ -166,7 +170,7 @@ def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _candidates(chars: Set) -> str:
-    """Return a set's characters, the best first."""
+    """Return characters from a set, in order of preference."""
     plain = "".join(char for char in _PLAIN if contains(chars, ord(char)))
     return plain or "".join(chr(low) for low, _ in chars)
 

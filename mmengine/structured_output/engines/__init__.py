@@ -1,1 +1,3 @@
-"""Grammar engines: their interface (base.py) and their registry (backends.py)."""
+"""Grammar engines, which compile grammars and compute token masks: interface (base.py), registry,
+llguidance.
+"""

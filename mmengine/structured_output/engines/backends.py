@@ -1,7 +1,7 @@
-"""The registry of grammar engines: llguidance is built in, and other engines register an entry point.
+"""Looks up grammar engines by name. llguidance is built in; packages can register others.
 
-An entry point in the group `mmengine.grammar_backends` names a callable that takes the arguments of
-OfTokenizer (base.py) and returns a Backend.
+A package registers an entry point in the group `mmengine.grammar_backends`. The entry point names a callable
+that takes OfTokenizer's arguments (base.py) and returns a Backend.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The interface that a grammar engine implements, as llguidance/backend.py does."""
+"""The interface that a grammar engine implements; see llguidance/backend.py."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,23 +15,25 @@ from mmengine.structured_output.matcher import Matcher
 
 
 class Compiled(Protocol):
-    """A compiled grammar, which any texts may share."""
+    """A compiled grammar. Any number of texts may share it."""
 
-    after: tuple[int, ...]  # The text begins after these tokens; () if it begins at once.
-    # Minimum token budget of a text that must be completed within its budget; 0 if completion is off.
+    after: tuple[int, ...]  # The grammar applies after these tokens; () if it applies from the first token.
+    # Minimum token budget: `after` and the grammar's shortest text; 0 if completion is off.
     shortest: int
 
     def matcher(self) -> Matcher:
-        """Return a new matcher at the beginning."""
+        """Return a new matcher at the text's beginning."""
 
     def renew(self, error: str) -> Matcher | None:
-        """Return a new matcher if `error`, a matcher's error, says that the grammar's matchers have used up a
-        shared resource; None for any other error.
+        """Return a new matcher if `error` says that the grammar's matchers have used up a shared resource.
+
+        `error` is a matcher's error. Returns None for any other error.
         """
 
     def closer(self, budget: int, reserve: int = 0) -> Closer | None:
-        """Return a closer for a text of at most `budget` tokens, at its beginning; None if completion is off.
-        Up to `reserve` tokens of the budget are kept for the completion after a stop string.
+        """Return a Closer at the beginning of a text with at most `budget` tokens; None if completion is off.
+
+        Up to `reserve` tokens in the budget are kept for the completion after a stop string.
         """
 
 
@@ -40,58 +42,63 @@ class Backend(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that masks have a bit for."""
+        """The number of tokens for which a mask has a bit."""
 
     def compile(self, grammar: GrammarRequest) -> Compiled:
-        """Compile a grammar from spec.py. Worker threads call this, perhaps several at once. Raises
-        InvalidRequest for a grammar that the engine does not support.
+        """Compile a grammar. Several worker threads may call this concurrently.
+
+        `grammar` comes from spec.py. Raises InvalidRequest for a grammar that the engine does not support.
         """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return notes for the client on the parts that the engine narrows."""
+        """Return notes for the client on values that the grammar allows but the engine does not."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
     ) -> None:
-        """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to the next tokens that each of m matchers allows:
-        token t is bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar
-        accepts. If a matcher ends with an error meanwhile, its mask has no meaning.
+        """Write a token mask for each matcher into `bits`, uint32 [m, ceil(vocab_size / 32)].
 
-        With `drafts`, each matcher has an additional mask for each of its drafts, in order: the tokens
-        allowed after that draft. After a draft that is not allowed, the masks keep their old contents. The
-        matchers themselves do not advance.
+        Token t is bit t % 32 in word t // 32; a set bit means that the token may come next. An
+        end-of-sequence token is allowed exactly where the text may end. If a matcher then has an error, its
+        mask has no meaning.
+
+        With `drafts`, each matcher's mask is followed by a mask for each draft token: the tokens that may
+        follow this draft token. After a draft token that is not allowed, the matcher's further masks keep
+        their old contents. The matchers do not advance.
         """
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
-        """Return whether `fill` would set the token's bit, at a much lower cost."""
+        """Return whether `fill` would set the token's bit. This is much faster than a mask."""
 
     def take(self, matcher: Matcher, token_id: int, last: int) -> bool:
-        """Consume a token, which is not an end of sequence, if `fill` would set its bit; otherwise change
-        nothing. `last` is the previous token (-1: none).
+        """Consume a token if `fill` would set its bit, and return whether it was consumed.
+
+        The token must not be an end of sequence. `last` is the previous token (-1: none).
         """
 
     def forced(self, matcher: Matcher, last: int) -> list[int]:
-        """Return the matcher's forced tokens (`compute_ff_tokens`) after the token `last` (-1: none). If a
-        grammar leaves several spellings, there may be more tokens than `compute_ff_tokens` returns.
+        """Return the tokens that must come next after the token `last` (-1: none).
+
+        May return more tokens than `compute_ff_tokens` if the forced text can be tokenized in several ways.
         """
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
-        """Advance each matcher by its token. A matcher that refuses its token is in an error state from then
-        on.
-        """
+        """Advance each matcher by its token. A matcher that does not allow its token then has an error."""
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Return tokens that spell the text of `token_ids` before its last `behind`, after which only a
-        partial character may follow. None if no tokens spell that text.
+        """Return tokens for the text of `token_ids` before the last occurrence of `behind`.
+
+        Only a partial character may follow `behind`. Returns None if no tokens have this text.
         """
 
 
 class OfTokenizer:
-    """The base class for grammar engines, built from a tokenizer.
+    """The base class for grammar engines that are built from a tokenizer.
 
-    `token_bytes` returns each token's bytes (b"" for a special token); the function is called once, for the
-    first grammar. `encode` converts text to tokens. `special_ids` are the special tokens, which stand for no
-    text. A token at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often wider.
+    `token_bytes` returns each token's bytes (b"" for a special token). It is called once, for the first
+    grammar. `encode` converts text to tokens. `special_ids` has the special tokens, which have no text. A
+    model's vocabulary is often larger than the tokenizer's. Tokens that `token_bytes` does not include are
+    never allowed.
     """
 
     def __init__(
@@ -107,19 +114,20 @@ class OfTokenizer:
         self._special_ids, self.eos_token_ids = special_ids, list(eos_token_ids)
         self._vocab_size = vocab_size
         self._vocabulary: Vocabulary | None = None
-        self._lock = threading.Lock()  # Guards objects that are created for the first grammar.
+        self._lock = threading.Lock()  # Guards the objects that are created for the first grammar.
 
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return no notes: the engine narrows nothing."""
+        """Return no notes, because the engine allows all values that the grammar allows."""
         return ()
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Implement Backend.cut. If `behind` begins within a token, the token's bytes before it become
-        single-byte tokens.
+        """Implement Backend.cut.
+
+        If `behind` begins within a token, the token's earlier bytes become single-byte tokens.
         """
         words = self._words()
         place = words.text(token_ids).rfind(behind.encode())
@@ -143,7 +151,7 @@ class OfTokenizer:
             return self._vocabulary
 
     def _encode(self, text: str) -> list[int]:
-        """Return tokens whose bytes are the text's. The first call needs all tokens' bytes."""
+        """Return tokens whose bytes are exactly the text's bytes."""
         if self._exact is None:
             self._exact = ExactEncoder(self._given_encode, self._texts(self._tokens_in_vocabulary()))
         return self._exact(text)
@@ -156,5 +164,5 @@ class OfTokenizer:
         return list(self._token_bytes())[: self._vocab_size]
 
     def _texts(self, tokens: Sequence[bytes]) -> list[bytes]:
-        """Return `tokens` with b"" for special tokens."""
+        """Return `tokens` after replacing special tokens by b""."""
         return [b"" if token in self._special_ids else text for token, text in enumerate(tokens)]

@@ -1,4 +1,4 @@
-"""Note that a grammar limits the digits of numbers that its schemas leave unlimited."""
+"""Writes notes for clients about the maximum number of digits, if schemas allow any number of digits."""
 
 from functools import lru_cache
 
@@ -13,10 +13,10 @@ from mmengine.structured_output.request.tool_calls import ToolCalls
 
 
 def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[Note, ...]:
-    """Return the note on a maximum number of digits; nothing if the grammar has none.
+    """Return the note on a grammar's maximum number of digits, if the grammar has one.
 
-    `counts_in_long`: whether the grammar engine also counts digits in schemas of more than MAX_HELD
-    characters. Otherwise another note names such schemas.
+    `counts_in_long` says whether the grammar engine also limits digits in schemas with more than MAX_HELD
+    characters. Otherwise a separate note names such schemas.
     """
     if not grammar.max_digits or grammar.kind not in HAS_JSON:
         return ()
@@ -37,8 +37,10 @@ def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[
 
 @lru_cache(maxsize=64)
 def _limits_of(grammar: GrammarRequest) -> tuple[bool, bool]:
-    """Return whether a schema of at most MAX_HELD characters has unlimited numbers, and whether a longer one
-    has numbers.
+    """Return two flags on a grammar's schemas.
+
+    The first says whether a schema with at most MAX_HELD characters has unlimited numbers. The second says
+    whether a longer schema has numbers.
     """
     found = read_grammar(grammar)
     schemas: list[msgspec.Raw] = []
@@ -51,6 +53,6 @@ def _limits_of(grammar: GrammarRequest) -> tuple[bool, bool]:
             schemas = [each.schema for each in found.tools] + ([found.answer] if found.has_form else [])
     texts = [bytes(schema).decode() for schema in schemas]
     long = [text for text in texts if len(text) > MAX_HELD]
-    # Reading a long schema would hold the interpreter's lock; a search does not take long.
+    # Parsing a long schema would hold the GIL for too long. A text search is fast.
     is_long = any(f'"{kind}"' in text for text in long for kind in ("integer", "number"))
     return any(has_unlimited_numbers(text) for text in texts if text not in long), is_long

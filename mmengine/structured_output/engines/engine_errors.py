@@ -1,11 +1,11 @@
-"""Rewrite a grammar engine's errors for clients, so that they name the fault and the remedy."""
+"""Rewrites a grammar engine's error messages for clients, so that they name the fault and the remedy."""
 
 import re
 
 from mmengine.errors import shown
 
-PANIC = "panic"  # The beginning of an error that llguidance reports for its own failure.
-MAX_ERROR_CHARS = 300  # Maximum number of characters of an error; the rest is cut off.
+PANIC = "panic"  # How an error begins that llguidance reports for a bug in llguidance.
+MAX_ERROR_CHARS = 300  # Maximum length of an error message, which is cut there.
 _KNOWN = tuple(
     (re.compile(found), said)
     for found, said in (
@@ -41,20 +41,22 @@ _KNOWN = tuple(
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
-# How llguidance quotes a pattern that normalization has written.
+# How llguidance quotes a pattern from a normalized schema.
 _PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")
-_SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # The grammar's own lines, quoted and underlined.
+# Lines that llguidance quotes from the grammar, and their underlining.
+_SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)
 
 
 def is_panic(failure: BaseException) -> bool:
-    """Return whether the failure is a panic in a Rust library, which is not an Exception. llguidance turns
-    panics in its matchers into errors; the caller reports other panics.
+    """Return whether the failure is a panic in a Rust library, which is not a Python Exception.
+
+    llguidance converts panics in its matchers to errors. The caller must report other panics.
     """
     return type(failure).__name__ == "PanicException"
 
 
 def describe_error(error: str) -> str:
-    """Return the error as a single line with at most MAX_ERROR_CHARS."""
+    """Return the rewritten error as a single line with at most MAX_ERROR_CHARS characters."""
     text = error.replace("<non-verbose/>", "")
     for pattern, said in _KNOWN:
         if pattern.search(text):

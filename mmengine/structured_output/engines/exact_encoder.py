@@ -1,7 +1,7 @@
-"""Converts text to tokens whose bytes are the text's, also where the tokenizer's normaliser changes the text.
+"""Converts text to tokens with exactly the text's bytes, even if the tokenizer would normalize the text.
 
-A grammar forces bytes. Qwen's tokenizers apply NFC first, so the tokens of U+2126 (ohm sign) are those of
-U+03A9 (omega), which the grammar does not allow. Such characters are spelled in single-byte tokens.
+A grammar forces bytes. Qwen's tokenizers first apply Unicode's NFC, so U+2126 (ohm sign) becomes the token
+for U+03A9 (omega), which the grammar does not allow. Such characters are written as single-byte tokens.
 """
 
 import unicodedata
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 
 class ExactEncoder:
-    """Encodes text; callable like the tokenizer's `encode`.
+    """Encodes text to tokens. An instance can be called like the tokenizer's `encode`.
 
-    `token_bytes` are the bytes of every token, b"" for a special token. If the vocabulary lacks the token of
-    a byte, the tokenizer's tokens are returned as they are.
+    `token_bytes` has every token's bytes, b"" for a special token. If the vocabulary lacks a token for some
+    byte, the tokenizer's tokens are returned unchanged.
     """
 
     def __init__(self, encode: Callable[[str], list[int]], token_bytes: Sequence[bytes]):
@@ -34,7 +34,9 @@ class ExactEncoder:
         return out + self._run(exact)
 
     def _run(self, text: str) -> list[int]:
-        """Return the tokens for clusters that are exact one by one."""
+        """Return the tokens for a text whose clusters are each exact: the tokenizer's, or else single-byte
+        tokens.
+        """
         tokens = self._encode(text) if text else []
         return tokens if self._spells(tokens, text) else [self._letters[byte] for byte in text.encode()]
 
@@ -44,9 +46,9 @@ class ExactEncoder:
 
 
 def clusters(text: str) -> list[str]:
-    """Split a text between characters that normalisation to NFC treats independently.
+    """Split a text into clusters, which are character sequences that NFC normalizes independently.
 
-    A cluster depends only on the text up to its end, so a longer text's clusters begin with the same ones.
+    A cluster depends only on the text up to its end. If the text grows, its complete clusters stay the same.
     """
     out: list[str] = []
     for char in text:
@@ -58,7 +60,7 @@ def clusters(text: str) -> list[str]:
 
 
 def _compose(before: str, char: str) -> bool:
-    """Return whether NFC joins a character with the last one before it (as Hangul's letters)."""
+    """Return whether NFC joins a character with the previous one, as it joins Hangul letters."""
     if char.isascii():
         return False
     last = before[-1]

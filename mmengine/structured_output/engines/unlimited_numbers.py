@@ -1,4 +1,4 @@
-"""Finds numbers in normalized schemas whose digits nothing limits."""
+"""Finds numbers in normalized schemas that may have any number of digits."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,12 +9,12 @@ from mmengine.structured_output.json_schema.patterns.other_keys import Json, exp
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals, to_fraction
 
-MAX_HELD = 64 * 2**10  # Maximum number of characters of JSON Schema that llguidance parses directly.
+MAX_HELD = 64 * 2**10  # A longer schema is passed to llguidance inside a Lark grammar, to release the GIL.
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def has_unlimited_numbers(text: str) -> bool:
-    """Return whether a normalized schema leaves the digits of some number unlimited."""
+    """Return whether a normalized schema allows some number with any number of digits."""
     schema: Json = msgspec.json.decode(text, type=dict)
     del schema["x-guidance"]
     definitions = schema.pop("$defs", {})
@@ -35,7 +35,8 @@ def _has_unlimited(schema: object) -> bool:
 def is_unlimited(schema: Json) -> bool:
     """Return whether a normalized schema allows a number with any number of digits.
 
-    A `multipleOf` other than a power of ten counts as a limit; a power of ten limits the decimal places.
+    A `multipleOf` that is not a power of ten counts as a limit on digits. A power of ten limits only the
+    decimal places.
     """
     if schema.get("type") not in ("integer", "number"):
         return False
@@ -48,12 +49,12 @@ def is_unlimited(schema: Json) -> bool:
 
 
 def limit_of(schema: Json, names: Sequence[str]) -> Fraction | None:
-    """Return the value of the first of these keywords that a number's schema has."""
+    """Return the value of the first keyword in `names` that a number's schema has, or None."""
     found = next((schema[name] for name in names if name in schema), None)
     return to_fraction(found) if isinstance(found, int | float) else None
 
 
 def multiple_of(schema: Json) -> Fraction | None:
-    """Return the value of `multipleOf`."""
+    """Return the value of `multipleOf`, or None."""
     found = schema.get("multipleOf")
     return to_fraction(found) if isinstance(found, int | float) else None

@@ -1,1 +1,1 @@
-"""Translate llama.cpp's GBNF and xgrammar's EBNF into Lark or a regex for the grammar engine."""
+"""Translates grammars in llama.cpp's GBNF or xgrammar's EBNF to a Lark grammar or a regex."""

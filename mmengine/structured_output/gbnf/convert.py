@@ -1,6 +1,4 @@
-"""Convert a GBNF grammar for the grammar engine: into a regex if its rules are not recursive, else into
-Lark.
-"""
+"""Converts a GBNF grammar to a regex, or to a Lark grammar if its rules are recursive or large."""
 
 from functools import lru_cache
 
@@ -11,19 +9,20 @@ from mmengine.structured_output.gbnf.lexemes import LexemeComparison
 from mmengine.structured_output.gbnf.parser import parse_grammar
 from mmengine.structured_output.regex.tree import Node, Ref, regex_of
 
-MAX_ROUNDS = 100  # Maximum number of rounds that split lexemes.
+MAX_ROUNDS = 100  # Maximum number of rounds in which lexemes are split.
 
 
 @lru_cache(maxsize=64)
 def convert(text: str) -> tuple[str, str]:
-    """Convert a grammar into ("regex" or "lark", source) with exactly the same language. Raises
-    InvalidRequest with the faulty line's number.
+    """Convert a grammar to ("regex" or "lark", source), which allows exactly the same texts.
+
+    Raises InvalidRequest with the faulty line's number.
     """
     return convert_rules(parse_grammar(text))
 
 
 def convert_rules(nodes: dict[str, Node]) -> tuple[str, str]:
-    """Convert rules as `convert` does. Texts begin at the rule `root`; every reference must have a rule."""
+    """Convert rules as `convert` does. Texts begin at the rule `root`. Every reference must have a rule."""
     try:
         return _converted(Rules(nodes))
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Compute which lexemes may follow each lexeme, and find pieces that must be split further."""
+"""Computes which lexemes may follow each lexeme, and finds lexemes that must be split further."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from mmengine.structured_output.regex.tree import Ref
 
 
 def unsafe_pieces(cutter: LexemeSplitter, comparison: LexemeComparison) -> set[str]:
-    """Return the regexes of pieces that must be split further."""
+    """Return the regexes of lexemes that must be split further (see lexemes.py)."""
     lexemes = {regex: comparison.lexeme(regex, piece.node) for regex, piece in cutter.pieces.items()}
     large = {regex for regex, lexeme in lexemes.items() if lexeme is None}
     if large:
@@ -19,14 +19,14 @@ def unsafe_pieces(cutter: LexemeSplitter, comparison: LexemeComparison) -> set[s
 
 
 class _FollowSets:
-    """Computes FIRST and FOLLOW sets. A piece set is an integer with a bit for each piece."""
+    """Computes FIRST and FOLLOW sets. A lexeme set is an integer with a bit for each lexeme."""
 
     def __init__(self, cutter: LexemeSplitter, lexemes: dict[str, Lexeme], comparison: LexemeComparison):
         self._rules = cutter.rules
         self._lexemes = list(lexemes.values())
         self._regexes = list(lexemes)
         self._numbers = {regex: at for at, regex in enumerate(lexemes)}
-        # For each rule, its FIRST set, and whether the rule may be empty.
+        # Rule -> (FIRST set, whether the rule may be empty).
         self._first = dict.fromkeys(self._rules, (0, False))
         self._behind_rule = dict.fromkeys(self._rules, 0)
         self._behind = [0] * len(self._lexemes)
@@ -34,13 +34,14 @@ class _FollowSets:
         self._settle(comparison)
 
     def _settle(self, comparison: LexemeComparison) -> None:
-        # Visiting one part is much cheaper than comparing two lexemes.
+        # Ten parts count as a step, because visiting a part is much cheaper than comparing two lexemes.
         steps = len(self._rules) + sum(map(_parts, self._rules.values())) // 10
         changed = True
         while changed:
             comparison.spend(steps)
             changed = False
-            for name, part in reversed(self._rules.items()):  # Rules mostly refer to later rules.
+            # In reverse order, because rules mostly refer to later rules.
+            for name, part in reversed(self._rules.items()):
                 found = self._first_of(part)
                 changed = changed or found != self._first[name]
                 self._first[name] = found
@@ -113,7 +114,7 @@ class _FollowSets:
         return found
 
     def _beginning(self, bits: int) -> Set:
-        """Return the characters with which any piece in the set begins."""
+        """Return the characters with which a lexeme in the set may begin."""
         if bits not in self._begin:
             pairs = [
                 pair
@@ -126,7 +127,7 @@ class _FollowSets:
 
 
 def _parts(part: Part) -> int:
-    """Return the number of parts, including nested parts."""
+    """Return how many parts `part` has, including itself and nested parts."""
     return 1 + sum(map(_parts, part.parts)) if isinstance(part, Group) else 1
 
 

@@ -1,4 +1,4 @@
-"""Split a grammar into lexemes that are as large as possible."""
+"""Splits a grammar's rules into lexemes, which are terminals for the grammar engine, as large as possible."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
-MAX_REGEX_NODES = 20_000  # Maximum number of nodes of a rule after all rules inside it are inlined.
+MAX_REGEX_NODES = 20_000  # Maximum number of nodes in a rule after all rules inside it are inlined.
 MAX_EXPANDED = 1_000_000  # Maximum number of nodes that are visited for all pieces and rounds together.
 MAX_LEXEMES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One lexeme: `node` has no references, and its regex identifies the piece."""
+    """A lexeme. `node` has no references to rules, and its `regex` identifies the piece."""
 
     regex: str
     node: Node
@@ -24,7 +24,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Parts in sequence, or alternatives if `between` is "|"; the whole group is repeated."""
+    """Parts in sequence, or alternatives if `between` is "|". The group occurs `low` to `high` times."""
 
     parts: "list[Part]"
     between: str = ""
@@ -36,16 +36,22 @@ Part = Piece | Ref | Group
 
 
 class Rules:
-    """A grammar's rules. `piece` raises InvalidRequest if inlining the rules takes too long."""
+    """A grammar's rules, and functions that inline rules.
+
+    The functions raise InvalidRequest if inlining visits too many nodes.
+    """
 
     def __init__(self, rules: dict[str, Node]):
         self.nodes = rules
         self._left = MAX_EXPANDED
-        self._pieces: dict[str, Piece | None] = {}  # Pieces, keyed by rule.
+        self._pieces: dict[str, Piece | None] = {}  # Rule -> the rule as a single lexeme, or None.
 
     @cached_property
     def _sizes(self) -> "dict[str, _Size]":
-        """Return each non-recursive rule's size, including the rules inside."""
+        """Each non-recursive rule's size with all rules inlined.
+
+        Rules with more than MAX_REGEX_NODES are left out.
+        """
         sizes: dict[str, _Size] = {}
         refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
         own = {name: _count(node) for name, node in self.nodes.items()}
@@ -68,11 +74,11 @@ class Rules:
         return sizes
 
     def is_plain(self, node: Node) -> bool:
-        """Return whether the node contains no recursion and is small enough with all rules inlined."""
+        """Return whether the node is plain: without recursion, and small enough with all rules inlined."""
         return self._size(node) is not None
 
     def _size(self, node: Node) -> "_Size | None":
-        """Return the node's size with all rules inlined; None for a node that is not plain."""
+        """Return the node's size with all rules inlined, or None if the node is not plain."""
         sizes, refs = self._sizes, list(_refs(node))
         own = _count(node)
         self._spend(own.nodes)
@@ -91,7 +97,7 @@ class Rules:
             )
 
     def piece(self, node: Node) -> Piece | None:
-        """Return `node` as a single lexeme; None if the node is not plain, or too large for a lexeme."""
+        """Return `node` as a single lexeme, or None if the node is not plain or is too large for a lexeme."""
         if isinstance(node, Ref):
             if node.name not in self._pieces:
                 self._pieces[node.name] = self.piece(self.nodes[node.name])
@@ -147,7 +153,7 @@ def _count(node: Node) -> _Size:
 
 
 class LexemeSplitter:
-    """The rules that can be reached from root, split into lexemes, none of which is in `unsafe`."""
+    """Splits all rules that can be reached from `root` into lexemes, none of which is in `unsafe`."""
 
     def __init__(self, rules: Rules, unsafe: set[str]):
         self._rules, self._unsafe = rules, unsafe
@@ -178,7 +184,7 @@ class LexemeSplitter:
         raise AssertionError("a character is a lexeme")
 
     def _cut_items(self, items: tuple[Node, ...]) -> Iterator[Part]:
-        """Split a sequence; neighbours form a single lexeme if that is safe."""
+        """Split a sequence. Neighbouring plain items form a single lexeme if this lexeme is safe."""
         run: list[Node] = []
         ended: tuple[Node | None, ...] = (*items, None)
         for item in ended:

@@ -1,8 +1,8 @@
-"""Decide when a grammar's pieces may be lexemes.
+"""Compares lexemes, to decide which pieces of a grammar can safely be lexemes.
 
-The grammar engine reads the longest lexeme that may come next. The language is preserved if no text can
-continue both within a lexeme and after a complete lexeme. A piece for which this is uncertain is split
-further. Single-character lexemes are always safe.
+The grammar engine always reads the longest lexeme that may come next. This is correct unless the next
+character could either continue the lexeme or begin the next lexeme. If both might be possible, the lexeme is
+unsafe and is split further. Single-character lexemes are always safe.
 """
 
 from dataclasses import dataclass, field
@@ -11,15 +11,17 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.regex.sets import Set, have_common
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
-MAX_POSITIONS = 400  # Maximum number of positions in a lexeme; a larger piece is split.
+MAX_POSITIONS = 400  # Maximum number of positions in a lexeme. A larger piece is split.
 # Maximum number of steps to compare lexemes and to compute which lexemes may follow which.
 MAX_STEPS = 150_000
 
 
 @dataclass(slots=True)
 class Lexeme:
-    """A piece without references, as numbered positions (Glushkov's construction): `sets` holds each
-    position's characters.
+    """A lexeme as an automaton with numbered positions (Glushkov's construction).
+
+    A position is an occurrence of a character set in the regex. `sets` has each position's characters.
+    `first`, `last` and `follow` say which positions begin, end and continue a text.
     """
 
     sets: list[Set] = field(default_factory=list)
@@ -30,8 +32,9 @@ class Lexeme:
 
 
 def lexeme_of(node: Node) -> Lexeme | None:
-    """Return the lexeme for a node, or None if it has too many positions. A counted repetition is treated as
-    unbounded, so its lexeme may be split although that is not necessary.
+    """Return the lexeme for a node, or None if it would have too many positions.
+
+    A counted repetition is treated as unbounded. Its lexeme may therefore be split although it is safe.
     """
     lexeme = Lexeme()
     try:
@@ -42,7 +45,7 @@ def lexeme_of(node: Node) -> Lexeme | None:
 
 
 def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
-    """Return the positions where `node` begins and ends, and whether `node` may be empty."""
+    """Return the positions at which `node` begins and ends, and whether `node` may be empty."""
     match node:
         case Chars(ranges=ranges):
             at = len(lexeme.sets)
@@ -81,7 +84,7 @@ def _positions(node: Node, lexeme: Lexeme) -> tuple[set[int], set[int], bool]:
 
 
 class LexemeComparison:
-    """Compares a grammar's lexemes. Raises InvalidRequest if that takes too long."""
+    """Compares a grammar's lexemes. Raises InvalidRequest after too many steps."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
@@ -89,7 +92,7 @@ class LexemeComparison:
         self._known: dict[tuple[str, str], tuple[list[Set], bool]] = {}
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises InvalidRequest if there are too many."""
+        """Count `steps` against the limit. Raises InvalidRequest if the limit is exceeded."""
         self._left -= steps
         if self._left < 0:
             raise InvalidRequest(
@@ -99,14 +102,16 @@ class LexemeComparison:
             )
 
     def lexeme(self, regex: str, node: Node) -> Lexeme | None:
-        """Return `lexeme_of` a node, computed once for each regex."""
+        """Return the node's lexeme, as `lexeme_of` does. The result is cached by `regex`."""
         if regex not in self._lexemes:
             self._lexemes[regex] = lexeme_of(node)
         return self._lexemes[regex]
 
     def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
-        """Return the characters by which `other` may continue after a complete `one`, and whether a text
-        matches both. Both must be lexemes that `lexeme` returned.
+        """Compare the lexemes with the regexes `one` and `other`, both known from `lexeme`.
+
+        Returns the characters with which `other` may continue after a text that is a complete `one`, and
+        whether some text matches both.
         """
         key = one, other
         if key not in self._known:
@@ -126,7 +131,7 @@ class LexemeComparison:
                 ahead |= other.follow[q]
             for r in one.follow[p]:
                 for s in other.follow[q]:
-                    self._left -= 1  # The loop's `spend` checks the limit.
+                    self._left -= 1  # The call of `spend` below checks the limit.
                     if (r, s) not in seen and have_common(one.sets[r], other.sets[s]):
                         seen.add((r, s))
                         pending.append((r, s))

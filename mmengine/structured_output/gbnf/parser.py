@@ -1,5 +1,6 @@
-"""Parse a grammar's text into rules, in llama.cpp's syntax or in xgrammar's, whose rules may span several
-lines.
+"""Parses a grammar's text in llama.cpp's GBNF or xgrammar's EBNF into rules.
+
+In EBNF, a rule may span several lines.
 """
 
 import re
@@ -20,7 +21,7 @@ from mmengine.structured_output.regex.tree import (
 MAX_GBNF_CHARS = 64 * 1024
 MAX_GBNF_RULES = 2_000
 MAX_GROUPS = 64  # Maximum nesting depth of groups.
-MAX_REPEATS = 10_000  # Maximum count in {m,n}.
+MAX_REPEATS = 10_000  # Maximum number in a repetition {m,n}.
 ANY = tuple(complement(()))
 _TOKEN = re.compile(
     r"(?P<space>[ \t\r]+|#[^\n]*)|(?P<line>\n)|(?P<head>[A-Za-z][\w-]*(?=[ \t]*::=))|(?P<name>[A-Za-z][\w-]*)"
@@ -33,8 +34,10 @@ _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def parse_grammar(text: str) -> dict[str, Node]:
-    """Return the rules, keyed by name. Raises InvalidRequest, with the line, for a text that is not a
-    grammar, lacks a rule called root, or refers to an unknown rule.
+    """Return the rules by name.
+
+    Raises InvalidRequest with the line number if the text is not a grammar, has no rule `root`, or refers to
+    an unknown rule.
     """
     if len(text) > MAX_GBNF_CHARS:
         raise InvalidRequest(
@@ -72,12 +75,12 @@ class _Parser:
             if len(found) >= MAX_GBNF_RULES:
                 _refuse(line, f"there are more than {MAX_GBNF_RULES:,} rules")
             self._next()
-            self._next()  # The ::= sign.
+            self._next()  # Skips the ::= sign.
             found[name] = self._alternatives(0)
         return found
 
     def _next(self) -> None:
-        """Advance to the next token; line ends and comments are skipped."""
+        """Advance to the next token, and skip line ends and comments."""
         while self._at < len(self._text):
             found = _TOKEN.match(self._text, self._at)
             if found is None:
@@ -162,7 +165,7 @@ class _Parser:
         return Chars(ranges)
 
     def _characters(self, inner: str) -> list[tuple[int, bool]]:
-        """Return the code points, and whether each was escaped."""
+        """Return pairs of a code point and whether it was escaped."""
         out = []
         for found in _ESCAPE.finditer(inner):
             digits = found[1] or found[2] or found[3]

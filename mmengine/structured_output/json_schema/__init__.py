@@ -1,1 +1,1 @@
-"""Read, check and rewrite JSON Schemas so that a grammar engine enforces them exactly."""
+"""Reads, checks and rewrites JSON Schemas, so that a grammar engine can enforce them exactly."""

@@ -1,1 +1,1 @@
-"""The llguidance engine: translates grammars into llguidance's formats, and its errors into ours."""
+"""The llguidance grammar engine: translates grammars into llguidance's formats, and masks tokens with it."""

@@ -1,4 +1,4 @@
-"""The llguidance grammar engine, for any tokenizer with known token bytes."""
+"""Implements the grammar engine interface (engines/base.py) with llguidance."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -29,30 +29,32 @@ from mmengine.structured_output.request.spec import Choice, Grammar, JsonSchema,
 from mmengine.structured_output.request.structural_tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
 
-MAX_KEPT_CHARS = 256  # Maximum number of characters of a text whose tokens are cached.
-MAX_SPELLINGS = 8192  # Maximum number of forced texts that are cached.
-# Limits on llguidance. Fuel stands for time: a millisecond is about 50,000 units at the start, and 14,000 in
-# a step. With llguidance's defaults, patterns such as [a-z]{1,255} compile, but fail in the middle of an
-# answer. Normalization bounds the patterns of schemas. A lexer state takes one or two kilobytes.
+MAX_KEPT_CHARS = 256  # Maximum length of a forced text whose tokens are cached.
+MAX_SPELLINGS = 8192  # Maximum number of forced texts whose tokens are cached.
+# Limits on llguidance's work. "Fuel" measures time: a millisecond is about 50,000 units while a matcher
+# starts, and 14,000 units in a step. llguidance's defaults are too low: patterns such as [a-z]{1,255}
+# compile, but fail in the middle of an answer. Higher limits are safe for schemas, because normalization
+# limits their patterns. A lexer state takes one or two kilobytes.
 
-# Maximum number of items in a row of the parser's table: an object has four for each property that may come
-# next.
+# Maximum number of items in a row of the parser's table. An object takes four items for each property that
+# may come next.
 MAX_ROW_ITEMS = 20_000
-MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that one mask visits.
+MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that a mask visits.
 START_FUEL = 3_000_000
-STEP_FUEL = 2_000_000  # For a schema.
-TEXT_STEP_FUEL = 200_000  # For a regex or a Lark grammar: llguidance's default.
-# llguidance's default, for all texts of a grammar together (CompiledGrammar.renew).
+STEP_FUEL = 2_000_000  # Fuel for a step with a schema.
+TEXT_STEP_FUEL = 200_000  # Fuel for a step with a regex or a Lark grammar: llguidance's default.
+# llguidance's default. All texts of a grammar share this limit; see CompiledGrammar.renew.
 MAX_LEXER_STATES = 250_000
-MaskRequest = tuple[LLMatcher, int, list[int]]  # A matcher, the index of its first mask, and its drafts.
-# A method that llguidance's stubs lack: (matcher, address, bytes of a mask, drafts).
+# A matcher, the index of its first mask, and its draft tokens.
+MaskRequest = tuple[LLMatcher, int, list[int]]
+# A method that llguidance's type stubs lack. Arguments: matcher, address, bytes per mask, draft tokens.
 _FILL_WITH_DRAFTS: Callable[[LLMatcher, int, int, list[int]], None] = vars(LLMatcher)[
     "unsafe_compute_mask_ptr_with_draft_token"
 ]
 
 
 class LLGuidance(OfTokenizer):
-    """The llguidance backend. `num_threads` threads fill masks; by default 80 % of the CPUs."""
+    """The llguidance backend. `num_threads` threads compute masks (default: 80 % of the CPUs)."""
 
     def __init__(
         self,
@@ -65,11 +67,11 @@ class LLGuidance(OfTokenizer):
     ):
         super().__init__(token_bytes, encode, special_ids, eos_token_ids, vocab_size)
         self._tokenizer: LLTokenizer | None = None
-        self._special_names: dict[str, int] = {}  # Filled together with `_tokenizer`.
+        self._special_names: dict[str, int] = {}  # Set together with `_tokenizer`.
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
         self._schema_limits, self._text_limits = _limits(STEP_FUEL), _limits(TEXT_STEP_FUEL)
         threads = num_threads or _num_threads()
-        # A single worker thread is slower than filling masks in the calling thread.
+        # A single worker thread would be slower than the calling thread.
         self._executor = LLExecutor(threads) if threads > 1 else None
 
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
@@ -87,15 +89,15 @@ class LLGuidance(OfTokenizer):
         make = self._prototypes(found, grammar.max_digits or 0)
         prototype = make()
         if grammar.max_digits and prototype.is_error():
-            # As Lark, a schema has more rules than as JSON Schema, and may have too many.
+            # A digit limit requires Lark, in which a schema may have too many rules. Try without the limit.
             make = self._prototypes(found, 0)
             prototype = make()
         if len(grammar.source) > MAX_HELD and not prototype.is_error():
-            # Computing the first mask releases the interpreter's lock. Copies then need not do this work
-            # under the lock.
+            # The first mask is slow, and computing it here releases the GIL. Copies of the prototype need not
+            # repeat this work while they hold the GIL.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
-        # Normalization guarantees that a schema has texts.
+        # For a schema, normalization has checked that some text matches.
         if not error and not isinstance(found, JsonSchema):
             error = first_step_error(prototype)
         if error:
@@ -118,17 +120,17 @@ class LLGuidance(OfTokenizer):
         return CompiledGrammar(prototype, grammar.after, make, closing)
 
     def _prototypes(self, grammar: Grammar, max_digits: int) -> Callable[[], LLMatcher]:
-        """Return a function that makes matchers at the beginning of `grammar`."""
+        """Return a function that returns a new matcher for `grammar`, at the text's beginning."""
         is_text = isinstance(grammar, Regex | Choice | Lark) or (
             isinstance(grammar, ToolCalls) and any(tool.lark for tool in grammar.tools)
         )
         limits = self._text_limits if is_text else self._schema_limits
-        tokens = self._tokens()  # fills the special tokens' names, which the source needs
+        tokens = self._tokens()  # sets the special tokens' names, which `_source_of` needs
         source = self._source_of(grammar, max_digits)
         return partial(LLMatcher, tokens, source, log_level=0, limits=limits)
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return a note if numbers without limits have a maximum number of digits."""
+        """Return a note if a digit limit applies to numbers that the schema does not limit."""
         return digit_notes(grammar)
 
     def _source_of(self, grammar: Grammar, max_digits: int) -> str:
@@ -140,8 +142,8 @@ class LLGuidance(OfTokenizer):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
                 literals = map(quoted, choices)
-                # The choices are one terminal: as alternatives of a rule, all would be in the parser's table
-                # at once.
+                # The choices form a single terminal. As alternatives in a rule, all of them would be in the
+                # parser's table at once.
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
                 check_ends(lark, self._special_names, self.eos_token_ids)
@@ -161,8 +163,8 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
-        # A matcher caches its last mask and returns it if its lexer state and table length are unchanged,
-        # even after a rollback to another text. Copies therefore compute the masks after drafts.
+        # Masks after drafts are computed with copies. A matcher caches its last mask and reuses it if its
+        # lexer state and table length are unchanged, which after a rollback may be a wrong mask.
         copied = ((each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked)
         copies = asked if drafts is None else list(copied)
         is_filled = False
@@ -176,11 +178,12 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(copies, (start, stride))
         if drafts is not None:
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-            # Filling from the matchers themselves makes them report the error.
+            # A single thread and the matchers themselves are used again, so that the matchers report the
+            # error.
             self._fill_alone(broken, (start, stride))
 
     def _fill_alone(self, asked: Iterable[MaskRequest], where: tuple[int, int]) -> None:
-        """Fill masks in a single thread. `where` holds the first mask's address and the bytes per mask."""
+        """Compute masks in this thread. `where` is (first mask's address, bytes per mask)."""
         start, stride = where
         for matcher, place, ahead in asked:
             try:
@@ -193,19 +196,20 @@ class LLGuidance(OfTokenizer):
                 self._break(matcher)
 
     def _break(self, matcher: LLMatcher) -> None:
-        """Put the matcher into an error state, so that a failure in llguidance ends only the text that caused
-        the failure.
+        """Put the matcher into an error state.
+
+        After a failure in llguidance, only the text that caused the failure then ends.
         """
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
-        # If tokens are forced, a mask contains only the first forced token.
+        # If tokens are forced, a mask allows only the first forced token.
         forced = matcher.compute_ff_tokens()
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
     def take(self, matcher: LLMatcher, token_id: int, last: int) -> bool:
         text = matcher.compute_ff_bytes()
-        # If bytes are forced and tokens follow from them, a mask contains only the first of these tokens.
+        # If bytes are forced and determine tokens, a mask allows only the first of these tokens.
         if text:
             known = self._spellings.get((last, text))
             if not known or known[0] != token_id:
@@ -222,9 +226,11 @@ class LLGuidance(OfTokenizer):
         return self._spell(matcher, text, last) if known is None else known
 
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
-        """Return the forced tokens: the leading tokens of the forced `text` that a longer token cannot
-        replace. They therefore also depend on the texts that the grammar allows afterwards, but two such
-        lists for the same `text` never contradict each other: the longer one begins with the shorter one.
+        """Return and cache the forced tokens for the forced bytes `text` after the token `last`.
+
+        These are the first tokens in `text` that no longer token could replace. How many there are also
+        depends on the texts that the grammar allows after `text`. Different results for the same `text` never
+        conflict: the longer list begins with the shorter list. They may therefore be cached.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
@@ -264,13 +270,15 @@ class _Tokens(TokenizerWrapper):
         self._encode_again = lru_cache(maxsize=4096)(encode)
 
     def __call__(self, text: str) -> list[int]:
-        """Encode text. Called in every step with forced tokens, mostly for the same keys."""
+        """Encode text. llguidance calls this in every step with forced tokens, often with the same text."""
         return self._encode_again(text) if len(text) <= MAX_KEPT_CHARS else self._encode(text)
 
 
 class CompiledGrammar:
-    """A grammar compiled by llguidance. `make` returns another prototype. `closing` holds a function that
-    returns a Closer for a budget, and the minimum budget.
+    """A grammar that llguidance has compiled. Matchers are copies of `prototype`.
+
+    `make` returns a new prototype. `closing` has a function that returns a Closer for a budget, and the
+    minimum budget.
     """
 
     def __init__(
@@ -288,7 +296,7 @@ class CompiledGrammar:
         return self._prototype.deep_copy()
 
     def renew(self, error: str) -> LLMatcher | None:
-        """Return a new matcher if the shared lexer states are used up (MAX_LEXER_STATES)."""
+        """Return a new matcher if the matchers have used up the shared lexer states (MAX_LEXER_STATES)."""
         if "too many states" not in error:
             return None
         matcher = self._prototype.deep_copy()
@@ -304,9 +312,7 @@ class CompiledGrammar:
 
 
 def _fill_together(executor: LLExecutor, asked: Sequence[MaskRequest], where: tuple[int, int, int]) -> None:
-    """Fill masks with several threads. `where` holds the masks' address, the bytes per mask, and their
-    number.
-    """
+    """Compute masks with several threads. `where` is (masks' address, bytes per mask, number of masks)."""
     ahead = [each for each in asked if each[2]]
     alone = [(matcher, place) for matcher, place, drafts in asked if not drafts]
     if ahead:

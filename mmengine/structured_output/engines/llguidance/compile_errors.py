@@ -1,4 +1,4 @@
-"""Errors that llguidance reports for a grammar before a text has begun."""
+"""Finds and rewrites errors that llguidance reports for a grammar before any text is generated."""
 
 import msgspec
 import numpy as np
@@ -9,8 +9,9 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 
 
 def refuse_overlap(grammar: str, error: str) -> None:
-    """Raise SchemaRefused if the error says that keys may match two patterns in an object. Normalization has
-    written the object's pointer beside the patterns.
+    """Raise SchemaRefused if the error says that a key may match two patterns in an object.
+
+    The refusal has the object's JSON pointer, which normalization has written beside the patterns.
     """
     if not error.startswith("patternProperty regexes"):
         return
@@ -28,9 +29,10 @@ def refuse_overlap(grammar: str, error: str) -> None:
 
 
 def first_step_error(matcher: LLMatcher) -> str:
-    """Return why no text can begin, so that the client sees the error before the model runs: the grammar
-    allows nothing, rules recurse without an end, or a first step exceeds the limits. Returns "" if a text can
-    begin.
+    """Return the error that a first step with this grammar would have, or "".
+
+    The client then sees the error before the model runs. Causes are a grammar without texts, endless
+    recursion, and a first step that exceeds the limits.
     """
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error():

@@ -1,9 +1,9 @@
-"""Write a normalized schema as a grammar for llguidance: as JSON Schema, or as Lark if it contains automata.
+"""Writes a normalized schema for llguidance: as JSON Schema, or as a Lark grammar where that is not enough.
 
-llguidance's JSON Schema does not support arrays with rules on several items, objects whose keys come in any
-order, nor a maximum number of digits. A part that contains such an array, object or number is written in
-Lark. All other parts stay JSON Schema, under `%json`. Lark and JSON Schema skip the same white space, once
-between tokens, so llguidance reads them as a single grammar.
+llguidance's JSON Schema cannot express arrays with rules on several items, objects whose keys may come in any
+order, and a maximum number of digits. Parts with such an array, object or number are written in Lark, as
+rules and terminals. All other parts stay JSON Schema under `%json`. Both skip the same white space, once
+between JSON tokens, so llguidance reads them as a single grammar.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,10 @@ _decode_schema = msgspec.json.Decoder(_Schema).decode
 
 
 def schema_grammar(text: str, max_digits: int = 0) -> str:
-    """Return a normalized schema in llguidance's own format. `max_digits` as in `lark_of`."""
+    """Return a normalized schema in llguidance's own format.
+
+    `max_digits` has the same meaning as in `lark_of`.
+    """
     lark = lark_of(text, max_digits)
     if lark is None and len(text) > MAX_HELD:
         lark = _in_lark(text)
@@ -44,27 +47,31 @@ def schema_grammar(text: str, max_digits: int = 0) -> str:
 
 
 def _in_lark(text: str) -> str:
-    """Return JSON Schema as the only part of a Lark grammar, which llguidance parses without the
-    interpreter's lock. llguidance parses plain JSON Schema with the lock: 18 ms per megabyte, during which no
-    other thread runs.
+    """Return a Lark grammar whose only rule is the JSON Schema `text`.
+
+    llguidance parses a Lark grammar without holding the GIL. It would parse plain JSON Schema with the GIL,
+    and no other thread would run for 18 ms per megabyte.
     """
     head = _head(_decode_schema(text).options)
     return "\n".join([*head, f"start: %json {text}\n"])
 
 
 def _head(options: Mapping[str, object]) -> list[str]:
-    """Return the lines that define skipped white space; none if a draft grammar fixes the white space."""
+    """Return the Lark lines that allow white space between JSON tokens.
+
+    A draft grammar, whose white space is fixed, has no such line.
+    """
     if not options.get("whitespace_flexible", True):
         return [ONCE]
     return [ONCE, f"%ignore /{options.get('whitespace_pattern', WHITE_SPACE)}/"]
 
 
 def lark_of(text: str, max_digits: int = 0) -> str | None:
-    """Return a normalized schema's Lark grammar; None if llguidance supports it as JSON Schema.
+    """Return a normalized schema's Lark grammar, or None if llguidance supports the schema as JSON Schema.
 
-    `max_digits` is the maximum number of digits of each part of a number that the schema does not limit; 0
-    for no maximum. A schema of more than MAX_HELD characters has no maximum: writing it in Lark would hold
-    the interpreter's lock for too long.
+    `max_digits` limits the digits in each part of a number whose digits the schema does not limit; 0 for no
+    limit. The limit does not apply to a schema with more than MAX_HELD characters, because writing the schema
+    in Lark would hold the GIL for too long.
     """
     is_limited = bool(max_digits) and len(text) <= MAX_HELD
     if not is_limited and not any(f'"{mark}"' in text for mark in MARKS):
@@ -77,7 +84,7 @@ def lark_of(text: str, max_digits: int = 0) -> str | None:
         try:
             return _grammar(schema, options, definitions, max_digits)
         except SchemaRefused:
-            pass  # Without the maximum, fewer parts are written in Lark.
+            pass  # Without the digit limit, fewer parts must be written in Lark.
     return _grammar(schema, options, definitions, 0)
 
 
@@ -91,13 +98,13 @@ class _Writer:
     options: Json
     definitions: dict[str, Json]
     max_digits: int = 0
-    needing: set[str] = field(default_factory=set)  # Definitions that are written in Lark.
-    parts: dict[str, str] = field(default_factory=dict)  # Rules that contain JSON Schema, keyed by its text.
+    needing: set[str] = field(default_factory=set)  # Names of definitions that are written in Lark.
+    parts: dict[str, str] = field(default_factory=dict)  # JSON Schema text -> the rule that contains it.
     lines: list[str] = field(default_factory=list)
     size: int = 0
     rules: int = 0
     budget: MatchBudget = field(default_factory=MatchBudget)
-    anything: str = ""  # The rule for any JSON value, if there is one.
+    anything: str = ""  # The rule for any JSON value, once it is written.
     comma: str = field(init=False)
     colon: str = field(init=False)
 
@@ -115,7 +122,7 @@ class _Writer:
             grown = bool(more)
 
     def needs(self, schema: object) -> bool:
-        """Return whether the schema leads to an automaton, or to a number whose digits are limited."""
+        """Return whether the schema contains a part that must be written in Lark."""
         if self.max_digits and (schema is True or schema == {}):
             return True
         if not isinstance(schema, dict):
@@ -135,7 +142,7 @@ class _Writer:
         return "\n".join(self.lines)
 
     def node(self, schema: object) -> str:
-        """Return the expression for a schema."""
+        """Return the Lark expression for a schema."""
         if not self.needs(schema):
             return self.json(schema)
         if not isinstance(schema, dict) or not schema:
@@ -145,7 +152,8 @@ class _Writer:
         if "anyOf" in schema:
             branches: list[object] = schema["anyOf"]
             parts = [self.node(branch) for branch in branches if self.needs(branch)]
-            # These branches share a rule: in a rule of its own, a range without any number would be an error.
+            # Branches that stay JSON Schema share a rule. Alone in a rule, a range that contains no number
+            # would be an error in llguidance.
             plain = [branch for branch in branches if not self.needs(branch)]
             return self.rule(" | ".join([*parts, *([self.json({"anyOf": plain})] if plain else [])]))
         if "x-steps" in schema:
@@ -165,7 +173,7 @@ class _Writer:
         return self.rule(" | ".join([*ways, *([self.terminal(body)] if body else [])]))
 
     def _anything(self) -> str:
-        """Return the rule for any JSON value. Its numbers have a maximum number of digits."""
+        """Return the rule for any JSON value whose numbers respect the digit limit."""
         if not self.anything:
             self.anything = value = self.name()
             text = self.json({"type": "string"})
@@ -176,7 +184,10 @@ class _Writer:
         return self.anything
 
     def json(self, schema: object) -> str:
-        """Return the rule for a part that stays JSON Schema, with the definitions that the part refers to."""
+        """Return the rule for a part that stays JSON Schema.
+
+        The rule includes the definitions to which the part refers.
+        """
         names: dict[str, None] = {}
         waiting = [schema]
         for each in waiting:
@@ -196,7 +207,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """Return a new name, with which no other rule's name begins."""
+        """Return a new rule name. No other rule's name begins with it."""
         self.rules += 1
         return f"r_{self.rules}"
 
@@ -232,7 +243,10 @@ class _Writer:
         return self._steps(edges, set(range(low, len(places) + 1)))
 
     def _steps(self, edges: list[tuple[int, int, object]], ends: set[int]) -> str:
-        """Write an automaton over items; an edge holds its two states and the item's schema."""
+        """Return the expression for an array whose items follow an automaton.
+
+        An edge is (state, next state, item's schema). State 0 is the start state.
+        """
         self.rules += 1
         name = f"a_{self.rules}"
         ways: dict[tuple[int, int], list[str]] = {}
@@ -249,21 +263,24 @@ class _Writer:
             ]
             on += ['""'] if state in ends else []
             loop = self.rule(f"{self.comma} {again}") + "*" if again else ""
-            # A loop is written as a repetition, not as recursion, which would grow the parser's table.
+            # A loop is written as a repetition, because recursion would enlarge the parser's table.
             self.line(f"{name}_{state}: {loop} {self.rule(' | '.join(on))}")
         first = [f"{item} {name}_{to}" for (start, to), item in joined.items() if start == 0]
         first += ['""'] if 0 in ends else []
         return self.rule(f'"[" {self.rule(" | ".join(first))} "]"')
 
     def _distinct(self, given: Json) -> str:
-        """Write an array whose values differ. Bit n of the rule's parameter says that value n occurred."""
+        """Return the expression for an array of distinct values.
+
+        Bit n in the rule's parameter says whether value n has occurred.
+        """
         values = given["values"]
         assert isinstance(values, list)
         low, high, matching, least, most = (
             int(str(given[key])) for key in ("minItems", "maxItems", "matching", "minContains", "maxContains")
         )
         count = len(values)
-        # More items without a match would leave no room for the required matches.
+        # Maximum number of items without a match; with more, the required matches would not fit.
         others = min(count - matching, high - least)
         enough = [f"bit_count_ge(_, {low})"] + ([f"bit_count_ge([0:{matching}], {least})"] if least else [])
         self.rules += 1
@@ -278,7 +295,8 @@ class _Writer:
             lines.append(f"{self.node(value)} {name}_on::set_bit({at}) %if {_all(conditions)}")
         self.line(f"{name}::_: " + "\n    | ".join(lines))
         most_of_all = min(high, min(most, matching) + others)
-        more = f"{self.comma} {name}::_ %if bit_count_lt(_, {most_of_all})"  # A comma needs a value after it.
+        # A comma is allowed only if a value can follow.
+        more = f"{self.comma} {name}::_ %if bit_count_lt(_, {most_of_all})"
         self.line(f'{name}_on::_: "" %if {_all(enough)}\n    | {more}')
         empty = ' | ""' if not low and not least else ""
         return self.rule(f'"[" {self.rule(f"{name}::0x0{empty}")} "]"')
@@ -296,5 +314,5 @@ def _name(schema: Json) -> str:
 
 
 def _children(schema: Json) -> list[object]:
-    """Return the schemas inside a normalized schema."""
+    """Return the direct subschemas of a normalized schema."""
     return [child for _, child in subschemas(schema)]

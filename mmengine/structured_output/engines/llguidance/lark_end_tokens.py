@@ -1,4 +1,4 @@
-"""Refuse Lark grammars that name an end token: the engine would end the answer there in any case."""
+"""Refuses Lark grammars with an end-of-sequence token, because such a token always ends the answer."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,10 @@ _AT_END = re.compile(r"""\bstop\s*=\s*("")""")
 
 
 def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> None:
-    """Raise InvalidRequest if a rule may contain a token that ends answers: by its name, by its id or a range
-    of ids (<[3,7-9]>, <[^3]>, <[*]>), or by stop="". `specials` maps token names to ids.
+    """Raise InvalidRequest if a rule may contain a token that ends answers.
+
+    A rule can contain a token by its name, by an id or a range of ids (<[3,7-9]>, <[^3]>, <[*]>), or by
+    stop="". `specials` maps token names to ids.
     """
     found = [name for name, token in specials.items() if token in ends and name in lark]
     for each in _IDS.finditer(lark):
@@ -28,7 +30,7 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
 
 
 def _holds(ids: str, token: int) -> bool:
-    """Return whether an id list contains the token. The grammar engine refuses malformed lists."""
+    """Return whether an id list contains the token. Malformed lists are refused later by llguidance."""
     for one in ids.split(","):
         if one.strip() == "*":
             return True

@@ -1,7 +1,7 @@
-"""Write numbers without limits in Lark, with a maximum number of digits.
+"""Writes Lark terminals for numbers with a maximum number of digits.
 
-llguidance's JSON Schema counts digits only in a range of at most 18 digits, and writes an alternative for
-each length. A terminal's regular expression counts digits in a single state each.
+llguidance's JSON Schema can limit digits only by a range of at most 18 digits, which becomes an alternative
+for each length. A terminal's regular expression needs only a state for each digit.
 """
 
 from fractions import Fraction
@@ -10,15 +10,16 @@ from mmengine.structured_output.engines.unlimited_numbers import HIGH, LOW, limi
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.vocabulary.keywords import count_decimals
 
-MAX_POWER = 17  # Maximum power of ten that ends a range: llguidance reads limits as floats.
+MAX_POWER = 17  # Largest power of ten as a range's end, because llguidance reads limits as floats.
 
 
 def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
-    """Return a terminal's body, and the schema of the numbers that the terminal lacks.
+    """Return a terminal for a number's schema, and a schema for the numbers that the terminal lacks.
 
-    The terminal has at most `most` digits in each part of a number. A schema with one limit becomes a range
-    up to a power of ten, and a terminal for the numbers beyond. The schema is None if the terminal suffices;
-    the body is "" if the limit has so many digits that the schema remains as it is.
+    The terminal allows at most `most` digits in each part of a number. A schema with a single limit is split
+    at a power of ten: a range from the limit to the power, and a terminal for the numbers beyond. The
+    returned schema is None if the terminal suffices. The terminal is "" if the limit has too many digits for
+    a terminal.
     """
     low, high = limit_of(schema, LOW), limit_of(schema, HIGH)
     any_digits, behind = f"(0|[1-9][0-9]{{0,{most - 1}}})", _places(schema, most)
@@ -27,7 +28,7 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     if low == 0 and "minimum" in schema:
         return f"/{any_digits}{behind}/", None
     sign, limit = ("", low) if low is not None else ("-", -high if high is not None else Fraction(0))
-    # Below this power of ten the range holds a number, since a range without numbers is an error.
+    # The power of ten is chosen such that the range contains a number, because an empty range is an error.
     power = len(str(int(limit))) + 1 if limit >= 0 else 0
     if power > min(most - 1, MAX_POWER):
         return "", schema
@@ -38,7 +39,7 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
 
 
 def _places(schema: Json, most: int) -> str:
-    """Return the expression for the digits after the point, and for the exponent."""
+    """Return the regular expression for the decimal places and the exponent."""
     if schema["type"] == "integer":
         return ""
     multiple = multiple_of(schema)

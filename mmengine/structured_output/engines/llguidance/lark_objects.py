@@ -1,5 +1,6 @@
-"""Write objects in Lark, either with keys in any order, or with the named keys first and in the schema's
-order, as llguidance's JSON Schema does.
+"""Writes Lark rules for objects. Their keys come in any order, or as in llguidance's JSON Schema.
+
+In llguidance's JSON Schema, the named keys come first and in the schema's order.
 """
 
 from typing import Protocol
@@ -14,15 +15,16 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.rewriting.key_patterns import UnnamedKeys, unnamed_keys
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# The characters of a key. Each has a single spelling, because names are distinguished by spelling.
+# A character in a key. Each character has a single spelling, because keys are compared by spelling.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
-_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # Used if no name contains a control character.
+_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # Also allowed if no name contains a control character.
 
 
 class Rules(Protocol):
-    """Writes rules; each method returns the expression for the new rule. `budget` limits the matching of keys
-    against a schema's patterns. `comma` and `colon` are terminals, including the white space that must
-    follow.
+    """Writes Lark rules. Each method adds a rule and returns the expression that refers to it.
+
+    `budget` limits the steps to match keys against a schema's patterns. `comma` and `colon` are terminals
+    that include the white space after them.
     """
 
     budget: MatchBudget
@@ -61,9 +63,11 @@ def object_rule(schema: Json, rules: Rules) -> str:
 
 
 def _in_any_order(items: dict[str, str], required: list[str], others: list[str], rules: Rules) -> str:
-    """Write items that each occur at most once. Bit n of the rule's parameter says that item n occurred; the
-    required items have the lowest bits. `others` may come between the items. They are written as a
-    repetition, because recursion would grow the parser's table.
+    """Return the rule for items in any order, each at most once.
+
+    Bit n in the rule's parameter says whether item n has occurred. The required items have the lowest bits.
+    `others` may come between the items. They are written as a repetition, because recursion would enlarge the
+    parser's table.
     """
     ordered = [*required, *(name for name in items if name not in required)]
     complete = f"is_ones([0:{len(required)}])" if required else "true"
@@ -82,7 +86,7 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
 
 
 def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple[str, bool] | None:
-    """Return the rule for unnamed keys, separated by commas, and whether the object requires such a key."""
+    """Return the rule for a comma-separated list of unnamed keys, and whether one of them is required."""
     low, high = schema.get("minProperties", 0), schema.get("maxProperties")
     assert isinstance(low, int) and isinstance(high, int | None)
     low, high = max(0, low - fixed), None if high is None else high - fixed
@@ -96,8 +100,9 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
 
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
-    """Write all items in order; optional items may be left out."""
-    # The rest of the object after a property, and the rest if there was no property yet.
+    """Return the expression for the items in order. Optional items may be left out."""
+    # `behind` matches the rest of the object after some property, and `alone` matches the rest if no property
+    # has occurred yet.
     behind, alone = '""', '""'
     for item, needed in reversed(items):
         on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"
@@ -117,7 +122,7 @@ def _key(keys: UnnamedKeys, names: list[str], rules: Rules) -> str:
 
 
 def _but(names: list[str], times: str, rules: Rules) -> str:
-    """Return a terminal for any key except the names."""
+    """Return a terminal for any key that is not in `names`."""
     if not names and times == "*":
         return rules.json({"type": "string"})
     plain = all(char >= " " and char != "\x7f" for name in names for char in name)

@@ -1,8 +1,8 @@
-"""Writes texts as Lark strings."""
+"""Quotes texts as Lark strings."""
 
 import json
 
 
 def quoted(text: str) -> str:
-    """Return a Lark string for the text. llguidance's Lark reads U+007F only as an escape."""
+    """Return a Lark string for the text. llguidance reads U+007F only if it is escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,9 +1,9 @@
-"""Write structural tags as grammars for llguidance: a Lark grammar for the tags, and a JSON or Lark grammar
-for each schema.
+"""Writes structural tags as grammars for llguidance.
 
-A trigger without special tokens ends a lazy lexeme: free text extends to the trigger's first occurrence, and
-a tag must follow. Free text never contains a special token, so a trigger that contains one needs no lazy
-lexeme.
+The tags become a Lark grammar, and each schema becomes a JSON Schema or Lark grammar.
+
+Free text before a trigger is a lazy lexeme: it ends at the trigger's first occurrence, and a tag must follow.
+Free text never contains special tokens, so a trigger with a special token needs no lazy lexeme.
 """
 
 import json
@@ -28,9 +28,11 @@ _STARTS = {  # The keys are (at_least_one, stop_after_first).
 def grammars_of(
     tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[int], max_digits: int = 0
 ) -> str:
-    """Return the grammars as JSON. `specials` maps special tokens' names to their ids; text cannot produce
-    these tokens. `ends` are the ids that end an answer. `max_digits` as in `lark_of`. Raises InvalidRequest
-    if a tag contains an end token.
+    """Return the grammars as JSON.
+
+    `specials` maps names to ids for special tokens, which ordinary text never contains. `ends` has the token
+    ids that end an answer. `max_digits` has the same meaning as in `lark_of`. Raises InvalidRequest if a tag
+    contains a token that ends an answer.
     """
     pieces = _Pieces(specials, ends)
     lines = [
@@ -56,7 +58,10 @@ def grammars_of(
 
 
 def schema_named(name: str, schema: str, max_digits: int) -> dict[str, object]:
-    """Return the grammar for a normalized schema, under `name`. `max_digits` as in `lark_of`."""
+    """Return a grammar called `name` for a normalized schema.
+
+    `max_digits` has the same meaning as in `lark_of`.
+    """
     lark = lark_of(schema, max_digits)
     inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}
     return {"name": name, **inner}
@@ -73,7 +78,7 @@ class _Pieces:
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
-        """Return the rules that match free text and then the trigger. A tag follows the rule `open_n`."""
+        """Return the rules for free text that ends with the trigger. The rule `open_n` comes before a tag."""
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
             return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]
@@ -83,7 +88,7 @@ class _Pieces:
         return [f"{before}: TEXT {quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
 
     def _split(self, text: str) -> list[tuple[str, bool]]:
-        """Split a text into (run, whether the run is a special token's name)."""
+        """Split a text into runs (text, is_special). A special run is a special token's name."""
         runs = self._pattern.split(text) if self._pattern else [text]
         return [(run, bool(place % 2)) for place, run in enumerate(runs) if run]
 

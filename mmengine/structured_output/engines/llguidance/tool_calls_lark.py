@@ -1,7 +1,9 @@
-"""Write tool calls as grammars for llguidance: a Lark grammar for the text around values, and a JSON grammar
-for each tool's arguments or for each parameter.
+"""Writes tool calls as grammars for llguidance.
 
-Free text is a lazy lexeme, as in a structural tag: it ends where the first call begins.
+The text around values becomes a Lark grammar. Each tool's arguments, or each parameter, become a JSON Schema
+or Lark grammar.
+
+Free text is a lazy lexeme: it ends where the first call begins.
 """
 
 import json
@@ -21,10 +23,10 @@ from mmengine.structured_output.request.tool_calls import (
     parameters_of,
 )
 
-_SPACE = r"SPACE: /\n{1,2}/"  # Templates write this white space after reasoning, before a call.
+_SPACE = r"SPACE: /\n{1,2}/"  # Chat templates write this white space between reasoning and a call.
 _OTHER_NAME = r"OTHER_NAME: /[A-Za-z_][A-Za-z0-9_.\-]{0,63}/"
 _NOT_ENDED = r"~/(?s:.*)\n<\/parameter>(?s:.*)/"
-# The text before and after the input of a custom tool with a grammar.
+# Call syntax -> the text before and after a custom tool's input.
 _AROUND_INPUT = {
     "json": (f'{{"{INPUT}": ', "}"),
     "xml": (f"<parameter={INPUT}>\n", VALUE_END + "\n"),
@@ -33,7 +35,7 @@ _REGEX_PIECE = re.compile(r"\\.|/", re.DOTALL)
 
 
 def call_grammars(form: ToolCalls, max_digits: int = 0) -> str:
-    """Return the grammars as JSON. `max_digits` as in `lark_of`."""
+    """Return the grammars as JSON. `max_digits` has the same meaning as in `lark_of`."""
     writer = _Writer(max_digits)
     lines = ["TEXT: /(?s:.*)/", _SPACE, _OTHER_NAME, *_start(form, writer)]
     for number, tool in enumerate(form.tools):
@@ -73,7 +75,7 @@ def _start(form: ToolCalls, writer: "_Writer") -> list[str]:
 
 
 class _Writer:
-    """Collects the JSON grammars and the rules for parameters."""
+    """Collects the grammars for values and the rules for parameters."""
 
     def __init__(self, max_digits: int) -> None:
         self._max_digits = max_digits
@@ -81,19 +83,19 @@ class _Writer:
         self.grammars: list[dict[str, object]] = []
 
     def value(self, schema: str) -> str:
-        """Return the expression for a normalized schema's value."""
+        """Return the expression for a value that matches a normalized schema."""
         name = f"json_{len(self.grammars)}"
         self.grammars.append(schema_named(name, schema, self._max_digits))
         return f"@{name}"
 
     def text(self, lark: str) -> str:
-        """Return the expression for a Lark grammar."""
+        """Return the expression for a text that matches a Lark grammar."""
         name = f"lark_{len(self.grammars)}"
         self.grammars.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
     def parameters(self, prefix: str, found: Parameters) -> str:
-        """Return the expression for all the tool's parameters, in schema order."""
+        """Return the expression for a tool's parameters, in schema order."""
         parts = []
         for place, (name, schema) in enumerate(found.schemas.items()):
             body = self._written(f"{prefix}_{place}", schema, name in found.raw, found)
@@ -109,7 +111,7 @@ class _Writer:
         return " ".join(parts)
 
     def _written(self, place: str, schema: object, is_raw: bool, found: Parameters) -> str:
-        """Return the expression for a value and the text that follows."""
+        """Return the expression for a parameter's value and the text that ends it."""
         if is_raw:
             assert isinstance(schema, dict)
             self.lines.append(f"V_{place}: ({_text(schema, found.definitions)}) & {_NOT_ENDED}")
@@ -123,7 +125,7 @@ class _Writer:
 
 
 def _text(schema: Json, definitions: Json) -> str:
-    """Return a string's schema as a terminal's body."""
+    """Return the terminal for a string schema."""
     if "$ref" in schema:
         return _text(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
     if "anyOf" in schema:

@@ -1,1 +1,1 @@
-"""Constraints on each JSON type's values, and functions that compare constraints and list or count values."""
+"""Data types for constraints on JSON values, and functions that intersect, compare and list values."""

@@ -1,4 +1,7 @@
-"""Compare shapes: prove that no value has two given shapes, and drop shapes that another shape covers."""
+"""Compares shapes: proves that no value has two given shapes, and drops shapes that another shape covers.
+
+A shape maps JSON types to constraints (json_types.py).
+"""
 
 from collections.abc import Callable
 
@@ -15,15 +18,15 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 )
 from mmengine.structured_output.json_schema.patterns.complement import may_overlap
 
-MAX_COMPARED = 64  # Maximum number of a conjunction's shapes that are compared.
-MAX_DEPTH = 3  # Maximum nesting depth of properties that distinguish two branches.
+MAX_COMPARED = 64  # Maximum number of shapes that are compared for a conjunction.
+MAX_DEPTH = 3  # Maximum nesting depth of the properties that are compared.
 
-# Returns shapes such that every value of the conjunction has at least one of them.
+# A function that returns shapes for a conjunction. Every value of the conjunction has one of the shapes.
 ShapesOf = Callable[[Conjunction], list[Shape]]
 
 
 def are_disjoint(shapes_of: ShapesOf, a: Shape, b: Shape, depth: int = 0) -> bool:
-    """Return True if no value can have both shapes. True is proven; False means that no proof was found."""
+    """Return True if it is proven that no value can have both shapes, and False without a proof."""
     return all(
         _constraints_disjoint(shapes_of, constraint, b[kind], depth)
         for kind, constraint in a.items()
@@ -57,21 +60,23 @@ def _constraints_disjoint(shapes_of: ShapesOf, a: Constraint, b: Constraint, dep
 
 
 def _parts_disjoint(shapes_of: ShapesOf, a: Conjunction, b: Conjunction, depth: int) -> bool:
-    """Return whether a part that values of both shapes contain cannot satisfy both shapes' schemas for it."""
+    """Return whether it is proven that no item or property value satisfies both `a` and `b`."""
     if depth >= MAX_DEPTH:
         return False
     return all(are_disjoint(shapes_of, x, y, depth + 1) for x in shapes_of(a) for y in shapes_of(b))
 
 
 def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
-    """Return the shapes without the constraints that another shape covers. If constraints are equal, the
-    first is kept.
+    """Return the shapes without constraints that another shape covers.
+
+    Among equal constraints, the first is kept.
     """
     shapes = [shape for shape in shapes if shape]
     if not 1 < len(shapes) <= MAX_COMPARED:
         return shapes
     out: list[Shape] = [dict(shape) for shape in shapes]
-    for at, shape in reversed(list(enumerate(out))):  # The first occurrence defines the documented order.
+    # In reverse order, so that the first of equal constraints is kept, which has the documented key order.
+    for at, shape in reversed(list(enumerate(out))):
         for kind, constraint in list(shape.items()):
             if any(
                 kind in other and _covers(other[kind], constraint)

@@ -1,4 +1,4 @@
-"""List the values that a schema allows, if they are few."""
+"""Lists all values that a schema allows, if there are only a few."""
 
 from fractions import Fraction
 from itertools import product
@@ -19,13 +19,16 @@ from mmengine.structured_output.json_schema.patterns.character_sets import Patte
 from mmengine.structured_output.json_schema.vocabulary.keywords import equality_key, to_number
 
 MAX_DEPTH = 3  # Maximum nesting depth of arrays and objects.
-MAX_TRIED = 4_096  # Maximum number of combinations of properties, before minProperties and maxProperties.
+# Maximum number of combinations of property values, before minProperties and maxProperties are applied.
+MAX_TRIED = 4_096
 
 Values = dict[object, object]  # Keyed by `equality_key`.
 
 
 def list_values(conj: Conjunction, shapes_of: ShapesOf, most: int, depth: int = 0) -> Values | None:
-    """Return all values, or None if there are more than `most` or they cannot be listed."""
+    """Return all values of the conjunction, or None if there are more than `most` or they cannot be
+    listed.
+    """
     out: Values = {}
     for shape in shapes_of(conj):
         for constraint in shape.values():

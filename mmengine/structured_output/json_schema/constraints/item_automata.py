@@ -1,8 +1,8 @@
-"""Arrays with `contains` or `uniqueItems`, as automata over items.
+"""Expresses arrays with `contains` or `uniqueItems` as automata over items.
 
-A state counts the items and the matches for each `contains`, and records the values that occurred for
-uniqueItems. An edge is the next item's schema. If the values form too many sets, a `DistinctItems` expresses
-the same language with a single rule that has a bit for each value.
+A state consists of the item count, the match count for each `contains`, and the values that have occurred
+(for uniqueItems). An edge is the next item's schema. If the sets of values make too many states,
+`DistinctItems` describes the same arrays with a bit for each value.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,16 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 MAX_EDGES = 4_096
-# Maximum number of edges of an automaton for uniqueItems; beyond it, DistinctItems is tried first.
+# If an automaton for uniqueItems would have more edges, DistinctItems is tried first.
 MAX_SMALL = 64
-MAX_VALUES = 64  # Maximum number of different values: a rule's parameter has 64 bits.
+MAX_VALUES = 64  # Maximum number of different values, because a rule's parameter has 64 bits.
 MAX_CONTAINS = 4
 
-# Adds a schema that is not part of the input, under a key.
+# A function that adds a schema outside the input under a key, and returns the schema as a conjunction.
 Make = Callable[[dict | bool, object], Conjunction]
-Complement = Callable[[int], Conjunction]  # Negates the schema at a place.
-# The number of items (capped if the exact count no longer matters), the matches of each `contains`, and the
-# values that occurred.
+Complement = Callable[[int], Conjunction]  # A function that returns the negated schema of a place.
+# (item count, capped when higher counts make no difference; matches for each `contains`; values that have
+# occurred).
 State = tuple[int, tuple[int, ...], frozenset[int]]
 
 
@@ -39,9 +39,9 @@ class TooManyEdges(Exception):
 
 @dataclass(slots=True)
 class ItemAutomaton:
-    """An automaton over items. State 0 is the start state; an array may end in the states `ends`."""
+    """An automaton over array items. State 0 is the start state. An array may end in the states `ends`."""
 
-    # From, to, and the item's schema.
+    # (state, next state, item's schema).
     edges: list[tuple[int, int, Conjunction]] = field(default_factory=list)
     ends: set[int] = field(default_factory=set)
 
@@ -49,8 +49,9 @@ class ItemAutomaton:
         return [part for _, _, part in self.edges]
 
     def restrict_to(self, satisfied: set[Conjunction]) -> "ItemAutomaton | None":
-        """Return the automaton without the edges that no item satisfies or that cannot lead to an end; None
-        if no array is left.
+        """Return the automaton without edges that no item satisfies or that cannot lead to an end.
+
+        Returns None if no array is left. `satisfied` has the schemas that some value satisfies.
         """
         edges = [edge for edge in self.edges if edge[2] in satisfied]
         alive, grown = set(self.ends), True
@@ -65,8 +66,9 @@ class ItemAutomaton:
 
 @dataclass(slots=True)
 class DistinctItems:
-    """An array of `low` to `high` items that all differ and are in `values`. At least `least` and at most
-    `most` items are among the first `matching` values.
+    """An array of `low` to `high` different items from `values`.
+
+    Between `least` and `most` items are among the first `matching` values.
     """
 
     values: list[Conjunction]
@@ -90,7 +92,7 @@ Sequence = ItemAutomaton | DistinctItems
 
 
 def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complement: Complement) -> Sequence:
-    """Return the automaton or the distinct items for an array with `contains` or `unique`."""
+    """Return an ItemAutomaton or DistinctItems for an array with `contains` or `unique`."""
     if len(constraint.contains) > MAX_CONTAINS:
         refuse(
             "contains",
@@ -114,8 +116,9 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 
 
 class _Slots:
-    """The possible items at each array index: a list of values, or a schema if the values cannot be listed or
-    need not differ.
+    """The possible items at each array index.
+
+    They are a list of values, or a schema if the values cannot be listed or need not differ.
     """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):
@@ -128,16 +131,17 @@ class _Slots:
         self.goes_on = (constraint.high is None or constraint.high > self.places) and bool(
             shapes_of(constraint.rest)
         )
-        self.numbers: dict[object, int] = {}  # Maps a value's equality key to the value's number.
+        self.numbers: dict[object, int] = {}  # Equality key of a value -> number of the value.
         self.consts: list[Conjunction] = []
-        # For each index of the array; the last entry is for all further indices.
+        # Value numbers for each array index. The last entry applies to all further indices.
         self.values: list[list[int] | None] = []
         if constraint.unique:
             self._fill()
 
     def at(self, place: int) -> list[tuple[Conjunction, int | None]]:
-        """Return each (schema, value's number) that the item at index `place` may have; the number is None
-        for an unlisted value.
+        """Return (schema, value's number) for each possible item at index `place`.
+
+        The number is None if the values are not listed.
         """
         values = self.values[min(place, self.places)] if self.values else None
         if values is None:
@@ -179,8 +183,10 @@ class _Slots:
         )
 
     def distinct(self) -> DistinctItems | None:
-        """Return the array as distinct items. None if the possible values differ between indices, or if it is
-        unknown which values `contains` matches.
+        """Return the array as DistinctItems, or None.
+
+        None means that the possible values differ between indices, or that it is unknown which values match
+        `contains`.
         """
         constraint = self.constraint
         if self.places or len(self.values) != 1 or self.values[0] is None or len(constraint.contains) > 1:
@@ -189,7 +195,7 @@ class _Slots:
         for one in constraint.contains:
             holds = [self.shapes_of(conjoin(value, (one.place,))) for value in values]
             if any("array" in shape or "object" in shape for shapes in holds for shape in shapes):
-                return None  # Whether `contains` matches these values is not known yet.
+                return None  # It is not known yet whether these values match `contains`.
             chosen = [value for value, shapes in zip(values, holds) if shapes]
             values = chosen + [value for value, shapes in zip(values, holds) if not shapes]
             matching, least = len(chosen), one.low
@@ -202,9 +208,7 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
     first: State = (0, tuple(0 for _ in constraint.contains), frozenset())
     numbers: dict[State, int] = {first: 0}
     waiting, out = [first], ItemAutomaton()
-    told = max(
-        len(constraint.prefix), constraint.low, constraint.high or 0
-    )  # Items beyond this index are not counted.
+    told = max(len(constraint.prefix), constraint.low, constraint.high or 0)  # The cap on the item count.
     for state in waiting:
         place, held, taken = state
         if place >= constraint.low and all(one.low <= count for one, count in zip(constraint.contains, held)):
@@ -229,10 +233,9 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
 def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
-    """Return the item's schema and the resulting match counts, for each choice of `contains` keywords that
-    the item matches.
+    """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match.
 
-    Without maxContains an uncounted match does no harm: another path counts it.
+    Without maxContains, the schema need not exclude matches, because an uncounted match does no harm.
     """
     open_ones = [at for at, one in enumerate(contains) if one.high is not None or held[at] < one.low]
     out = []

@@ -1,8 +1,11 @@
-"""Constraints on a single JSON type's values. A constraint stands for all schemas that apply, together.
+"""Defines the constraints on values of each JSON type, and intersects constraints.
 
-A `Conjunction` names a part's schema (for an item or a property): a tuple with the document places that must
-all hold. () is the schema true. Intersecting two constraints only joins tuples. shapes.py expands a part's
-conjunction later, so recursion costs nothing here.
+A constraint combines the keywords of all schemas that apply to a value.
+
+A `Conjunction` is the schema for an item or a property: a tuple with the places of all schemas that must
+hold. A place is an index into the document's list of schemas. () is the schema true. Intersecting two
+constraints only joins such tuples. shapes.py expands a conjunction when it is needed, so recursive schemas
+are no problem here.
 """
 
 from fractions import Fraction
@@ -18,13 +21,14 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.work import spend_work
 
-MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns.
-INTERSECTION_COST = 20  # Steps that an intersection counts, beside its patterns.
-MAX_STEPS = 100_000  # Maximum number of steps to match them against one pattern.
+MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns in an intersection.
+INTERSECTION_COST = 20  # Number of steps that an intersection counts in addition to its patterns.
+MAX_STEPS = 100_000  # Maximum number of steps to match these values against a pattern.
 
 Conjunction = tuple[int, ...]
-Limit = tuple[Fraction, bool]  # A bound, and whether it is exclusive.
-# Keyword, pointer and reason; the schema is refused if the constraint is ever used.
+Limit = tuple[Fraction, bool]  # (value, whether the limit is exclusive).
+# (keyword, pointer, reason) of keywords that cannot be enforced. The schema is refused if the constraint is
+# used.
 Blocked = tuple[tuple[str, str, str], ...]
 
 
@@ -46,7 +50,7 @@ class Number(msgspec.Struct, frozen=True):
     high: Limit | None = None
     multiple: Fraction | None = None
     values: tuple[Fraction, ...] | None = None
-    # The number is not a multiple of any of these steps. The step 1 excludes whole numbers.
+    # The number is a multiple of none of these steps. The step 1 excludes whole numbers.
     excluded: tuple[Fraction, ...] = ()
     blocked: Blocked = ()
 
@@ -62,7 +66,7 @@ class Number(msgspec.Struct, frozen=True):
         return self.multiple is None or (value / self.multiple).denominator == 1
 
     def step(self) -> Fraction | None:
-        """Return the step between allowed numbers. A whole multiple of 3/10 is a multiple of 3."""
+        """The step between allowed numbers, or None. A whole multiple of 3/10 is a multiple of 3."""
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
 
@@ -75,7 +79,7 @@ class String(msgspec.Struct, frozen=True):
 
 
 class Contains(NamedTuple):
-    """At least `low` and at most `high` items satisfy the schema at `place`."""
+    """A `contains` keyword: `low` to `high` items satisfy the schema at `place`."""
 
     place: int
     low: int
@@ -90,10 +94,10 @@ class Array(msgspec.Struct, frozen=True):
     rest: Conjunction = ()
     blocked: Blocked = ()
     contains: tuple[Contains, ...] = ()
-    unique: str | None = None  # The pointer of a uniqueItems that is true.
+    unique: str | None = None  # Pointer to the keyword `uniqueItems` if it is true.
 
     def counts_together(self) -> bool:
-        """Return whether an item's validity depends on the other items."""
+        """Return whether the validity of an item depends on other items."""
         return bool(self.contains) or self.unique is not None and (self.high is None or self.high > 1)
 
     def item(self, at: int) -> Conjunction:
@@ -101,8 +105,10 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Object(msgspec.Struct, frozen=True, eq=False):
-    """`patterns` are keyed by the pattern's text. A named property's conjunction includes the schemas from
-    patterns that match its name.
+    """A constraint on objects.
+
+    `patterns` is keyed by the pattern's text. A named property's conjunction already includes the schemas of
+    patterns that match the property's name.
     """
 
     properties: dict[str, Conjunction] = {}
@@ -112,20 +118,19 @@ class Object(msgspec.Struct, frozen=True, eq=False):
     low: int = 0
     high: int | None = None
     blocked: Blocked = ()
-    names: Conjunction = ()  # The propertyNames schema; key_patterns.py applies it.
-    # Names in the order of the schema's keywords. Each group is a tuple; the groups may also come in other
-    # orders.
+    names: Conjunction = ()  # The schema in propertyNames, which key_patterns.py merges into the patterns.
+    # Groups of names in schema order. The groups may come in any order.
     groups: tuple[tuple[str, ...], ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        """Compare without the groups, which do not restrict values."""
+        """Compare without `groups`, which do not restrict values."""
         if not isinstance(other, Object):
             return NotImplemented
         names = (name for name in self.__struct_fields__ if name != "groups")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def property(self, name: str) -> Conjunction:
-        """Return the schemas that a key's value must satisfy."""
+        """Return the conjunction that the value of the key `name` must satisfy."""
         if name in self.properties:
             return self.properties[name]
         found = [conj for pattern, conj in self.patterns.values() if pattern.matches(name)]
@@ -136,7 +141,7 @@ class Object(msgspec.Struct, frozen=True, eq=False):
 
 
 Constraint = Null | Boolean | Number | String | Array | Object
-Shape = dict[str, Constraint]  # Keyed by JSON type; a type that is missing is not allowed.
+Shape = dict[str, Constraint]  # JSON type -> constraint. A missing type is not allowed.
 UNCONSTRAINED: Shape = {
     "null": Null(),
     "boolean": Boolean(),
@@ -148,7 +153,7 @@ UNCONSTRAINED: Shape = {
 
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
-    """Intersect two constraints on the same JSON type. Returns None if no value obviously satisfies both."""
+    """Intersect two constraints on the same JSON type. Returns None if obviously no value satisfies both."""
     spend_work(INTERSECTION_COST)
     match a, b:
         case Null(), Null():
@@ -186,7 +191,8 @@ def _common(a: tuple | None, b: tuple | None) -> tuple | None:
 def _numbers(a: Number, b: Number) -> Number | None:
     lows = [limit for limit in (a.low, b.low) if limit]
     highs = [limit for limit in (a.high, b.high) if limit]
-    low = max(lows) if lows else None  # (value, exclusive): of two equal values the exclusive limit wins.
+    # Limits are (value, exclusive): of two equal values, the exclusive limit wins.
+    low = max(lows) if lows else None
     high = min(highs, key=lambda limit: (limit[0], not limit[1])) if highs else None
     multiple = a.multiple or b.multiple
     if a.multiple and b.multiple:
@@ -200,7 +206,7 @@ def _numbers(a: Number, b: Number) -> Number | None:
 
 
 def settle_number(constraint: Number) -> Number | None:
-    """Return the constraint with its values filtered by its limits, or None if nothing is left."""
+    """Return the constraint after removing listed values outside its limits, or None if no value is left."""
     if constraint.values is not None:
         values = tuple(value for value in constraint.values if constraint.holds(value))
         return replace(constraint, values=values) if values else None
@@ -238,7 +244,7 @@ def _strings(a: String, b: String) -> String | None:
 def _filter_values(
     values: tuple[str, ...], patterns: tuple[Pattern, ...]
 ) -> tuple[tuple[str, ...], tuple[Pattern, ...]]:
-    """Return the values that match the patterns, and the patterns that could not be checked."""
+    """Return the values that match all patterns that could be checked, and the patterns that could not."""
     left = []
     for pattern in patterns:
         budget = MatchBudget(MAX_STEPS)
@@ -264,7 +270,7 @@ def _arrays(a: Array, b: Array) -> Array | None:
 
 
 def _exclusive_pattern(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
-    """Return a pattern for keys that match `pattern` but not `others`, or None if there is no such key."""
+    """Return a pattern for keys that match `pattern` and none of `others`, or None without such keys."""
     budget = pattern.budget or MatchBudget()
     parts = build_languages([pattern.regex, *(other.regex for other in others)], budget)
     left = combine(parts, lambda has: has[0] and not any(has[1:]), budget)
@@ -286,8 +292,8 @@ def _objects(a: Object, b: Object) -> Object | None:
             conj = conjoin(ours[1], theirs[1])
         else:
             other = b if ours else a
-            # Keys of this pattern may also match patterns of `other`. The schema `other.rest` does not apply
-            # to such keys.
+            # Keys that match this pattern may also match a pattern of `other`. `other.rest` does not apply to
+            # them.
             if other.patterns and other.rest:
                 try:
                     left = _exclusive_pattern(pattern, [each for each, _ in other.patterns.values()])
