@@ -1,8 +1,8 @@
-"""The drafter interface. grammar.py, ngram.py and suffix.py implement it.
+"""The interface for drafters, which propose tokens for speculative decoding.
 
-A draft is a token that may come next. The model computes the draft together with the known tokens, and
-accepts it only if the model samples the same token. So a drafter can make an answer faster or slower, but
-never change it.
+A draft is a token that a drafter proposes as the next token. The model computes drafts together with the
+known tokens. A draft is accepted only if the model samples the same token. A drafter can therefore make an
+answer faster or slower, but never change the answer.
 """
 
 from typing import NamedTuple, Protocol
@@ -14,8 +14,10 @@ from mmengine.spec_decode.texts import Texts
 
 
 class Proposed(NamedTuple):
-    """Drafts for s rows. `token_ids` (int32 [counts.sum()]) holds the rows' drafts one after another;
-    `counts` [s] says how many drafts each row has.
+    """Drafts for s rows.
+
+    `token_ids` (int32 [counts.sum()]) has the rows' drafts one after another. `counts` [s] says how many
+    drafts each row has.
     """
 
     token_ids: np.ndarray
@@ -26,19 +28,22 @@ class Drafter(Protocol):
     name: str
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
-        """Assign `row` to `request`, whose tokens are in `texts`, and forget the row's previous request.
+        """Assign `row` to `request`, whose tokens are in `texts`.
 
-        Returns False if the drafter will not draft for this row.
+        The drafter forgets the row's previous request. Returns False if the drafter will not draft for this
+        row.
         """
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Called when another request takes the row, before `admit`, while `texts` still holds the previous
-        request.
+        """Called before `admit` when the row is reassigned.
+
+        `texts` still has the previous request's tokens.
         """
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        """Propose tokens for s `rows` (intp), at most `most[i]` (intp [s], 0 or more) for row i. Returns None
-        if there are no drafts for any row.
+        """Propose tokens for s `rows` (intp), at most `most[i]` (intp [s], 0 or more) for row i.
+
+        Returns None if no row has drafts.
 
         The rows' texts may have grown since the last call.
         """

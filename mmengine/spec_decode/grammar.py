@@ -1,11 +1,11 @@
-"""Draft tokens that a grammar forces, such as keys, punctuation, and a word's remaining tokens.
+"""Drafts the tokens that a grammar forces, such as keys, punctuation, and a word's remaining tokens.
 
-A single legal token is rare, because a string can be tokenized in many ways, but the string itself is often
-forced. The drafts are the tokens as the tokenizer would encode that string, without the last token, which
-might merge with the following text.
+A grammar rarely allows only a single token, because a string can be tokenized in many ways. But the next
+characters are often forced. The drafts are the tokenizer's tokens for these characters. The last token is
+left out, because it might merge with the following text.
 
-In JSON, hardly any text is forced, because white space is allowed nearly everywhere. So drafts follow draft
-grammars with a common, fixed white-space style, until the row departs from that style
+In JSON, hardly any text is forced, because white space is allowed nearly everywhere. Drafts therefore come
+from draft grammars, which fix a common white-space style, until the row's text departs from the style
 (structured_output/rows/row_matcher.py).
 """
 
@@ -19,8 +19,9 @@ from mmengine.spec_decode.texts import Texts
 
 
 class GrammarDrafter:
-    """Proposes the tokens that a row's grammar forces. `forced(row, most)` returns at most `most` forced
-    tokens; none before the grammar begins.
+    """Proposes the tokens that a row's grammar forces.
+
+    `forced(row, most)` returns at most `most` forced tokens. Before the grammar starts, it returns none.
     """
 
     name = "grammar"
@@ -32,7 +33,7 @@ class GrammarDrafter:
         return request.grammar is not None
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Do nothing: the matchers track each row's grammar."""
+        """Do nothing, because RowMatchers tracks each row's grammar."""
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         drafts = [self._forced(row, room) for row, room in zip(rows.tolist(), most.tolist(), strict=True)]

@@ -1,6 +1,6 @@
-"""Find the position at which an n-gram last occurred: a fixed-size hash table that overwrites on collision.
+"""Finds where an n-gram last occurred, with a hash table of fixed size that overwrites on collision.
 
-Matches are verified before use, so a collision costs only a draft.
+Drafters verify a match before they use it, so a collision only loses a draft.
 """
 
 import numpy as np
@@ -11,16 +11,19 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 class GramIndex:
-    """`num_tables` hash tables with 2^`bits` entries (int64 positions) each."""
+    """Hash tables for n-grams of length `size`.
+
+    Each of the `num_tables` tables has 2^`bits` int64 positions.
+    """
 
     def __init__(self, size: int, bits: int, num_tables: int = 1):
         self.size, self._shift = size, np.uint64(64 - bits)
-        # A polynomial over the tokens, modulo 2^64.
+        # Hashes are polynomials over the tokens, modulo 2^64.
         self._factors = np.array([pow(_MIX, power, 2**64) for power in range(1, size + 1)], np.uint64)
         self._places = np.full((num_tables, 1 << bits), NOWHERE, np.int64)
 
     def hashes(self, grams: np.ndarray, salt: np.ndarray | np.uint64 = NO_SALT) -> np.ndarray:
-        """Return hashes, intp [m], for n-grams [m, size]. The hashes depend on the salt (uint64)."""
+        """Return hashes (intp [m]) for n-grams [m, size]. The salt (uint64) is part of the hash."""
         mixed = (grams.astype(np.uint64) @ self._factors ^ salt) * self._factors[0]
         return (mixed >> self._shift).astype(np.intp)
 

@@ -1,8 +1,7 @@
-"""Draft from a row's own text: find where the text's last tokens occurred before, and propose the tokens that
-followed there.
+"""Drafts from a row's own text: finds an earlier occurrence of the last tokens, and proposes what followed.
 
 This is prompt lookup (Saxena, 2023). The last six tokens are looked up first, then the last three. If an
-n-gram occurred several times, its last occurrence is used.
+n-gram has occurred several times, its last occurrence is used.
 """
 
 import numpy as np
@@ -13,19 +12,19 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
 from mmengine.spec_decode.texts import Texts
 
-SIZES = (6, 3)  # n-gram lengths in tokens; shorter n-grams match too often by chance
+SIZES = (6, 3)  # n-gram lengths in tokens; shorter n-grams would often match by chance
 TABLE_BITS = 12
 _WINDOW = np.arange(1 - max(SIZES), 1)
 
 
 class NgramDrafter:
-    """The drafter `ngram`. Takes 64 KiB per row."""
+    """The drafter `ngram`. It takes 64 KiB of memory for each row."""
 
     name = "ngram"
 
     def __init__(self, max_rows: int):
         self._indices = [GramIndex(size, TABLE_BITS, max_rows) for size in SIZES]
-        # For each row, the number of tokens when `propose` last indexed its n-grams.
+        # For each row, the number of tokens when `propose` last indexed the row's n-grams.
         self._indexed = np.zeros(max_rows, np.int64)
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
@@ -39,8 +38,8 @@ class NgramDrafter:
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
-        # The positions whose n-grams must be indexed, because the tokens after them are now known; and each
-        # row's last position, whose n-gram is only looked up.
+        # `places` has the positions whose n-grams must be indexed, because the tokens after them are now
+        # known. It also has each row's last position, whose n-gram is only looked up.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths
@@ -56,7 +55,7 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # If fewer known tokens follow the match than are drafted, the draft repeats them.
+        # If fewer tokens follow the match than can be drafted, these tokens are repeated.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
@@ -71,11 +70,12 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Add n-grams to the index, and look up each row's last n-gram. Return, for each row, the position at
-    which that n-gram's previous occurrence ends, or NOWHERE.
+    """Add n-grams to the index, and look up each row's last n-gram.
+
+    Returns, for each row, the position at which the n-gram's previous occurrence ends, or NOWHERE.
 
     The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `last` has the
-    index of each row's last n-gram; all other n-grams are added to the index.
+    index in `grams` of each row's last n-gram. All other n-grams are added to the index.
     """
     size = index.size
     grams = grams[:, -size:]
@@ -85,7 +85,7 @@ def _look(
     index.put(owners[new], hashes[new], places[new])
     rows, grams = owners[last], grams[last]
     found = index.get(rows, hashes[last])
-    found[places[last] < size] = NOWHERE  # the row has fewer tokens than the n-gram
+    found[places[last] < size] = NOWHERE  # the row has fewer tokens than an n-gram
     if found.max() < 0:
         return found
     there = texts.tokens[rows[:, None], np.maximum(found, size - 1)[:, None] + _WINDOW[-size:]]

@@ -1,7 +1,7 @@
-"""Look up drafters that need only texts, by name; third-party drafters come from entry points.
+"""Looks up drafters by name, if they need only the rows' tokens. Packages can register more drafters.
 
-An entry point in the group `mmengine.drafters` names a callable that takes the row count and returns a
-Drafter.
+A package registers an entry point in the group `mmengine.drafters`. The entry point names a callable that
+takes the maximum number of rows and returns a Drafter.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Draft from other requests' answers: find where a row's last tokens occurred in an earlier answer, and
-propose the tokens after them.
+"""Drafts from other requests' answers: finds a row's last tokens in an earlier answer, and proposes what
+followed.
 
-The idea is SuffixDecoding (Oliaro et al., 2024). Instead of suffix trees, a ring buffer holds earlier
-answers, and hash tables (one for each n-gram length) hold where an n-gram last occurred. A request finds only
-answers to requests with the same cache_salt.
+The idea is SuffixDecoding (Oliaro et al., 2024). Here, a ring buffer keeps earlier answers in place of suffix
+trees. A hash table for each n-gram length says where an n-gram last occurred. A request finds only answers to
+requests with the same cache_salt.
 """
 
 import hashlib
@@ -15,21 +15,22 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
 from mmengine.spec_decode.texts import Texts
 
-SIZES = (10, 5, 3)  # n-gram lengths in tokens; the longest match wins
-END = -1  # marks the end of an answer in the ring
+SIZES = (10, 5, 3)  # n-gram lengths in tokens; the longest match is used
+END = -1  # the value after each answer in the ring
 RING_BITS, TABLE_BITS = 18, 18
 _WINDOW = np.arange(-max(SIZES), 0)
 
 
 class SuffixDrafter:
-    """Keeps the last 2^18 answer tokens, in 10 MiB."""
+    """The drafter `suffix`. It keeps the last 2^18 answer tokens in 10 MiB."""
 
     name = "suffix"
 
     def __init__(self, max_rows: int, ring_bits: int = RING_BITS, table_bits: int = TABLE_BITS):
         self._ring = np.full(1 << ring_bits, END, np.int32)
-        self._salts = np.zeros(len(self._ring), np.uint64)  # the salt of each token's request
-        self._head = 0  # tokens written so far
+        # For each token in the ring, a hash of its request's cache_salt.
+        self._salts = np.zeros(len(self._ring), np.uint64)
+        self._head = 0  # number of tokens that were written so far
         self._indices = [GramIndex(size, table_bits) for size in SIZES]
         self._row_salts = np.zeros(max_rows, np.uint64)
         self._is_followed = np.zeros(max_rows, bool)
@@ -40,7 +41,7 @@ class SuffixDrafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Add the row's answer to the ring, before another request takes the row."""
+        """Add the row's answer to the ring, before the row is assigned to another request."""
         if self._is_followed[row]:
             self._keep(texts.tokens[row, texts.num_prompt[row] : texts.lengths[row]], self._row_salts[row])
             self._is_followed[row] = False
@@ -80,7 +81,7 @@ class SuffixDrafter:
                 index.put(0, index.hashes(grams, salt), places[index.size - 1 : -1])
 
     def _find(self, index: GramIndex, grams: np.ndarray, salts: np.ndarray) -> np.ndarray:
-        """Return, for each gram in `grams` [m, size], where its last occurrence in the ring ended, or
+        """Return, for each n-gram in `grams` [m, size], where its last occurrence in the ring ends, or
         NOWHERE.
         """
         places = index.get(0, index.hashes(grams, salts))

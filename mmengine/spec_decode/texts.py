@@ -1,19 +1,19 @@
-"""The running rows' tokens, which drafters read."""
+"""Keeps the tokens of all running rows for drafters."""
 
 import numpy as np
 
 from mmengine.ragged import counting
 
-TOGETHER = 64  # maximum number of steps whose tokens are written together
+TOGETHER = 64  # maximum number of steps whose tokens `settle` writes together
 
 
 class Texts:
-    """All rows' token ids; drafters can only read them.
+    """The token ids of all rows. Drafters can only read them.
 
-    `tokens` (int32 [max_rows, width]) holds each row's prompt and answer, which have `lengths` (int64
-    [max_rows]) tokens together; the prompt has `num_prompt` (int64 [max_rows]). Memory pages that no row has
-    reached are not allocated. Tokens from `append_later` appear after `settle`, which must be called before
-    every read.
+    `tokens` (int32 [max_rows, width]) has each row's prompt and answer. `lengths` (int64 [max_rows]) is the
+    number of tokens of prompt and answer, and `num_prompt` (int64 [max_rows]) that of the prompt. Memory
+    pages that no row has used are not allocated. Tokens from `append_later` are visible only after `settle`,
+    which must be called before every read.
     """
 
     def __init__(self, max_rows: int, width: int):
@@ -25,15 +25,16 @@ class Texts:
         self.num_prompt = _to_be_read(self._num_prompt)
 
     def admit(self, row: int, token_ids: np.ndarray, num_prompt: int) -> None:
-        """Set `row`'s tokens."""
+        """Replace the tokens of `row`. The first `num_prompt` tokens are the prompt."""
         self._tokens[row, : len(token_ids)] = token_ids
         self._lengths[row], self._num_prompt[row] = len(token_ids), num_prompt
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """Append tokens to `rows` [s]: `counts` [s] is the number for each row, and `token_ids` holds the
-        rows' tokens one after another.
+        """Append tokens to `rows` [s].
+
+        `counts` [s] is the number of tokens for each row. `token_ids` has the rows' tokens one after another.
         """
-        if len(rows) == 1:  # one row needs no index arithmetic
+        if len(rows) == 1:  # a fast path without index arithmetic
             row = int(rows[0])
             at = int(self._lengths[row])
             self._lengths[row] = at + len(token_ids)
@@ -44,9 +45,9 @@ class Texts:
         self._lengths[rows] += counts
 
     def append_later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append like `append`, but write several steps together before the next read.
+        """Append tokens as `append` does, but write them only in `settle`, together with other steps' tokens.
 
-        `counts` None means one token for each row. The arrays must not be changed afterwards.
+        `counts` None means a single token for each row. The arrays must not be changed afterwards.
         """
         self._later.append((rows, token_ids, counts))
         if len(self._later) >= TOGETHER:

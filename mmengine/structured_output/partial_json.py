@@ -1,15 +1,15 @@
-"""Parse JSON text incrementally: the value known so far, while the text arrives.
+"""Parses JSON text incrementally, and returns the part of the value that is known so far.
 
-The value only grows. Strings appear as far as they are written (without a partial escape or half a surrogate
-pair), numbers and literals once they are complete, a key once its value has begun, arrays and objects from
-their opening bracket on.
+The value only grows. A string is included as far as it is known, without an incomplete escape or surrogate
+pair. Numbers and literals are included when they are complete. A key is included when its value has begun.
+Arrays and objects are included from their opening bracket.
 """
 
 import json
 import re
 from typing import Any
 
-JsonValue = Any  # A value that json.loads returns.
+JsonValue = Any  # A value as json.loads returns it.
 _SPECIAL = re.compile(r'["\\]')
 _HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _LITERALS = {"true": True, "false": False, "null": None}
@@ -18,31 +18,32 @@ _SPACE = " \t\r\n"
 
 
 class PartialJson:
-    """Accepts pieces of a JSON text, which must be valid so far, and returns the value so far."""
+    """A parser that accepts a JSON text in pieces and returns the value so far. The text must be valid."""
 
     def __init__(self) -> None:
-        self._root: list[JsonValue] = []  # The value, once it has begun.
-        # Open containers, each with the key or index of its last value.
+        self._root: list[JsonValue] = []  # Contains the value once it has begun.
+        # Open lists and objects, each with the key or index of its last value.
         self._open: list[tuple[JsonValue, JsonValue]] = []
-        self._key: str | None = None  # A key that waits for its value.
-        self._string: list[str] | None = None  # The parts of an unfinished string.
-        self._is_key = False  # Whether that string is a key.
+        self._key: str | None = None  # A key whose value has not begun.
+        self._string: list[str] | None = None  # The pieces of an unfinished string.
+        self._is_key = False  # Whether the unfinished string is a key.
         self._atom = ""  # An unfinished number or literal.
-        self._held = ""  # The start of an unfinished escape.
+        self._held = ""  # The beginning of an unfinished escape.
 
     @property
     def has_value(self) -> bool:
-        """Return whether any part of the value is known."""
+        """Whether any part of the value is known."""
         return bool(self._root)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the text is a whole value."""
+        """Whether the text is a complete value."""
         return bool(self._root) and not self._open and self._string is None
 
     def value(self) -> JsonValue:
-        """Return the value so far, as `json.loads` would. Values from later calls share the complete parts
-        with this value, so the caller must not modify the value.
+        """Return the value so far, with the types that `json.loads` returns.
+
+        The caller must not modify the value, because values from later calls share its complete parts.
         """
         child: JsonValue = None
         for depth in range(len(self._open) - 1, -1, -1):
@@ -54,7 +55,7 @@ class PartialJson:
         return child if self._open else self._root[0]
 
     def push(self, text: str) -> bool:
-        """Append text, and return whether the value grew."""
+        """Append text, and return whether the known value grew."""
         text, self._held = self._held + text, ""
         at, changed = 0, False
         while at < len(text):
@@ -68,7 +69,7 @@ class PartialJson:
         return changed
 
     def finish(self) -> bool:
-        """End the text, and return whether that completed a number."""
+        """End the text, and return whether this completed a number."""
         return self._end_atom()
 
     def _read(self, character: str) -> bool:
@@ -119,8 +120,9 @@ class PartialJson:
         self._open[-1] = container, place
 
     def _read_string(self, text: str, at: int) -> tuple[int, bool]:
-        """Return the position to continue from (-1: the rest must wait for more text), and whether the value
-        grew.
+        """Return (next position, whether the value grew).
+
+        The position is -1 if the remaining text must wait for more text.
         """
         assert self._string is not None
         special = _SPECIAL.search(text, at)
@@ -150,7 +152,7 @@ class PartialJson:
             self._replace(whole)
 
     def _replace(self, value: str) -> None:
-        """Replace the last value with the longer string."""
+        """Replace the last value, an unfinished string, by the longer string."""
         if self._open:
             container, place = self._open[-1]
             container[place] = value
@@ -159,7 +161,7 @@ class PartialJson:
 
 
 def _escape_size(text: str, at: int) -> int:
-    """Return the length of the escape at `at`, including a possible second half of a surrogate pair."""
+    """Return the length of the escape at `at`. A surrogate pair counts as a single escape."""
     if text[at + 1 : at + 2] != "u":
         return 2
     if not _HIGH.match(text, at):
@@ -178,13 +180,13 @@ def _unescaped(escape: str) -> str:
 
 
 def parse_json(text: str) -> JsonValue:
-    """Return the value of a JSON text that was generated with a grammar, however deeply it is nested.
+    """Return the value of a generated JSON text. Works at any nesting depth.
 
     Raises ValueError if the text was cut.
     """
     try:
         return json.loads(text)
-    except RecursionError:  # The interpreter's recursion limit, about 1,000.
+    except RecursionError:  # The text is nested more deeply than Python's recursion limit, about 1,000.
         parser = PartialJson()
         parser.push(text)
         parser.finish()

@@ -1,12 +1,12 @@
-"""Find the target's layers whose inputs feed a draft head. In published files, a layer number can have two
-meanings.
+"""Finds the target model's layers whose inputs an EAGLE-3 draft head reads (auxiliary layers).
 
-Here, auxiliary layer i is L_in(i): the residual stream that enters the target's layer i (0-based). If the
-target has i layers, L_in(i) is the final norm's input. The rules, in order:
+Published files number auxiliary layers in two ways. Here, auxiliary layer i means L_in(i), the residual
+stream that enters the target's layer i (0-based). If the target has i layers, L_in(i) is the final norm's
+input. These rules apply in order:
 
-* ids at the top of config.json (vLLM, speculators) are L_in(i);
-* ids in `eagle_config` that begin with 1 (ModelOpt, AngelSlim and SGLang: "the output of layer i") are
-  L_in(i + 1); other ids in `eagle_config` are L_in(i);
+* an id i at the top level of config.json (vLLM, speculators) means L_in(i);
+* an id i in `eagle_config` means L_in(i + 1) if the first id is 1 (ModelOpt, AngelSlim and SGLang: "the
+  output of layer i"), else L_in(i);
 * without ids, a head that reads three states uses EAGLE's default: L_in(2), L_in(n // 2), L_in(n - 3).
 """
 
@@ -24,10 +24,11 @@ _COUNTS = ("num_aux_hidden_states", "num_aux_layers")
 def aux_layers(
     family: Family, num_aux_layers: int, num_layers: int, chosen: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Return the auxiliary layers, ascending, for a head whose fc reads `num_aux_layers` states and a target
-    of `num_layers` layers.
+    """Return the auxiliary layers in ascending order.
 
-    `chosen` overrides the ids in the file. Raises ModelError, which names the field that does not fit.
+    The head's fc layer reads `num_aux_layers` hidden states, and the target has `num_layers` layers.
+
+    `chosen` replaces the ids in the file. Raises ModelError, which names the field that does not fit.
     """
     if not 1 <= num_aux_layers <= MAX_AUX_LAYERS:
         family.root.fail(
@@ -56,11 +57,11 @@ def aux_layers(
 def _ids(
     family: Family, num_aux_layers: int, num_layers: int, chosen: Sequence[int] | None
 ) -> tuple[tuple[int, ...], str]:
-    """Return the auxiliary layers, and the name of the field they come from."""
+    """Return the auxiliary layers, and the name of the field from which they come."""
     if chosen is not None:
         return tuple(chosen), "tap_layers"
     for fields in (family.root, family.nested):
-        if fields.values.get(FIELD):  # null and the empty list count as missing
+        if fields.values.get(FIELD):  # null and [] count as missing
             ids = fields.integers(FIELD, None, 0, 2**16, MAX_AUX_LAYERS)
             shift = 1 if fields is family.nested and ids[0] == 1 else 0
             return tuple(i + shift for i in ids), f"{fields.prefix}{FIELD}"

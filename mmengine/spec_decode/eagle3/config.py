@@ -1,4 +1,4 @@
-"""A draft head's configuration, in the same fields for all file families."""
+"""Defines a draft head's configuration, with the same fields for all families of published files."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ MAX_DRAFTS = 7
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that the head drafts for."""
+    """The sizes of the model for which the head drafts tokens."""
 
     hidden_size: int
     vocab_size: int
@@ -19,12 +19,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """A draft head. Its layers follow the target's in the KV cache, and may have other sizes."""
+    """The configuration of a draft head.
 
-    family: str  # the architecture, or "speculators"
+    In the KV cache, the head's layers come after the target's vocabulary size layers and may have other
+    sizes.
+    """
+
+    family: str  # the architecture's name, or "speculators"
     hidden_size: int  # h
     target_hidden_size: int  # H
-    embed_size: int  # size of a token's embedding
+    embed_size: int  # size of a token embedding
     intermediate_size: int
     num_layers: int
     num_heads: int
@@ -32,16 +36,17 @@ class HeadConfig:
     head_dim: int
     vocab_size: int  # the target's
     draft_vocab_size: int
-    aux_layers: tuple[int, ...]  # L_in(i), ascending
+    aux_layers: tuple[int, ...]  # each i means L_in(i), see aux_layers.py; ascending
     rms_norm_eps: float
     rope: RopeConfig
-    norm_before_fc: bool  # one norm over all auxiliary states
-    fc_norm: bool  # one norm per auxiliary state
-    norm_before_residual: bool  # whether the first layer's residual is normed
-    # whether the next draft gets the input of the output matrix, rather than the input of the final norm
+    norm_before_fc: bool  # whether fc's input has a single norm over all auxiliary states
+    fc_norm: bool  # whether fc's input has a norm for each auxiliary state
+    norm_before_residual: bool  # whether the first layer's residual comes after the norm
+    # Whether the next draft's hidden state is the final norm's output (True) or the final norm's input.
     norm_output: bool
     qk_norm: bool
     attention_bias: bool
-    own_embedding: bool  # False: the head uses the target's embedding
-    head: Literal["own", "embedding", "target"]  # source of the output matrix
-    num_drafts: int  # drafts in a chain (K)
+    own_embedding: bool  # whether the head has its own embedding instead of the target's
+    # Whose output matrix is used: the head's, the head's embedding, or the target's.
+    head: Literal["own", "embedding", "target"]
+    num_drafts: int  # number of drafts that are generated one after the other (K)

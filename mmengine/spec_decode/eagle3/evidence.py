@@ -1,5 +1,6 @@
-"""Derive a head's settings from its tensors, and compare them with config.json. The functions raise
-ModelError, which names the field.
+"""Derives a draft head's settings from its tensors, and compares them with config.json.
+
+If they differ, the functions raise ModelError, which names the field.
 """
 
 from typing import Literal
@@ -14,7 +15,7 @@ from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, HEAD, INPUT_NORM,
 def count_aux_layers(
     family: Family, entries: dict[str, TensorEntry], target: Target, hidden_size: int
 ) -> int:
-    """Return how many hidden states fc reads from the target."""
+    """Return how many of the target's hidden states the fc layer reads."""
     if family.value("target_hidden_size") is not None:
         fields = family.root if family.root.values.get("target_hidden_size") is not None else family.nested
         named = fields.integer("target_hidden_size", 1, 2**17)
@@ -48,7 +49,7 @@ def _shape(family: Family, entries: dict[str, TensorEntry], name: str) -> tuple[
 def query_shape(
     family: Family, entries: dict[str, TensorEntry], num_heads: int, num_kv_heads: int
 ) -> tuple[int, int]:
-    """Return the query matrix's row and column counts."""
+    """Return the number of rows and columns in the query matrix."""
     fused = "layers.0.self_attn.qkv_proj.weight"
     if fused in entries:
         rows, inputs = _shape(family, entries, fused)
@@ -67,8 +68,9 @@ def find_head_dim(layer: Fields, num_heads: int, q_rows: int) -> int:
 
 
 def find_embed_size(family: Family, q_inputs: int, hidden_size: int, shared: int | None) -> int:
-    """Return the embedding size. `shared` is the target's hidden size if the head uses the target's
-    embedding, else None.
+    """Return the embedding size.
+
+    `shared` is the target's hidden size if the head uses the target's embedding, else None.
     """
     embed_size = q_inputs - hidden_size
     if embed_size <= 0:
@@ -111,8 +113,9 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """Return the output matrix's source. A stored lm_head takes precedence over tie_word_embeddings, because
-    many files have both.
+    """Return where the output matrix comes from.
+
+    A stored lm_head takes precedence over tie_word_embeddings, because many files have both.
     """
     if HEAD in entries:
         return "own"

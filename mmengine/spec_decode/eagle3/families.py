@@ -1,7 +1,8 @@
-"""Locate a draft head's settings in config.json, for each file family.
+"""Locates a draft head's settings in config.json for each family of published files.
 
-There are two file shapes: a flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt with an
-inner `eagle_config`), and speculators' shape, whose layer is described in `transformer_layer_config`.
+There are two layouts. The first is a flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt,
+which adds an inner `eagle_config`). The second is the layout of speculators, which describes the decoder
+layer in `transformer_layer_config`.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from typing import Any
 from mmengine.checkpoint.fields import Fields
 from mmengine.errors import shown
 
-# The last name of each tuple occurs in EAGLE's own files: it is the architecture of an ordinary model. Only
-# the tensors show that such a folder holds a draft head.
+# The last name in each tuple is an ordinary model's architecture, which EAGLE's own files contain. Only the
+# tensors show that such a folder contains a draft head.
 LLAMA_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -19,11 +20,11 @@ LLAMA_ARCHITECTURES = (
     "Eagle3Qwen3vlForCausalLM",
     "LlamaForCausalLM",
 )
-QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # their q and k heads are normed
+QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # these have norms for q and k
 KNOWN = (*LLAMA_ARCHITECTURES, *QWEN3_ARCHITECTURES)
 SPECULATORS = "speculators"
 
-# ModelOpt's switches that select the network, with their values for an EAGLE-3 head.
+# ModelOpt's settings that select the network -> their value for an EAGLE-3 head.
 _FIXED = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -35,10 +36,10 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A file family, and the config.json objects that hold the settings.
+    """A family of files, and the objects in config.json that have the settings.
 
-    `layer` holds the decoder layer's sizes. `nested` is `eagle_config`, empty if it is missing. A head
-    setting is in `root`, or else in `nested`.
+    `layer` has the decoder layer's sizes. `nested` is `eagle_config`, or empty. Head settings are looked up
+    in `root` first and then in `nested`.
     """
 
     name: str
@@ -46,15 +47,15 @@ class Family:
     layer: Fields
     nested: Fields
     qk_norm: bool
-    norm_before_residual: bool  # default if the file does not set it
+    norm_before_residual: bool  # the default if config.json does not have the setting
 
     def value(self, name: str) -> Any:
-        """Return a head setting; None if missing or null."""
+        """Return a head setting, or None if it is missing or null."""
         value = self.root.values.get(name)
         return self.nested.values.get(name) if value is None else value
 
     def flag(self, name: str) -> bool | None:
-        """Return a boolean head setting, or None if the file does not set it. Raises ModelError."""
+        """Return a boolean head setting, or None if it is missing or null. Raises ModelError."""
         for fields in (self.root, self.nested):
             if fields.values.get(name) is not None:
                 return fields.flag(name, False)
@@ -62,8 +63,9 @@ class Family:
 
 
 def recognise(root: Fields) -> Family:
-    """Return the family that config.json belongs to. Raises ModelError for any other architecture, which is
-    named.
+    """Return the family to which config.json belongs.
+
+    Raises ModelError, which names the architecture, if no family has this architecture.
     """
     if root.values.get("quantization_config") is not None:
         root.fail("quantization_config: quantized heads are not supported; use the bfloat16 version")
@@ -73,7 +75,7 @@ def recognise(root: Fields) -> Family:
             root.fail(f"speculators_model_type is {shown(kind)}; only 'eagle3' is supported")
         layer = root.child("transformer_layer_config")
         qwen3 = layer.values.get("model_type") == "qwen3"
-        # Without norm_before_residual, True is assumed, as in the engine for which old files were written.
+        # The default for norm_before_residual is True, as in the engine for which old files were written.
         return Family(SPECULATORS, root, layer, root.child("eagle_config", optional=True), qwen3, True)
     architecture = _architecture(root)
     nested = root.child("eagle_config", optional=True)

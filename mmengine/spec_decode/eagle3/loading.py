@@ -1,7 +1,6 @@
-"""Read a draft head's folder into a HeadConfig and checked tensor entries, without reading the weights.
+"""Reads a draft head's folder: the configuration, and checked entries for the tensors, not the weights.
 
-config.json and the tensors must agree. Settings that config.json does not contain are derived from the
-tensors.
+config.json and the tensors must agree. Settings that are missing in config.json are derived from the tensors.
 """
 
 from collections.abc import Sequence
@@ -36,15 +35,17 @@ from mmengine.spec_decode.eagle3.tensors import (
     target_ids,
 )
 
-MAX_CONFIG_BYTES = 2**20  # limit for a head's config.json
+MAX_CONFIG_BYTES = 2**20  # maximum size of a head's config.json in bytes
 MAX_LAYERS = 8
 DEFAULT_DRAFTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
-    """A head's configuration, and where its tensors are. `target_ids` (int64 [draft_vocab_size]) maps the
-    head's tokens to the target's; None if both have the same ids.
+    """A head's configuration, and where its tensors are stored.
+
+    `target_ids` (int64 [draft_vocab_size]) maps the head's token ids to the target's. It is None if both have
+    the same ids.
     """
 
     config: HeadConfig
@@ -57,8 +58,8 @@ def open_head(
 ) -> HeadFolder:
     """Read and check a head without reading its weights.
 
-    `aux_layers` (each an i for L_in(i)) overrides the file's layers. Raises ModelError for a folder that is
-    invalid or does not fit the target, and ConfigError for a `num_drafts` outside 0 to 7.
+    `aux_layers` (each i means L_in(i)) replaces the file's layers. Raises ModelError if the folder is invalid
+    or does not fit the target, and ConfigError if `num_drafts` is not between 0 and 7.
     """
     path = folder / "config.json"
     family = recognise(Fields(read_json(path, max_bytes=MAX_CONFIG_BYTES), path, ""))
@@ -146,7 +147,7 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Return the requested draft count, else the file's, at most MAX_DRAFTS."""
+    """Return the requested number of drafts, or else the file's number, at most MAX_DRAFTS."""
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:
             raise ConfigError(f"num_drafts is {shown(asked)}; a chain has 0 to {MAX_DRAFTS} drafts")

@@ -1,5 +1,6 @@
-"""A draft head's tensors: their names in published files, their required shapes, and the vocabulary
-map.
+"""Finds a draft head's tensors in published files, lists their required shapes, and reads the vocabulary map.
+
+The vocabulary map says which tokens of the target the head can draft.
 """
 
 import re
@@ -19,10 +20,11 @@ EMBEDDING, HEAD, FC, FC_BIAS, NORM = (
     "fc.bias",
     "norm.weight",
 )
-INPUT_NORM = "input_norm.weight"  # over all auxiliary states
+INPUT_NORM = "input_norm.weight"  # the norm over all auxiliary states
 TO_TARGET, TO_DRAFT = "d2t", "t2d"
 QKV = ("q_proj", "k_proj", "v_proj")
-DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}  # the last four for vocabulary maps
+# The last four occur only in vocabulary maps.
+DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 _MAP_DTYPES: dict[str, np.dtype] = {
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
@@ -32,7 +34,7 @@ _MAP_DTYPES: dict[str, np.dtype] = {
 
 _DERIVED = re.compile(
     r"rotary(?:_emb)?\.inv_freq$|^verifier_"
-)  # constants, and copies of the target's tensors
+)  # tensors that are not read: constants, and copies of the target's tensors
 _NAMES = (
     (re.compile(r"^midlayer\."), "layers.0."),
     (re.compile(r"^aux_norm_low\."), "fc_norm.0."),
@@ -43,9 +45,9 @@ _NAMES = (
 
 
 def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Return all the head's tensors under their canonical names.
+    """Return all tensors of the head by canonical name.
 
-    Raises ModelError if the weights are missing, damaged, or pickled.
+    Raises ModelError if the weights are missing, damaged or pickled.
     """
     if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         pickles = sorted(path.name for path in folder.glob("*.bin"))[:1]
@@ -59,7 +61,7 @@ def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
 
 
 def canonical_name(stored: str) -> str | None:
-    """Return a stored tensor's canonical name, or None for tensors that are not read."""
+    """Return the canonical name for a tensor's name in a file, or None for a tensor that is not read."""
     name = stored.removeprefix("model.")
     if _DERIVED.search(name):
         return None
@@ -69,9 +71,9 @@ def canonical_name(stored: str) -> str | None:
 
 
 def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the head's tensors must have; linear layers are [out, in].
+    """Return {name: shape} for all tensors that the head must have. Linear layers are [out, in].
 
-    Biases and fused tensors (qkv_proj, gate_up_proj) are expected if they are stored.
+    Biases and fused tensors (qkv_proj, gate_up_proj) are included if the file stores them.
     """
     c, h = config, config.hidden_size
     aux_hidden_states = len(c.aux_layers)
@@ -98,7 +100,7 @@ def fc_norm(aux_layer: int) -> str:
 def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
     h, prefix = c.hidden_size, f"layers.{layer}."
     norms = {"input_layernorm": c.embed_size if layer == 0 else h, "post_attention_layernorm": h}
-    # Layers after the first do not use the norm of the fused states; some files contain it anyway.
+    # Only the first layer uses the norm of the fused states, but some files have it for other layers too.
     if layer == 0 or f"{prefix}hidden_norm.weight" in stored:
         norms["hidden_norm"] = h
     if c.qk_norm:
@@ -128,16 +130,17 @@ def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[st
 
 
 def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, TensorEntry]) -> dict[str, int]:
-    """Return {name: row count} for `parts`, or for the fused tensor if the file stores that instead."""
+    """Return {name: row count} for `parts`, or for the fused tensor if the file stores it instead."""
     return {fused: sum(parts.values())} if f"{prefix}{fused}.weight" in stored else parts
 
 
 def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size: int) -> np.ndarray | None:
-    """Return each head token's id in the target, int64 [draft_vocab_size], or None if the vocabularies are
-    the same.
+    """Return the target's id for each token of the head, int64 [draft_vocab_size].
 
-    d2t holds offsets: the head's token j is the target's j + d2t[j]. t2d, which says for each target token
-    whether the head has that token, must agree. Raises ModelError.
+    Returns None if the vocabularies are the same.
+
+    d2t has offsets: the head's token j is the target's token j + d2t[j]. t2d says for each target token
+    whether the head has the token, and must agree with d2t. Raises ModelError.
     """
     entry = stored.get(TO_TARGET)
     if entry is None:

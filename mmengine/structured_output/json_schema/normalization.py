@@ -1,12 +1,12 @@
-"""Normalize a JSON Schema into the form that a grammar engine enforces exactly.
+"""Normalizes a JSON Schema to the form that a grammar engine enforces exactly.
 
     text or dict ──► reading/    read with limits, translate to draft 2020-12, resolve references
                  ──► rewriting/  expand $ref, allOf, anyOf, oneOf … into shapes (constraints/)
                  ──► rewriting/satisfiability.py  refuse a schema without values, or recursion without a base
                  ──► emission/   write the JSON Schema subset that is enforced exactly, within the bounds
 
-No keyword is dropped silently. A keyword is enforced, refused with its name and JSON pointer, or an
-annotation. The notes list unknown keywords and formats, which are annotations by the specification.
+No keyword is dropped silently. A keyword is enforced, or refused with its name and JSON pointer, or is an
+annotation. Unknown keywords and formats are annotations by the specification, and the notes list them.
 """
 
 import gc
@@ -29,10 +29,10 @@ from mmengine.structured_output.json_schema.work import WorkExceeded, limited_wo
 
 __all__ = ["MAX_OUTPUT", "Bounds", "NormalizedSchema", "Note", "SchemaRefused", "normalize_schema"]
 
-MAX_OUTPUT = 8 * 2**20  # Maximum number of bytes of a normalized schema.
+MAX_OUTPUT = 8 * 2**20  # Maximum size of a normalized schema in bytes.
 
 _collector_lock = threading.Lock()
-_num_pauses = 0  # Number of callers that want the collector paused now.
+_num_pauses = 0  # Number of `paused_collection` blocks that are active now.
 _was_enabled = False
 
 
@@ -42,13 +42,14 @@ def normalize_schema(
     schemas: Mapping[str, object] | None = None,
     strict_keywords: bool = False,
 ) -> NormalizedSchema:
-    """Return the schema for the grammar engine as self-contained JSON text, with notes. The same input always
-    gives the same text.
+    """Return the schema for the grammar engine as self-contained JSON text, with notes.
 
-    `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to documents
-    that references may lead to; nothing is ever fetched. With `strict_keywords` unknown keywords are refused;
-    otherwise they are annotations, and the notes name them. Raises SchemaRefused (an InvalidRequest) with the
-    keyword and the JSON pointer for a part that is invalid, contradictory, or cannot be enforced exactly.
+    The same input always gives the same text.
+
+    `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to documents to
+    which references may lead; nothing is ever fetched. With `strict_keywords`, unknown keywords are refused;
+    otherwise they are annotations, and the notes list them. If a part is invalid, contradictory or cannot be
+    enforced exactly, raises SchemaRefused (an InvalidRequest) with the keyword and the JSON pointer.
     """
     with paused_collection(), limited_work():
         try:
@@ -99,11 +100,13 @@ def _normalize(
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector, which all threads share, until the last caller is done.
+    """Pause Python's cyclic garbage collector inside the block.
 
-    A large schema becomes a hundred thousand objects that live until its normalization ends. The collector
-    would traverse them and every other object in the process again and again. Each traversal takes 0.1 s,
-    during which no other thread runs, an event loop's thread included.
+    All threads share the collector. It resumes when no thread is inside such a block.
+
+    Normalizing a large schema creates a hundred thousand objects that live until it ends. The collector would
+    traverse these and all other objects again and again. Each traversal takes 0.1 s, during which no other
+    thread runs, not even the event loop's.
     """
     global _num_pauses, _was_enabled
     with _collector_lock:

@@ -1,7 +1,7 @@
-"""Validate a value against a schema that could not be enforced, within MAX_STEPS steps.
+"""Validates a value against a schema that could not be enforced, within a limited number of steps.
 
-Only keywords without patterns are checked, since a foreign pattern may run for too long. A reported violation
-is certain; other violations may go unreported.
+Patterns are not checked, since a pattern from a client may run for too long. A reported violation is certain,
+but some violations are not reported.
 """
 
 import json
@@ -10,13 +10,13 @@ from itertools import combinations
 
 from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer, join_pointer
 
-MAX_STEPS = 2_000  # Maximum number of schemas that are applied to values; each takes a microsecond or two.
-MAX_DEPTH = 64  # Maximum nesting depth of schemas within one value.
+MAX_STEPS = 2_000  # Maximum number of times that a schema is applied to a value; each takes 1 to 2 µs.
+MAX_DEPTH = 64  # Maximum nesting depth of schemas and values.
 TOO_LARGE = "too large to validate"
 
 
 class _Violation(Exception):
-    """Names a violated keyword and the JSON pointer to the offending value."""
+    """Raised for a violation, with the keyword and the JSON pointer to the invalid value."""
 
     def __init__(self, keyword: str, pointer: str):
         super().__init__(f"{keyword} is violated at {format_pointer(pointer)}")
@@ -27,7 +27,7 @@ class _StepLimitReached(Exception):
 
 
 def find_violation(schema: object, text: str) -> str:
-    """Describe the first violation in JSON `text`; "" if none is found."""
+    """Return a description of the first violation in the JSON `text`, or "" if none is found."""
     try:
         value = json.loads(text)
         _Validator(schema).at(schema, value, "", 0)
@@ -69,8 +69,9 @@ class _Validator:
         return True
 
     def _referred(self, reference: object) -> object:
-        """Return the schema that a reference within the same schema leads to, or True for any other
-        reference.
+        """Return the schema to which a reference within the same schema leads.
+
+        Returns True for other references.
         """
         found = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -105,8 +106,8 @@ class _Validator:
     def _combined(self, schema: Mapping[str, object], value: object, pointer: str, depth: int) -> None:
         for each in _list(schema.get("allOf")):
             self.at(each, value, pointer, depth + 1)
-        # Like anyOf, oneOf only needs one matching branch: more may seem to match, since not every keyword is
-        # checked.
+        # For oneOf, a single matching branch is enough, as for anyOf. More branches may seem to match,
+        # because not every keyword is checked.
         for keyword in ("anyOf", "oneOf"):
             found = _list(schema.get(keyword))
             if found and not any(self._fits(each, value, pointer, depth) for each in found):
@@ -159,7 +160,7 @@ def _is_of(name: object, value: object) -> bool:
 
 
 def _same(one: object, other: object) -> bool:
-    """Compare by JSON's rules: true is not a number, and 1.0 equals 1."""
+    """Return whether two values are equal by JSON Schema's rules: true is not 1, and 1.0 equals 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):

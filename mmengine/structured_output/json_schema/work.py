@@ -1,21 +1,22 @@
-"""The work and time that a schema's normalization may take, all its comparisons together."""
+"""Limits the work and the time of a schema's normalization."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-MAX_STEPS = 6_000_000  # Maximum number of steps of a schema's comparisons: a few seconds.
-MAX_SECONDS = 12.0  # Maximum time, on a machine that is slower or busy.
+MAX_STEPS = 6_000_000  # Maximum number of steps for a schema, which take a few seconds.
+MAX_SECONDS = 12.0  # Maximum time in seconds, for slow or busy machines.
 
 
 class WorkExceeded(Exception):
-    """Raised inside a normalization that exceeds its limits; `normalize_schema` refuses the schema.
+    """Raised if a normalization exceeds its limits. `normalize_schema` then refuses the schema.
 
-    It is no SchemaRefused, so that a comparison that treats a refused part as unknown does not go on.
+    This is not a SchemaRefused, because comparisons catch SchemaRefused and continue.
     """
 
-    keyword = pointer = ""  # The innermost keyword whose comparisons exceeded the limits, and its pointer.
+    # The innermost keyword whose comparisons exceeded the limits, and its JSON pointer.
+    keyword = pointer = ""
 
 
 class _Work:
@@ -36,9 +37,9 @@ _work: ContextVar[_Work | None] = ContextVar("mmengine_schema_work", default=Non
 
 @contextmanager
 def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Limit the work on this thread inside the block. A block inside another one shares its limits.
+    """Limit the work on this thread inside the block. Nested blocks share the outermost block's limits.
 
-    `check` is called again and again during the work; it raises if the work is no longer needed.
+    `check` is called repeatedly during the work. It may raise an error to cancel the work.
     """
     if _work.get() is not None:
         yield
@@ -52,7 +53,7 @@ def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 @contextmanager
 def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
-    """Record the keyword in a WorkExceeded from this block, unless an inner block recorded its own."""
+    """Record the keyword in a WorkExceeded from this block, unless an inner block has recorded a keyword."""
     try:
         yield
     except WorkExceeded as error:
@@ -62,7 +63,7 @@ def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
 
 
 def spend_work(steps: int) -> None:
-    """Count `steps`, a visited state or a compared constraint each. Raises WorkExceeded beyond the limits."""
+    """Count `steps`; a step visits a state or compares constraints. Raises WorkExceeded beyond the limits."""
     work = _work.get()
     if work is not None:
         work.spend(steps)

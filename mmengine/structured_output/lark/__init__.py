@@ -1,1 +1,1 @@
-"""Lark grammars of custom tools, read into rules and spelled for a text within a JSON string."""
+"""Parses the Lark grammars of custom tools, and converts them to grammars for JSON strings."""

@@ -1,4 +1,4 @@
-"""The terminals of %import common, as llguidance defines them."""
+"""The terminals that `%import common` offers, with llguidance's definitions."""
 
 _FLOAT = r"(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+\-]?[0-9]+)?|[0-9]+[eE][+\-]?[0-9]+"
 COMMON = {

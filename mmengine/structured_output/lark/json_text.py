@@ -1,8 +1,10 @@
-r"""Write a Lark grammar for texts that are spelled as JSON strings, as the input of a custom tool is.
+r"""Converts a Lark grammar for a text to a grammar for JSON strings whose value is such a text.
 
-Each character of a rule becomes its spelling, such as a backslash and an n, and each character has one
-spelling. The grammar is then split into lexemes again: at a backslash, one character does not tell whether a
-lexeme ends or goes on.
+A custom tool's input is such a string.
+
+Each character in a rule is replaced by its only allowed spelling in JSON, for example a backslash and an n.
+The grammar is then split into lexemes again, because after a backslash it may be open whether the lexeme ends
+or continues.
 """
 
 import json
@@ -14,15 +16,16 @@ from mmengine.structured_output.lark.parser import UnsupportedLark, parse_lark
 from mmengine.structured_output.regex.sets import Ranges, Set, set_of
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq
 
-_SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}  # JSON's escapes of two characters.
+# Code point -> second character of its two-character escape.
+_SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _ESCAPED = (*range(32), 34, 92)
 _QUOTE: Node = Chars(((34, 34),))
 
 
 def json_string_grammar(text: str) -> str:
-    """Return a Lark grammar of JSON strings whose values match the grammar `text`.
+    """Return a Lark grammar for JSON strings whose values match the grammar `text`.
 
-    Raises UnsupportedLark for a grammar that is invalid, not supported or too large.
+    Raises UnsupportedLark if the grammar is invalid, not supported or too large.
     """
     source, trouble = _converted(text)
     if trouble:
@@ -32,8 +35,9 @@ def json_string_grammar(text: str) -> str:
 
 @lru_cache(maxsize=32)
 def _converted(text: str) -> tuple[str, str]:
-    """Return the converted grammar, and why it cannot be converted; one of them is "". A refusal may take
-    seconds, so it is cached too.
+    """Return (converted grammar, error), of which one is "".
+
+    Errors are cached too, because finding them may take seconds.
     """
     try:
         rules = {f"r {name}": _spelled(node) for name, node in parse_lark(text).items()}
@@ -45,7 +49,7 @@ def _converted(text: str) -> tuple[str, str]:
 
 
 def _spelled(node: Node) -> Node:
-    """Return a node for the spellings of the node's texts."""
+    """Return a node that matches the JSON spellings of the texts that `node` matches."""
     match node:
         case Chars(ranges=ranges):
             return _spelled_set(ranges)

@@ -1,6 +1,6 @@
-"""Parse a Lark grammar into rules. A text matches if the rules derive it, whatever its terminals are.
+"""Parses a Lark grammar into rules. Terminals are treated like rules.
 
-Not supported: %ignore and other directives, options and parameters of rules, terminals with & or ~, and
+Not supported are %ignore and other directives, rules with options or parameters, terminals with & or ~, and
 special tokens.
 """
 
@@ -12,15 +12,16 @@ from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_rege
 from mmengine.structured_output.regex.sets import WORD, Ranges
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, references
 
-MAX_CHARS = 64 * 1024  # Maximum number of characters of a tool's grammar.
-MAX_RULES = 2_000  # Maximum number of its rules and terminals.
+MAX_CHARS = 64 * 1024  # Maximum number of characters in a tool's grammar.
+MAX_RULES = 2_000  # Maximum number of rules and terminals in a tool's grammar.
 MAX_NESTING = 64  # Maximum nesting depth of groups.
 MAX_REPEATS = 10_000  # Maximum count of a repetition.
 _WHITE: Ranges = [
     *((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
 ]
-# \d and \w are Unicode classes in Lark's engines. These parts of them are smaller, so they are never negated.
+# Lark's engines define \d and \w as Unicode classes. These subsets are used instead. A negated class would be
+# too large, so \D and \W are not supported.
 _CLASSES = {"d": [(48, 57)], "w": WORD, "s": _WHITE}
 _NEGATED_CLASS = re.compile(r"\\[DW]|\[\^(?:\\.|[^\]\\])*?\\[dwDW]")
 _TOKEN = re.compile(
@@ -38,11 +39,14 @@ _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?"
 
 
 class UnsupportedLark(ValueError):
-    """Raised for a grammar that is invalid or not supported. The message is for the grammar's author."""
+    """Raised for a grammar that is invalid or not supported.
+
+    The message is written for the grammar's author.
+    """
 
 
 def parse_lark(text: str) -> dict[str, Node]:
-    """Return the rules and terminals, keyed by name; texts begin at `start`. Raises UnsupportedLark."""
+    """Return the rules and terminals by name. Texts begin at the rule `start`. Raises UnsupportedLark."""
     if len(text) > MAX_CHARS:
         raise UnsupportedLark(f"it has {len(text):,} characters; the limit is {MAX_CHARS:,}")
     rules = _Parser(text).rules()
@@ -74,7 +78,7 @@ class _Parser:
             if self._kind != "head":
                 self._fail(f"expected a rule (name: …), not {self._value!r:.40}")
             self._next()
-            self._next()  # The colon.
+            self._next()  # Skips the colon.
             self._define(found, name, self._alternatives(0))
         return found
 
@@ -89,7 +93,7 @@ class _Parser:
         raise UnsupportedLark(f"line {self._line}: {why}")
 
     def _next(self) -> None:
-        """Advance to the next token; white space and comments are skipped."""
+        """Advance to the next token, and skip white space and comments."""
         while self._at < len(self._text):
             found = _TOKEN.match(self._text, self._at)
             if found is None:
@@ -195,6 +199,6 @@ class _Parser:
 
 
 def _imported(text: str) -> list[tuple[str, str]]:
-    """Return the name and the alias of each terminal that an %import names."""
+    """Return (name, alias) for each terminal in an %import."""
     names = re.findall(r"\w+", text.removeprefix("%import").strip().removeprefix("common"))
     return [(names[0], names[-1])] if "(" not in text else [(name, name) for name in names]

@@ -1,1 +1,1 @@
-"""Regular expressions as syntax trees and automata; grammars use the same trees."""
+"""Parses regular expressions to syntax trees and automata. Grammar parsers use the same trees."""

@@ -1,5 +1,7 @@
-"""A nondeterministic automaton for a regular expression, with single characters between states (K. Thompson,
-Regular Expression Search Algorithm, CACM 1968).
+"""Builds a nondeterministic automaton for a regular expression.
+
+The construction is K. Thompson's (Regular Expression Search Algorithm, CACM 1968): each transition consumes a
+single character or none.
 """
 
 from collections.abc import Callable
@@ -7,15 +9,15 @@ from collections.abc import Callable
 from mmengine.structured_output.regex.sets import Set, contains
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 
-STATE_COST = 10  # Number of steps that creating a state costs.
+STATE_COST = 10  # Number of steps that are counted for creating a state.
 
 
 class Automaton:
-    """A regular expression's states.
+    """The automaton for a regular expression.
 
-    A state with a set leads to its successor by any character of the set. A state without a set stands for
-    all its successors at once. State 0 accepts. `spend` is called with the number of steps before they are
-    done, and may raise.
+    A state with a character set consumes a character from the set and leads to its successor. A state without
+    a set leads to all its successors without consuming a character. State 0 accepts. `spend` is called with a
+    number of steps before these steps are done. It may raise an error to stop the work.
     """
 
     def __init__(self, node: Node, spend: Callable[[int], None]):
@@ -27,19 +29,20 @@ class Automaton:
         return {found for found, _ in self.states if found is not None}
 
     def first(self) -> frozenset[int]:
-        """Return the states before any text."""
+        """Return the set of start states."""
         return self.closure([self.start])
 
     def advance(self, now: frozenset[int], char: str) -> frozenset[int]:
-        """Return the states after one more character."""
+        """Return the states that the states `now` reach with the character `char`."""
         point, steps = ord(char), [self.states[place] for place in now]
         return self.closure(
             [after[0] for found, after in steps if found is not None and contains(found, point)]
         )
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return these states and all states that can be reached from them without a character. Empties
-        `waiting`.
+        """Return these states and all states that they reach without consuming a character.
+
+        Empties `waiting`.
         """
         found: set[int] = set()
         while waiting:
@@ -61,7 +64,7 @@ class Automaton:
         return len(self.states) - 1
 
     def _build(self, node: Node, after: int) -> int:
-        """Add a node's states in front of the state `after`, and return the node's first state."""
+        """Add states for a node that lead to the state `after`, and return the first of these states."""
         match node:
             case Chars(ranges=chars):
                 return self._state(chars, after)

@@ -1,8 +1,8 @@
-"""Parse regular expressions into trees.
+"""Parses regular expressions to syntax trees.
 
-The parser accepts the constructs that mean the same in Rust's dialect and in the patterns that
-json_schema/patterns/pattern.py writes: characters, sets, groups, alternatives, repetitions. A regex must
-match a whole text.
+The parser accepts the constructs that have the same meaning in Rust's dialect and in patterns from
+json_schema/patterns/pattern.py: characters, sets, groups, alternatives and repetitions. A regex must match a
+whole text.
 """
 
 import re
@@ -14,7 +14,7 @@ from mmengine.structured_output.regex.tree import Alt, Chars, Node, Repeat, Seq
 
 MAX_NESTING = 200  # Maximum nesting depth of groups.
 _ANY = tuple(complement([]))
-_LINE = tuple(complement([(10, 10)]))  # The characters that . matches outside of (?s:…).
+_LINE = tuple(complement([(10, 10)]))  # The characters that . matches outside (?s:…).
 _ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
 _POINT = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|[xu]\{([0-9a-fA-F]{1,8})\}")
 _GROUP = re.compile(r"\((?:\?s?:|(?!\?))")
@@ -40,11 +40,11 @@ def parse_regex(
     meaning: Callable[[Ranges, bool], Set] = _as_written,
     engine: str = "",
 ) -> Node:
-    r"""Parse a regex. Raises UnsupportedRegex.
+    r"""Parse a regex and return its tree. Raises UnsupportedRegex.
 
-    `classes` maps letters to sets that have an escape: d for \d and, as its complement, \D. `nesting` is the
-    maximum group depth. `meaning` returns the set that ranges in brackets stand for, negated or not. `engine`
-    is the grammar engine that errors name.
+    `classes` maps a letter to the set for the escape with this letter, such as d for \d; \D is then its
+    complement. `nesting` is the maximum nesting depth of groups. `meaning` returns the set for ranges in
+    brackets, given whether they are negated. `engine` is the grammar engine's name for error messages.
     """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 
@@ -64,10 +64,12 @@ class _Reader:
         self._dot = _LINE
 
     def whole(self) -> Node:
-        """Parse the whole text without recursion: a pattern that excludes names nests as many groups as the
-        names have letters.
+        """Parse the whole text.
+
+        Recursion is avoided, because a pattern that excludes names has as many nested groups as the names
+        have letters.
         """
-        # For each open group: the alternatives outside of it, and the meaning of . there.
+        # For each open group: the alternatives outside the group, and the meaning of . there.
         outer: list[tuple[list[list[Node]], Set]] = []
         options: list[list[Node]] = [[]]
         while self._at < len(self._text):
@@ -107,7 +109,7 @@ class _Reader:
         return found
 
     def _set(self) -> Set:
-        """Parse a single character, a class or a bracket expression, and return its characters."""
+        """Parse a character, a class or a bracket expression, and return its set of characters."""
         if self._has("["):
             return self._listed()
         if self._has("."):

@@ -1,12 +1,12 @@
-"""Character sets as code point ranges. Surrogates, which no text contains, are in no set."""
+"""Character sets as code point ranges. No set contains surrogates, since no text contains them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
 
 LAST = 0x10FFFF
 
-Ranges = list[tuple[int, int]]  # Inclusive, in any order.
-Set = tuple[tuple[int, int], ...]  # Sorted, without overlaps.
+Ranges = list[tuple[int, int]]  # Inclusive code point ranges, in any order.
+Set = tuple[tuple[int, int], ...]  # Inclusive code point ranges, sorted and without overlaps.
 DIGIT: Ranges = [(0x30, 0x39)]
 WORD: Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 SPACE: Ranges = [
@@ -37,7 +37,7 @@ def contains(one: Set, point: int) -> bool:
 
 
 def have_common(one: Set, other: Set) -> bool:
-    """Return whether the sets have a common character."""
+    """Return whether some character is in both sets."""
     at = 0
     for low, high in one:
         while at < len(other) and other[at][1] < low:

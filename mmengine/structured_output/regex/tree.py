@@ -1,4 +1,4 @@
-"""The nodes in regular expressions and grammars."""
+"""The syntax tree nodes of regular expressions and grammars."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from mmengine.structured_output.regex.sets import Set
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set; an empty set matches nothing."""
+    """A single character from a set. An empty set matches nothing."""
 
     ranges: Set
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A reference to a rule. `line` is the line of the reference."""
+    """A reference to a rule. `line` is the reference's line number."""
 
     name: str
     line: int
@@ -33,7 +33,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repeats an item; `high` None means any number of times."""
+    """An item that occurs `low` to `high` times. `high` None means no maximum."""
 
     item: "Node"
     low: int
@@ -44,7 +44,7 @@ Node = Chars | Ref | Seq | Alt | Repeat
 
 
 def references(nodes: Iterable[Node]) -> Iterator[Ref]:
-    """Yield the references in the nodes."""
+    """Yield all references inside the nodes."""
     pending = list(nodes)
     while pending:
         match pending.pop():
@@ -57,7 +57,10 @@ def references(nodes: Iterable[Node]) -> Iterator[Ref]:
 
 
 def regex_of(node: Node) -> str:
-    """Return a node without references as a regex for the grammar engine."""
+    """Return a regex for the grammar engine that matches the node's texts.
+
+    The node must have no references.
+    """
     match node:
         case Chars(ranges=ranges):
             if ranges and ranges[0][0] == ranges[-1][1]:

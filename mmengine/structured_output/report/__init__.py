@@ -1,1 +1,1 @@
-"""Report how a schema is enforced: exactly, approximately, or not at all."""
+"""Reports how a schema is enforced: exactly, approximately, or not at all."""

@@ -1,4 +1,4 @@
-"""Describe the keywords, with their positions, for which answers are narrower than the schema."""
+"""Writes notes on keywords because of which answers exclude values that the schema allows."""
 
 from collections.abc import Iterator
 
@@ -29,7 +29,7 @@ FORMATS = {
 
 
 def format_notes(document: Document) -> tuple[Note, ...]:
-    """Return notes on formats that are narrower than their RFC."""
+    """Return notes on formats whose pattern allows less than the RFC."""
     return _limited(
         Note(
             "format", f"#{join_pointer(node.pointer, 'format')}", f"{node.schema['format']}: {FORMATS[name]}"
@@ -40,8 +40,9 @@ def format_notes(document: Document) -> tuple[Note, ...]:
 
 
 def bound_notes(document: Document, bounds: Bounds) -> tuple[Note, ...]:
-    """Return notes on values that only the bounds exclude, except for the order of keys, which normalization
-    notes.
+    """Return notes on values that only the bounds exclude.
+
+    Normalization itself writes the notes on the order of keys.
     """
     found: list[Note] = []
     if bounds.whitespace:

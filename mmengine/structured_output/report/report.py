@@ -1,4 +1,4 @@
-"""Report how a schema would be enforced, before any model runs: `check_schema`."""
+"""Provides `check_schema`, which reports how a schema would be enforced, without a model."""
 
 import random
 import time
@@ -20,18 +20,18 @@ from mmengine.structured_output.report.narrowing import bound_notes, format_note
 from mmengine.structured_output.request.strict_mode import strict_notes
 from mmengine.structured_output.types.types import schema_of
 
-if TYPE_CHECKING:  # A refusal needs none of these imports.
+if TYPE_CHECKING:  # Not imported at run time, because reporting a refused schema does not need it.
     from mmengine.structured_output.engines.base import Backend
     from mmengine.structured_output.matcher import Matcher
 
-# Number of random beginnings of answers over which masks are timed, and their length in tokens.
-MAX_DIGITS = 40  # The default of EngineSettings.max_digits.
+# Masks are timed along WALKS random answers with WALK_TOKENS tokens each.
+MAX_DIGITS = 40  # The default value of EngineSettings.max_digits.
 WALKS, WALK_TOKENS = 3, 48
-END = 256  # The end token of the tokenizer of bytes.
+END = 256  # The end-of-sequence token in the byte tokenizer.
 
 
 class MaskCost(msgspec.Struct, frozen=True):
-    """The time that one row's mask takes, in microseconds, over `count` positions in random answers."""
+    """The time to compute a row's mask in microseconds, measured at `count` positions in random answers."""
 
     count: int
     mean_us: float
@@ -42,11 +42,13 @@ class MaskCost(msgspec.Struct, frozen=True):
 class SchemaReport(msgspec.Struct, frozen=True):
     """The result of `check_schema`.
 
-    `verdict` is "exact" (within the `bounds`, answers are the values that the schema describes),
-    "approximated" (answers are some of these values; `approximations` describe the others) or "refused"
-    (`keyword`, `pointer` and `why` say what cannot be enforced; `reason` is `why` without keyword and
-    pointer). No verdict allows an answer that the schema forbids. `bounds` describe the values that Bounds
-    exclude, including key orders. `notes` list annotations that look like assertions, and other remarks.
+    `verdict` is "exact" if, within the bounds, answers can have exactly the values that the schema allows.
+    The verdict is "approximated" if some of these values are excluded, which `approximations` describes. The
+    verdict is "refused" if the schema cannot be enforced. `keyword`, `pointer` and `why` then give the cause,
+    and `reason` is `why` without keyword and pointer. An answer never has a value that the schema forbids.
+
+    `bounds` describes the values and key orders that only the bounds exclude. `notes` lists annotations that
+    look like assertions, and other remarks.
     """
 
     verdict: Literal["exact", "approximated", "refused"]
@@ -57,7 +59,7 @@ class SchemaReport(msgspec.Struct, frozen=True):
     bounds: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
     gate_ms: float = 0.0
-    compile_ms: float = 0.0  # Time of the compilation alone, without masks.
+    compile_ms: float = 0.0  # Compile time without masks.
     grammar_bytes: int = 0
     masks: MaskCost | None = None
     reason: str = ""
@@ -71,13 +73,14 @@ def check_schema(
     strict_keywords: bool = False,
     backend: "Backend | str | None" = None,
 ) -> SchemaReport:
-    """Report whether answers of `schema` can be enforced, and how exactly; no model is needed.
+    """Report whether `schema` can be enforced, and how exactly. No model is needed.
 
     `schema` is a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds` None means the
-    defaults; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict mode
-    refuses. `strict_keywords` refuses keywords that no draft knows. `backend` is a backend, which compiles
-    for its tokenizer and times masks, or a grammar backend's name (None: llguidance), which compiles for a
-    byte tokenizer. A refused schema raises nothing. Raises ConfigError for an unknown backend name.
+    default bounds; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict
+    mode refuses. `strict_keywords` refuses keywords that no draft defines. `backend` may be a backend, which
+    compiles the grammar for its tokenizer and times masks. It may also be a backend's name (None:
+    llguidance); the grammar is then compiled for a byte tokenizer. A refused schema raises no error. Raises
+    ConfigError for an unknown backend name.
     """
     bounds = Bounds() if bounds is None else bounds
     backend = "llguidance" if backend is None else backend
@@ -113,7 +116,7 @@ def check_schema(
 
 
 def _byte_backend(name: str) -> "Backend":
-    # Imported late because the engine is heavy.
+    # Imported here, because importing a grammar engine is slow.
     from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 
     tokens = [*(bytes([byte]) for byte in range(END)), b""]
@@ -122,7 +125,10 @@ def _byte_backend(name: str) -> "Backend":
 
 
 def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
-    """Time masks in random answers, whose tokens are drawn uniformly from the allowed tokens."""
+    """Return the time for masks in random answers.
+
+    Their tokens are drawn uniformly from the allowed tokens.
+    """
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()
     for _ in range(WALKS):

@@ -1,3 +1,4 @@
-"""Read the requested output format: the fields in `response_format` and `grammar`, structural tags, and tool
-calls. Defines how the log stores them.
+"""Reads the requested output format: `response_format`, `grammar`, structural tags, and tool calls.
+
+The package also defines how the log stores a format.
 """

@@ -1,4 +1,4 @@
-"""Check the fields in a client's response_format or grammar. Errors name the field at fault."""
+"""Checks fields in a client's response_format or grammar. Errors name the invalid field."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,14 +14,14 @@ from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.normalization import Bounds, NormalizedSchema, normalize_schema
 from mmengine.structured_output.json_schema.reading.loading import encode
 
-# Takes a schema (JSON text), its bounds, the documents that its references lead to (JSON text), and whether
-# unknown keywords are refused.
+# A function that normalizes a schema. Arguments: schema (JSON text), bounds, documents for references (JSON
+# text), and whether unknown keywords are refused.
 Normalizer = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
 _work_out: ContextVar[Normalizer | None] = ContextVar("work_out", default=None)
-# Size of a schema with its documents, in bytes, above which normalization takes tens of milliseconds.
+# A larger schema (with its documents, in bytes) takes tens of milliseconds to normalize.
 LARGE = 32 * 2**10
 Truncation = Literal["length", "close"]
-MAX_URI = 2_000  # Maximum number of characters of a document's name.
+MAX_URI = 2_000  # Maximum length of a document's URI.
 
 
 def check_mapping(where: FieldPath, value: object) -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def check_string(where: FieldPath, value: object, max_chars: int) -> str:
 
 
 def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
-    """Return the fields in `given` without on_truncation, and on_truncation's value."""
+    """Return (all other fields in `given`, value of on_truncation)."""
     given = dict(check_mapping(where, given))
     match given.pop("on_truncation", None):
         case None | "length":
@@ -63,8 +63,9 @@ msgspec.json.Decoder(Bounds)  # Built at import: msgspec crashes if two threads 
 
 
 def bounds_of(where: FieldPath, given: object) -> Bounds:
-    """Return the bounds. If `given` is None, they are the defaults; if False, there are no bounds; an object
-    sets the Bounds fields that it names.
+    """Return the bounds that the field `given` requests.
+
+    None means the default bounds, and False means no bounds. An object sets the fields that it names.
     """
     if given is False:
         return Bounds.off()
@@ -75,8 +76,9 @@ def bounds_of(where: FieldPath, given: object) -> Bounds:
 
 
 def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
-    """Return the documents that a schema's references may lead to, keyed by URI. If `given` is None, there
-    are none.
+    """Return the documents to which a schema's references may lead, by URI.
+
+    If `given` is None, there are no documents.
     """
     documents = {} if given is None else check_mapping(where, given)
     for uri in documents:
@@ -87,7 +89,7 @@ def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
 
 
 def check_flag(where: FieldPath, value: object) -> bool:
-    """Return a boolean field; None is false."""
+    """Return a boolean field's value. None counts as False."""
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{FIELD} must be true or false, not {shown(value)}", path=where)
     return bool(value)
@@ -95,8 +97,9 @@ def check_flag(where: FieldPath, value: object) -> bool:
 
 @contextmanager
 def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
-    """Within this context and thread, normalize schemas of more than LARGE bytes with `work_out`. `work_out`
-    takes `_normalize_text`'s arguments. If it is None, this thread normalizes every schema.
+    """Normalize schemas of more than LARGE bytes with `work_out`, on this thread inside the block.
+
+    `work_out` takes the arguments of `_normalize_text`. If it is None, this thread normalizes all schemas.
     """
     token = _work_out.set(work_out)
     try:
@@ -108,11 +111,14 @@ def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
 def normalize_cached(
     schema: Any, bounds: Bounds, schemas: Mapping[str, object] | None = None, strict_keywords: bool = False
 ) -> NormalizedSchema:
-    """Return the normalized schema, computed once for all batch lines with the same schema."""
+    """Return the normalized schema.
+
+    The result is cached, since many lines in a batch have the same schema.
+    """
     try:
         text = schema if isinstance(schema, bytes) else encode(schema).encode()
         store = encode(schemas).encode() if schemas else b"{}"
-    except (TypeError, ValueError, RecursionError):  # Normalization reports the part that is not JSON.
+    except (TypeError, ValueError, RecursionError):  # Normalization reports which part is not JSON.
         return normalize_schema(schema, bounds, schemas, strict_keywords)
     return _normalize_text(text, bounds, store, strict_keywords)
 

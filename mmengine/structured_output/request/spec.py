@@ -1,5 +1,6 @@
-"""Reads `response_format` and `grammar` into a GrammarRequest (request.py), which the engine and its log
-store. The source that each kind of GrammarRequest has:
+"""Reads `response_format` and `grammar` into a GrammarRequest (request.py), which the log stores.
+
+Each kind of GrammarRequest has this source:
 
     json_schema      the normalized schema, bounds included, as JSON
     regex            the regular expression
@@ -36,15 +37,15 @@ from mmengine.structured_output.request.strict_mode import strict_notes
 from mmengine.structured_output.request.structural_tags import StructuralTag, structural_tag
 from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_calls
 
-# Maximum number of characters of a regex or a Lark grammar, and of all choices together.
+# Maximum number of characters in a regex, in a Lark grammar, or in all choices together.
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 10_000
-# Maximum number of rules of a Lark grammar. Rules may be nested to this depth, and nesting uses stack space.
+# Maximum number of rules in a Lark grammar. Rules may be nested this deeply, which takes stack space.
 MAX_RULES = 2_000
-_RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head: its name, or options or parameters.
+_RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head, after its name, options or parameters.
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
-HAS_JSON = ("json_schema", "structural_tag", "tool_calls")  # Kinds of GrammarRequest that contain schemas.
+HAS_JSON = ("json_schema", "structural_tag", "tool_calls")  # Kinds of GrammarRequest with schemas.
 _KINDS = ("regex", "choice", "lark", "gbnf", "ebnf", "structural_tag")
 
 
@@ -66,14 +67,16 @@ class Lark(msgspec.Struct, frozen=True):
 
 Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag | ToolCalls
 
-# Separators of JSON text (after an item, after a key): the shortest, and the default of Python's json.
+# JSON separators (after an item, after a key): without spaces, and the defaults in Python's json.
 _SPACINGS = ((",", ":"), (", ", ": "))
 
 
 @lru_cache(maxsize=64)
 def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
-    """Return narrower grammars for drafting, which force more tokens than `grammar`. For a JSON Schema, these
-    are grammars with fixed white space; for other kinds, there are none.
+    """Return draft grammars, which allow fewer texts than `grammar` and force more tokens.
+
+    They are used to draft tokens. For a JSON Schema, these are grammars with fixed white space. Other kinds
+    have none.
     """
     found = read_grammar(grammar)
     if not isinstance(found, JsonSchema):
@@ -90,12 +93,14 @@ def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     return tuple(made)
 
 
-_decode_tag = msgspec.json.Decoder(StructuralTag).decode  # Built at import, see tool_calls.py.
+# Built at import for the same reason as in tool_calls.py.
+_decode_tag = msgspec.json.Decoder(StructuralTag).decode
 
 
 def read_grammar(grammar: GrammarRequest) -> Grammar:
-    """Return a request's grammar as an instance of its kind's class. Raises InvalidRequest for a source not
-    written by `grammar_of`.
+    """Return a request's grammar as an instance of the class for its kind.
+
+    Raises InvalidRequest for a source that `grammar_of` has not written.
     """
     source = grammar.source
     try:
@@ -124,19 +129,20 @@ def grammar_of(
     response_format: Mapping[str, Any] | None = None,
     grammar: Mapping[str, Any] | None = None,
 ) -> GrammarRequest | None:
-    """Return the requested grammar; None for free text. Equal sources share one object, since most lines in a
-    batch ask for the same grammar.
+    """Return the requested grammar, or None for free text.
+
+    Equal sources share an object, since most lines in a batch request the same grammar.
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is
-    always enforced; its `strict` only adds notes. All types except text may have "bounds": an object with
-    fields from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to
-    documents that its references may lead to, and "strict_keywords", which refuses unknown keywords if true.
-    json_object and json_schema may have "field_confidence".
+    always enforced; `strict` only adds notes. All types except text may have "bounds": an object with fields
+    from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to documents
+    to which references may lead. It may also have "strict_keywords", which refuses unknown keywords if true. json_object
+    and json_schema may have "field_confidence".
     `grammar` is {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or
     {"structural_tag": {…}}. All types except text, and all grammars, may have "on_truncation": "close" or
-    "length" (the default). `reasoning_of` reads their "reasoning". Raises InvalidRequest, naming the part
-    that cannot be enforced and its JSON pointer.
+    "length" (the default). `reasoning_of` reads the field "reasoning". Raises InvalidRequest, which names the
+    part that cannot be enforced and its JSON pointer.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -183,8 +189,9 @@ def _scored(response_format: Mapping[str, object]) -> bool:
 def reasoning_of(
     response_format: Mapping[str, Any] | None = None, grammar: Mapping[str, Any] | None = None
 ) -> bool | None:
-    """Return whether the grammar begins after the model's reasoning; None if the prompt decides. Takes the
-    same arguments as `grammar_of`. Raises InvalidRequest.
+    """Return whether the grammar begins after the model's reasoning, or None if the prompt decides.
+
+    Takes the same arguments as `grammar_of`. Raises InvalidRequest.
     """
     where, given = FieldPath("grammar"), grammar
     if response_format is not None:
@@ -196,13 +203,13 @@ def reasoning_of(
 
 
 def _max_digits(given: object) -> int | None:
-    """Return the bound max_digits of a response_format or structural tag; None if it is not set."""
+    """Return the bound max_digits in a response_format or structural tag, or None if it is not set."""
     bounds = given.get("bounds") if isinstance(given, Mapping) else None
     return bounds_of(FieldPath("bounds"), bounds).max_digits
 
 
 def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return kind and source; None for free text."""
+    """Return (kind, source) of a response_format, or None for free text."""
     kind = check_mapping(FieldPath("response_format"), response_format).get("type")
     if kind not in _FORMATS:
         raise InvalidRequest(
@@ -217,7 +224,7 @@ def _format_of(response_format: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSchema | None:
-    """Return the requested schema, normalized; None for free text."""
+    """Return the requested schema after normalization, or None for free text."""
     schema = _schema_of(kind, response_format)
     if schema is None:
         return None
@@ -230,9 +237,10 @@ def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSc
 
 
 def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
-    """Return notes on a response_format that `grammar_of` accepted: keywords that restrict nothing, parts
-    that are enforced more narrowly and, with `strict`, constructs that OpenAI would refuse. Raises
-    InvalidRequest.
+    """Return notes for the client on a response_format that `grammar_of` accepted.
+
+    The notes list keywords without effect, parts for which some values are excluded, and with `strict`,
+    constructs that OpenAI would refuse. Raises InvalidRequest.
     """
     if response_format is None:
         return ()
@@ -247,7 +255,7 @@ def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
 
 
 def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
-    """Return the requested schema; None for free text."""
+    """Return the requested schema, or None for free text."""
     common = ("bounds", "reasoning", "field_confidence")
     known = {"text": (), "json_object": common, "json_schema": (kind, *common, "schemas", "strict_keywords")}
     refuse_unknown_fields(FieldPath("response_format"), response_format, ("type", *known[kind]))
@@ -267,7 +275,7 @@ def _schema_of(kind: str, response_format: Mapping[str, object]) -> Any:
 
 
 def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
-    """Return kind and source."""
+    """Return (kind, source) of a grammar."""
     refuse_unknown_fields(
         FieldPath("grammar"), check_mapping(FieldPath("grammar"), grammar), (*_KINDS, "reasoning")
     )

@@ -1,4 +1,4 @@
-"""Notes on schemas that OpenAI's `strict: true` would refuse but that are supported here."""
+"""Writes notes on parts of a schema that OpenAI's `strict: true` would refuse, but that work here."""
 
 from collections import deque
 
@@ -6,9 +6,9 @@ from mmengine.structured_output.json_schema.reading.translation import subschema
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
-MAX_PROPERTIES = 5_000  # Limits on the whole schema, like the next three.
+MAX_PROPERTIES = 5_000  # The constants down to MAX_CHARS are OpenAI's limits for a whole schema.
 MAX_LEVELS = 10  # Maximum nesting depth of objects and arrays.
-MAX_ENUM_VALUES = 1_000  # For all enums together.
+MAX_ENUM_VALUES = 1_000  # Maximum number of values in all enums together.
 # Maximum number of characters in names of properties and definitions, and in values of enum and const
 # together.
 MAX_CHARS = 120_000
@@ -32,8 +32,9 @@ _WHY = "supported here, but OpenAI's strict mode refuses it: "
 
 
 def strict_notes(schema: object) -> tuple[Note, ...]:
-    """Return notes on constructs that strict mode refuses, at most MAX_STRICT_NOTES. `schema` must have
-    passed normalization.
+    """Return at most MAX_STRICT_NOTES notes on constructs that strict mode refuses.
+
+    `schema` must have passed normalization.
     """
     notes: list[Note] = []
     if not isinstance(schema, dict):

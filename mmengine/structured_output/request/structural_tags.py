@@ -1,11 +1,11 @@
-"""Structural tags: free text in which a trigger begins a tag, and a tag contains JSON for a schema.
+"""Reads structural tags: free text in which a trigger begins a tag, which contains JSON for a schema.
 
     text … <function=get_weather>{"city": "Oslo"}</function> … text
            ╰─trigger─╯          │                │
            ╰────────begin───────╯╰────schema────╯╰──end──╯
 
-Free text contains no trigger: a trigger always begins a tag. So that a text is never ambiguous, no trigger
-may contain another trigger, and no tag's begin may start with another tag's begin.
+Free text contains no trigger, because a trigger always begins a tag. To make texts unambiguous, no trigger
+may contain another trigger, and no tag's `begin` may start with another tag's `begin`.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from mmengine.structured_output.request.fields import (
 
 MAX_STRUCTURES = 128
 MAX_TRIGGERS = 32
-MAX_TAG_CHARS = 1_000  # Maximum number of characters of a begin, an end or a trigger.
+MAX_TAG_CHARS = 1_000  # Maximum length of a begin, an end or a trigger.
 _FIELDS = ("type", "structures", "triggers", "at_least_one", "stop_after_first", "bounds")
 _STRUCTURE_FIELDS = ("begin", "schema", "end")
 _IN_NUMBERS = "0123456789.eE+-"
@@ -35,7 +35,7 @@ _ENCLOSED = ("object", "array", "string")
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tag. `schema` is normalized."""
+    """A tag, whose `schema` is normalized."""
 
     begin: str
     schema: msgspec.Raw
@@ -45,14 +45,16 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     structures: tuple[Structure, ...]
     triggers: tuple[str, ...]
-    at_least_one: bool = False  # At least one tag is required; text may come before it.
-    stop_after_first: bool = False  # The answer ends with its first tag.
+    at_least_one: bool = False  # Whether at least one tag is required. Text may come before it.
+    stop_after_first: bool = False  # Whether the answer ends with its first tag.
 
 
 def structural_tag(where: FieldPath, given: Any) -> str:
-    """Return a structural tag as a GrammarRequest's source (see spec.py). `given` is {"structures":
-    [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one", "stop_after_first" and
-    "bounds". Raises InvalidRequest, naming the field and, for a schema, the keyword and its JSON pointer.
+    """Return a structural tag as a GrammarRequest's source (see spec.py).
+
+    `given` is {"structures": [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one",
+    "stop_after_first" and "bounds". Raises InvalidRequest, which names the field and, for a schema, the
+    keyword and its JSON pointer.
     """
     refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":
@@ -101,8 +103,9 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
 
 
 def _is_enclosed(schema: Mapping[str, Any]) -> bool:
-    """Return whether every value ends with a bracket or a quote, so that the value's end is known. `schema`
-    is normalized.
+    """Return whether every value of a normalized schema ends with a bracket or a quotation mark.
+
+    Only then does the text itself show where the value ends.
     """
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 
@@ -130,7 +133,7 @@ def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) ->
 
 def _check_begins(where: FieldPath, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
-    # In sorted order, a text stands directly before the texts that start with it.
+    # In sorted order, a text comes directly before a text that begins with it.
     for n, m in zip(order, order[1:]):
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(

@@ -1,10 +1,10 @@
-r"""Grammars for answers with tool calls, in the two syntaxes that chat templates teach models:
+r"""Builds grammars for answers with tool calls. Chat templates use one of two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
 
-Calls follow one another, separated by a line break, and nothing follows the last. In xml a parameter that can
-only be a string is written as is; every other parameter is JSON.
+Calls are separated by a line break, and no text follows the last call. In the xml syntax, a parameter that
+can only be a string is written without quotation marks and escapes. Every other parameter is JSON.
 """
 
 import json
@@ -27,21 +27,21 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 VALUE_END = "\n</parameter>"
 Choice = Literal["auto", "required", "named"]
 NONE = msgspec.Raw(b"null")
-_ANY_KEY = "^(?:(?s:.)*)$"  # The pattern that normalization writes for all keys.
+_ANY_KEY = "^(?:(?s:.)*)$"  # The pattern that normalization writes for objects with any keys.
 _WRITABLE = re.compile(r"[^<>\n\r]{1,256}")
 _ONE_BY_ONE = (
     "this model's calls name one parameter after the other, so that what one may be cannot depend on "
     "another, nor on its name"
 )
-# Maximum number of white-space characters in a row in arguments. Templates write a single space.
+# Maximum number of consecutive white-space characters in arguments. Templates write a single space.
 MAX_SPACES = 2
-MAX_REFERENCES = 32  # Maximum length of a chain of references from one property.
+MAX_REFERENCES = 32  # Maximum length of a chain of references.
 
-INPUT = "input"  # Name of a custom tool's argument, which is a text.
+INPUT = "input"  # Name of a custom tool's only argument, which is a string.
 
 Json = dict[str, Any]
-# The arguments of a tool with a Lark grammar. In xml the input is written as JSON, not as it is: a text with
-# the end of a parameter in it could not be told from its end.
+# The arguments' schema for a custom tool with a Lark grammar. In the xml syntax, the input is written as
+# JSON, because an input that contains a parameter's end tag would otherwise be ambiguous.
 _ANY_INPUT: Json = {
     "type": "object",
     "properties": {INPUT: {}},
@@ -53,9 +53,9 @@ _ANY_INPUT: Json = {
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool that the model may call.
 
-    `schema` is its arguments' normalized schema. `given` is the requested schema if `schema` enforces it only
-    in part; otherwise null. `lark` is a Lark grammar of the JSON string that is the argument INPUT, the only
-    one; "" for a tool without such a grammar.
+    `schema` is the normalized schema for the arguments. `given` is the requested schema if `schema` enforces
+    it only partly; otherwise null. `lark` is a Lark grammar for the JSON string in the argument INPUT, or ""
+    for a tool without a grammar.
     """
 
     name: str
@@ -71,8 +71,9 @@ class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The tool calls that an answer may or must contain.
 
-    With `choice` auto the answer is text, or text and calls. `answer` is the normalized schema for an answer
-    without calls; null means free text. `reasoning` holds markers between which a model may reason first.
+    With `choice` "auto", the answer is text with or without calls. `answer` is the normalized schema for an
+    answer without calls; null means free text. `reasoning` has the strings that begin and end reasoning,
+    which may come first.
     """
 
     format: CallFormat
@@ -84,37 +85,41 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the tools whose requested schemas are enforced only in part."""
+        """Names of tools whose requested schema is enforced only partly."""
         return tuple(tool.name for tool in self.tools if not tool.is_enforced)
 
     @property
     def has_form(self) -> bool:
-        """Whether a schema also restricts an answer without calls."""
+        """Whether an answer without calls must match a schema."""
         return bytes(self.answer) != b"null"
 
 
 def head_of(name: str, form: CallFormat) -> str:
-    """Return the text between OPEN and the arguments in a call to the tool `name`."""
+    """Return the text between OPEN and the arguments in a call to this tool."""
     return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
 
 
 class RequestedTool(NamedTuple):
-    """A tool as requested. `parameters` is a JSON schema as text. `place` is its field in the request. If
-    `is_strict`, a schema that cannot be enforced is refused; otherwise it is relaxed.
+    """A tool in a request.
+
+    `parameters` is a JSON schema as text. `place` is the schema's field in the request, for errors. If
+    `is_strict`, a schema that cannot be enforced is refused; otherwise the schema is relaxed.
     """
 
     name: str
     parameters: bytes
     place: tuple[str | int, ...]
     is_strict: bool
-    lark: str = ""  # The grammar of its only argument, a text called INPUT.
+    lark: str = ""  # The Lark grammar for a custom tool's argument INPUT.
 
 
 def tool_calls(
     tools: Sequence[RequestedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
-    """Return the grammar for calls to these tools; `form` holds the other fields. Raises InvalidRequest,
-    naming the tool's field and, for its schema, the keyword and its JSON pointer.
+    """Return the grammar for calls to these tools.
+
+    `form` has all other fields. Raises InvalidRequest, which names the tool's field and, for a schema, the
+    keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()
@@ -164,8 +169,10 @@ def _normalize(schema: Json, form: CallFormat) -> msgspec.Raw:
 
 
 def _relaxed_schema(schema: Json, form: CallFormat) -> Json:
-    """Return a schema that can be enforced and that allows more. In json it allows any object. In xml it
-    allows an object with the named properties, which are strings where `schema` says so.
+    """Return a schema that can be enforced and allows more values than `schema`.
+
+    In the json syntax, the schema allows any object. In the xml syntax, it allows an object with the named
+    properties, which are strings where `schema` allows only strings.
     """
     properties = schema.get("properties")
     if form == "json" or not isinstance(properties, Mapping):
@@ -182,8 +189,8 @@ class Parameters(NamedTuple):
     """A tool's parameters, for calls in the xml syntax.
 
     `schemas` maps each name to its normalized schema. `required` names the parameters that must be present.
-    `raw` names the parameters that are written without JSON. `others` is the schema for other parameters
-    (None: there are none).
+    `raw` names the parameters that are written as plain text, not as JSON. `others` is the schema for all
+    other parameters (None: no others).
     """
 
     schemas: Json
@@ -197,8 +204,9 @@ class Parameters(NamedTuple):
 
 @lru_cache(maxsize=256)
 def parameters_of(schema: str) -> Parameters:
-    """Return the parameters in a normalized schema. Raises SchemaRefused if separately written values could
-    violate the schema.
+    """Return the parameters in a normalized schema.
+
+    Raises SchemaRefused if values that each match their own schema could violate the whole schema.
     """
     found = msgspec.json.decode(schema, type=dict)
     definitions = found.get("$defs", {})
@@ -225,14 +233,15 @@ def parameters_of(schema: str) -> Parameters:
 
 
 def _others(schema: Json) -> object:
-    """Return the schema for the properties that an object's schema does not name; None if there are none;
-    False if they have several schemas.
+    """Return the schema for properties that an object's schema does not name.
+
+    Returns None if no such properties are allowed, and False if they have several schemas.
     """
     patterns: Json = schema.get("patternProperties", {})
     if patterns and list(patterns) != [_ANY_KEY]:
         return False
     found = [patterns[_ANY_KEY]] if patterns else []
-    # Normalization writes additionalProperties with a schema in this form.
+    # This is how normalization writes additionalProperties with a schema.
     for each in schema.get("allOf", ()):
         if each.get("patternProperties") or any(
             one is not True for one in each.get("properties", {}).values()
@@ -272,11 +281,11 @@ def read_tool_calls(source: str) -> ToolCalls:
 
 
 def calls_of(grammar: GrammarRequest | None) -> ToolCalls | None:
-    """Return a grammar's tool calls; None for another kind."""
+    """Return a grammar's tool calls, or None for a grammar of another kind."""
     is_calls = grammar is not None and grammar.kind == "tool_calls"
     return read_tool_calls(grammar.source) if grammar is not None and is_calls else None
 
 
 def json_spelling(text: str) -> str:
-    """Return a text as JSON spells it within a string. Results for two parts can be concatenated."""
+    """Return a text's spelling inside a JSON string. The spellings of two texts can be concatenated."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,1 +1,1 @@
-"""The grammars for a batch's rows. A grammar is compiled once, and each row has a matcher for its masks."""
+"""Compiles the grammars of running requests, and keeps the grammar state of each row in the batch."""

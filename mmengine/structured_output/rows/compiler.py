@@ -1,9 +1,9 @@
-"""Compile grammars on a few threads beside the engine, each grammar once and within a deadline.
+"""Compiles grammars on a few threads beside the engine, each grammar once and within a time limit.
 
-A thread cannot be stopped. A thread past its deadline is abandoned: its grammar has failed, and another
-thread replaces it. If the thread returns after all, its grammar can be used from then on, and the thread
-ends. Once several threads are abandoned at the same time, no more threads are started, so that a client that
-hangs compilations cannot occupy the whole machine.
+Python cannot stop a thread. If a compilation exceeds the time limit, its thread is abandoned: the grammar
+counts as failed, and a new thread replaces the old one. If the abandoned thread finishes later, its grammar
+can be used from then on, and the thread ends. With MAX_ABANDONED threads abandoned, no new grammar is
+accepted. A client whose grammars hang can therefore not occupy the whole machine.
 """
 
 import hashlib
@@ -19,18 +19,20 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import Compiled
 
 WORKERS = 2
-# Maximum number of cached grammars. A schema takes three entries: its own grammar and two draft grammars.
+# Maximum number of cached grammars. A schema takes three entries: the grammar and two draft grammars.
 CACHE_SIZE = 384
-MAX_ABANDONED = 4  # Maximum number of hanging compilations; then no new grammar is accepted.
-# The grammar engine recurses with the depth of rules and references, and a stack overflow ends the process.
-# This is twice the deepest use that spec.py and normalization allow; only the used part takes memory.
+MAX_ABANDONED = 4  # With this many hanging compilations, no new grammar is accepted.
+# Stack size of a compiler thread. The grammar engine recurses as deeply as rules and references are nested,
+# and a stack overflow would end the process. This size is twice the maximum that spec.py and normalization
+# allow. Only the used part takes memory.
 STACK_BYTES = 256 * 2**20
 NOTHING = GrammarRequest("", "")
 
 
 class Compilation:
-    """A grammar's compilation. `compiled` or `error` is set once `is_done` is True, and `grammar` is dropped.
-    Only Compiler writes to it.
+    """The compilation of a grammar. Only Compiler changes an instance.
+
+    When `is_done` becomes True, `compiled` or `error` is set, and `grammar` is dropped.
     """
 
     __slots__ = ("grammar", "key", "compiled", "error", "is_done", "started_at", "users")
@@ -40,7 +42,7 @@ class Compilation:
         self.compiled: Compiled | None = None
         self.error = ""
         self.is_done = False
-        self.started_at = 0.0  # Time at which a worker took the compilation.
+        self.started_at = 0.0  # When a worker started the compilation.
         self.users = 1
 
     def settle(self, compiled: Compiled | None, error: str) -> None:
@@ -49,8 +51,10 @@ class Compilation:
 
 
 class Compiler:
-    """Compiles grammars on threads, which are started when needed. `compile` compiles a grammar or raises;
-    `deadline_s` is the maximum time for a compilation; `clock` returns seconds.
+    """Compiles grammars on worker threads, which are started when needed.
+
+    `compile` compiles a grammar or raises an error. `deadline_s` is the time limit for a compilation. `clock`
+    returns the time in seconds.
     """
 
     def __init__(
@@ -66,17 +70,19 @@ class Compiler:
         self._compile, self._deadline_s = compile, deadline_s
         self._num_workers, self._cache_size, self._max_abandoned = workers, cache_size, max_abandoned
         self._clock = clock
-        self._changed = threading.Condition()  # Guards all attributes below.
+        self._changed = threading.Condition()  # Guards all attributes that follow.
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._queue: deque[Compilation] = deque()
-        # The value is None while the thread waits for a compilation.
+        # Worker thread -> its compilation, or None while the thread is idle.
         self._running: dict[threading.Thread, Compilation | None] = {}
         self._abandoned: set[threading.Thread] = set()
         self._closed = False
 
     def get(self, grammar: GrammarRequest) -> Compilation:
-        """Return the compilation of `grammar`, and start it if the grammar is unknown. The compilation has
-        one more user until `release`. Raises MMEngineError if no new grammar is accepted.
+        """Return the compilation of `grammar`, and queue it if the grammar is new.
+
+        The caller counts as a user of the compilation until `release`. Raises MMEngineError if no new grammar
+        is accepted.
         """
         if grammar.field_confidence:  # Does not change the grammar.
             grammar = msgspec.structs.replace(grammar, field_confidence=False)
@@ -97,7 +103,7 @@ class Compiler:
         return made
 
     def release(self, compilation: Compilation) -> None:
-        """Drop one user. A compilation that no worker has started and that has no user is removed."""
+        """Remove a user. A compilation without users is dropped if no worker has started it."""
         with self._changed:
             compilation.users -= 1
             if not compilation.users and compilation in self._queue:
@@ -105,7 +111,10 @@ class Compiler:
                 del self._known[compilation.key]
 
     def check(self) -> None:
-        """Abandon compilations past their deadline. Call this regularly while a compilation is awaited."""
+        """Abandon compilations that exceed the time limit.
+
+        Call this regularly while a compilation is awaited.
+        """
         with self._changed:
             self._abandon_late()
 
@@ -117,12 +126,12 @@ class Compiler:
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why no new grammars are accepted."""
+        """The reasons why no new grammars are accepted; empty if they are accepted."""
         with self._changed:
             return [self._stuck_text] if self._is_stuck else []
 
     def close(self) -> None:
-        """Accept no more grammars; running compilations are left alone."""
+        """Stop accepting grammars. Running compilations are not interrupted."""
         with self._changed:
             self._closed = True
             self._queue.clear()
@@ -171,7 +180,7 @@ class Compiler:
                 compiled, error = self._compile(compilation.grammar), ""
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
-            # A panic in Rust is not an Exception. Only the grammar that caused it fails.
+            # Also catches panics in Rust code, which are not Exceptions. Only the grammar fails.
             except BaseException as failure:
                 compiled, error = None, f"the grammar was not compiled: {_describe_failure(failure)}"
             with self._changed:
@@ -185,7 +194,7 @@ class Compiler:
                 self._changed.notify_all()
 
     def _take(self, thread: threading.Thread) -> Compilation | None:
-        """Return the next compilation for a worker; None when the compiler is closed."""
+        """Wait for the next compilation and return it, or None when the compiler is closed."""
         with self._changed:
             while not self._queue and not self._closed:
                 self._changed.wait()
@@ -211,8 +220,9 @@ def _describe_failure(failure: BaseException) -> str:
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start the thread with a stack of STACK_BYTES. The stack size is a global setting for new threads, so it
-    is restored afterwards.
+    """Start the thread with a stack of STACK_BYTES.
+
+    The stack size is a global setting for new threads, so it is restored afterwards.
     """
     before = threading.stack_size(STACK_BYTES)
     try:

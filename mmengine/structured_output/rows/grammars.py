@@ -1,6 +1,4 @@
-"""The live requests' grammars, keyed by request id. The engine adds grammars; the executor reads compiled
-grammars.
-"""
+"""Keeps the grammars of live requests. The engine adds grammars, and the executor reads compiled grammars."""
 
 from collections.abc import Callable
 
@@ -14,8 +12,9 @@ from mmengine.structured_output.rows.compiler import Compilation, Compiler
 
 
 class Grammars:
-    """The grammars that live requests use. One thread calls all methods. Tests pass `compile` instead of the
-    backend's own.
+    """The grammars of live requests by request id. A single thread must call all methods.
+
+    Tests pass a `compile` function that replaces the backend's.
     """
 
     def __init__(
@@ -28,14 +27,16 @@ class Grammars:
         self.backend = backend
         self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
         self._held: dict[str, Compilation] = {}
-        self._awaited: dict[str, Compilation] = {}  # Compilations whose result has not been reported yet.
+        self._awaited: dict[str, Compilation] = {}  # Compilations that `settled` has not reported yet.
         self._draft_grammars: dict[str, list[Compilation]] = {}
-        self._budgets: dict[str, tuple[int, int]] = {}  # Token budgets and reserves.
+        self._budgets: dict[str, tuple[int, int]] = {}  # Request id -> (token budget, reserve).
         self._closers: dict[str, Closer] = {}
 
     def hold(self, request_id: str, grammar: GrammarRequest, budget: int, reserve: int = 0) -> None:
-        """Hold `grammar` for a request until `release`. The answer may have `budget` tokens; `reserve` is as
-        in Compiled.closer. Raises MMEngineError if no new grammar is accepted.
+        """Compile `grammar` for a request, and hold it until `release`.
+
+        The answer may have `budget` tokens. `reserve` has the same meaning as in Compiled.closer. Raises
+        MMEngineError if no new grammar is accepted.
         """
         self._held[request_id] = self._awaited[request_id] = self._compiler.get(grammar)
         self._budgets[request_id] = budget, reserve
@@ -49,8 +50,9 @@ class Grammars:
         self._closers.pop(request_id, None)
 
     def settled(self) -> list[tuple[str, str]]:
-        """Return (request id, error) for grammars that finished since the last call; the error is empty if
-        the grammar can be used.
+        """Return (request id, error) for grammars that finished since the last call.
+
+        The error is "" if the grammar can be used.
         """
         if not self._awaited:
             return []
@@ -65,32 +67,33 @@ class Grammars:
         self._compiler.wait(seconds)
 
     def error_of(self, request_id: str) -> str:
-        """Wait for one request's grammar; return why it cannot be used, or ""."""
+        """Wait for a request's grammar. Returns the reason why it cannot be used, or ""."""
         held = self._held[request_id]
         while not held.is_done:
             self._compiler.wait(0.05)
         return self._error(request_id, held)
 
     def compiled(self, request_id: str) -> Compiled | None:
-        """Return the request's compiled grammar; None if no usable grammar exists."""
+        """Return the request's compiled grammar, or None if it is not compiled or cannot be used."""
         held = self._held.get(request_id)
         return None if held is None else held.compiled
 
     def closer(self, request_id: str) -> Closer | None:
-        """Return a closer for the beginning of a request's answer; None if completion is off."""
+        """Return a new Closer at the beginning of a request's answer, or None if completion is off."""
         compiled = self.compiled(request_id)
         made = None if compiled is None else compiled.closer(*self._budgets[request_id])
         if made is not None:
-            # The request may have lost an earlier row; the new closer takes over whether that row's closer
-            # has closed.
+            # If the request was preempted, it had an earlier row with a closer. `has_closed` is kept.
             before = self._closers.get(request_id, made)
             made.has_closed = before.has_closed
             self._closers[request_id] = made
         return made
 
     def draft_grammars(self, request: Request) -> list[Callable[[], Matcher]] | None:
-        """Return functions that make matchers for draft grammars, which allow fewer texts but force more
-        tokens. None while they are being compiled.
+        """Return functions that return matchers for the request's draft grammars.
+
+        A draft grammar allows fewer texts than the grammar but forces more tokens. Returns None while draft
+        grammars are being compiled.
         """
         request_id = request.request_id
         held = self._held.get(request_id)
@@ -106,7 +109,7 @@ class Grammars:
     def _begin_draft_grammars(self, grammar: GrammarRequest) -> list[Compilation]:
         try:
             return [self._compiler.get(each) for each in draft_grammars_of(grammar)]
-        except MMEngineError:  # No new grammars are accepted, so the request has no draft grammars.
+        except MMEngineError:  # No new grammars are accepted, so the request runs without draft grammars.
             return []
 
     def _error(self, request_id: str, done: Compilation) -> str:
@@ -120,7 +123,7 @@ class Grammars:
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why new grammars are refused."""
+        """The reasons why new grammars are refused; empty if they are accepted."""
         return self._compiler.reasons
 
     def close(self) -> None:

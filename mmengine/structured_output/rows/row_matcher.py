@@ -1,13 +1,12 @@
-"""A row's grammar state: its tokens, and how many tokens each matcher has consumed.
+"""Keeps the grammar state of a row: the row's tokens, and matchers that have consumed them.
 
-A draft grammar allows some texts from a grammar and forces more tokens, so it can propose drafts where the
-grammar cannot. As long as a text fits a draft grammar, only the draft grammar's matcher advances, because
-every token that a draft grammar allows is also allowed by the grammar. The grammar's own matcher lags behind.
-It catches up when a mask is needed, when the text leaves the draft grammar, or to decide whether the text may
-end.
+A draft grammar allows only some of the grammar's texts and therefore forces more tokens, which can be
+drafted. Every token that a draft grammar allows is also allowed by the grammar. As long as the text fits a
+draft grammar, only the draft grammar's matcher advances, and the grammar's own matcher lags behind. The own
+matcher catches up when a mask is needed, when the text no longer fits the draft grammar, and to decide
+whether the text may end.
 
-Drafts are consumed when they are proposed. Accepted drafts need not be consumed again; the others are rolled
-back.
+Draft tokens are consumed when they are proposed. Rejected draft tokens are rolled back later.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +15,15 @@ from mmengine.structured_output.engines.base import Backend, Compiled
 from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
 
-# Functions that return a matcher at the beginning of the text, the likeliest grammar first.
+# Functions that return a new matcher for a draft grammar, most likely grammar first.
 DraftGrammars = Sequence[Callable[[], Matcher]]
 
 
 class TextMatcher:
-    """A matcher that has consumed the first `num_read` tokens of a text, and then the draft tokens `ahead`,
-    which are not accepted yet.
+    """A matcher with the number of tokens that it has consumed.
+
+    The matcher has consumed the text's first `num_read` tokens, and then the draft tokens `ahead`, which are
+    not accepted yet.
     """
 
     __slots__ = ("matcher", "num_read", "ahead")
@@ -33,8 +34,9 @@ class TextMatcher:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Consume all tokens in `said` and no drafts. Returns False if the matcher refuses a token; the
-        matcher then has an error.
+        """Roll back drafts, and consume all tokens in `said`.
+
+        Returns False if the grammar does not allow a token. The matcher then has an error.
         """
         self.keep(())
         behind = said[self.num_read :]
@@ -42,7 +44,7 @@ class TextMatcher:
         return not behind or self.matcher.consume_tokens(behind)
 
     def keep(self, token_ids: Sequence[int]) -> int:
-        """Roll back the drafts except the common prefix with `token_ids`; return that prefix's length."""
+        """Roll back the drafts after the common prefix with `token_ids`, and return the prefix's length."""
         kept = 0
         for mine, theirs in zip(self.ahead, token_ids):
             if mine != theirs:
@@ -55,9 +57,10 @@ class TextMatcher:
 
 
 class RowMatcher:
-    """A row's grammar state. `said` holds the tokens that the grammar has allowed so far; the list is empty
-    while `pending_start` waits for the tokens that start the grammar. `own` is the grammar's matcher, made by
-    `compiled`.
+    """The grammar state of a row.
+
+    `said` has the row's tokens since the grammar started. `pending_start` waits for the tokens that start the
+    grammar; None after the start. `own` is the matcher for the grammar `compiled`.
     """
 
     __slots__ = (
@@ -80,33 +83,34 @@ class RowMatcher:
         grammar_start: GrammarStart | None,
         draft_grammars: Callable[[], DraftGrammars | None] | None,
     ):
-        """Start a row. `draft_grammars` returns None while they are being compiled."""
+        """Start a row. `draft_grammars` returns None while the draft grammars are being compiled."""
         self.said: list[int] = []
         self.compiled = compiled
         self.own = self._leader = TextMatcher(compiled.matcher())
         self.pending_start = grammar_start
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
-        # The matcher of a draft grammar that the tokens consumed so far fit.
+        # The matcher for a draft grammar that the text has fitted so far.
         self._draft_matcher: TextMatcher | None = None
-        self._is_lazy = False  # Whether the row samples without masks and checks the tokens afterwards.
+        self._is_lazy = False  # Whether sampled tokens are checked afterwards instead of masked.
 
     def restart_from(self, said: list[int], matcher: Matcher) -> None:
-        """Continue from the tokens `said`, which `matcher` (a matcher for the grammar) has consumed."""
+        """Continue from the tokens `said`. The grammar's matcher `matcher` must have consumed them."""
         self.said, self.pending_start = said, None
         self.own = self._leader = TextMatcher(matcher)
         self.own.num_read = len(said)
         self._draft_matcher, self._draft_grammars = None, None
 
     def matcher(self) -> Matcher:
-        """Return the grammar's own matcher after it has consumed all tokens."""
+        """Return the grammar's own matcher, after making it consume all tokens."""
         own = self.own
         if own.ahead or own.num_read < len(self.said):
             own.catch_up(self.said)
         return own.matcher
 
     def renew(self) -> Matcher | None:
-        """Replace the grammar's own matcher after an error that says that the grammar's matchers have used up
-        a shared resource. Returns the new matcher, or None.
+        """Replace the grammar's own matcher if its error says that a shared resource is used up.
+
+        Returns the new matcher, or None after any other error.
         """
         matcher = self.compiled.renew(self.own.matcher.get_error())
         if matcher is None or self.said and not matcher.consume_tokens(self.said):
@@ -115,7 +119,7 @@ class RowMatcher:
         return matcher
 
     def open(self, token_ids: list[int]) -> list[int]:
-        """Return the generated `token_ids` that belong to the grammar."""
+        """Return the tokens in `token_ids` that come after the grammar's start."""
         if self.pending_start is None:
             return token_ids
         behind = self.pending_start.take(token_ids)
@@ -125,8 +129,9 @@ class RowMatcher:
         return token_ids[behind:]
 
     def consume(self, token_ids: Sequence[int], ends: frozenset[int]) -> tuple[int, bool]:
-        """Consume these tokens until one is not allowed or the text is complete; return their number, and
-        whether the text is complete.
+        """Consume tokens until one is not allowed or the text is complete.
+
+        Returns (number of consumed tokens, whether the text is complete).
         """
         self._is_lazy = True
         leader, said, take = self._up_to_date(), self.said, self._backend.take
@@ -156,13 +161,13 @@ class RowMatcher:
         return len(token_ids), False
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens would be allowed in sequence. They must include no end token."""
+        """Return how many of these tokens are allowed in sequence. There must be no end token among them."""
         if self.pending_start is not None:
             behind = self.pending_start.end_in(token_ids)
             if behind is None:
                 return len(token_ids)
             return behind + self.own.matcher.validate_tokens(token_ids[behind:])
-        if not self._is_lazy:  # Masks will be requested from here on.
+        if not self._is_lazy:  # The row uses masks, which need the own matcher.
             return self.matcher().validate_tokens(token_ids)
         leader = self._up_to_date()
         known = leader.keep(token_ids)
@@ -174,8 +179,8 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come next in the current draft grammar or, without one, in
-        the grammar.
+        """Return at most `most` tokens that must come next in the draft grammar or, without one, in the
+        grammar.
         """
         if self.pending_start is not None or not most:
             return ()
@@ -187,7 +192,9 @@ class RowMatcher:
         return tokens
 
     def forced_after_drafts(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must follow the drafts that were just found allowed."""
+        """Return at most `most` tokens that must come after the drafts that `num_allowed` has just
+        checked.
+        """
         leader = self._leader
         if not leader.ahead or most <= 0:
             return ()
@@ -210,8 +217,8 @@ class RowMatcher:
         return self.matcher()
 
     def _lead(self) -> TextMatcher:
-        """Return the current draft grammar's matcher if the text fits it, or the next draft grammar that
-        fits; else the own matcher.
+        """Return the matcher for the first remaining draft grammar that the text fits, else the own
+        matcher.
         """
         while (draft_matcher := self._draft_matcher or self._next_draft_matcher()) is not None:
             if draft_matcher.catch_up(self.said):
@@ -222,8 +229,9 @@ class RowMatcher:
         return self.own
 
     def _next_draft_matcher(self) -> TextMatcher | None:
-        """Return a matcher for the next draft grammar; the matcher has consumed nothing. None if no draft
-        grammar is left or they are not compiled yet.
+        """Return a new matcher for the next draft grammar.
+
+        Returns None if no draft grammar is left, or if the draft grammars are not compiled yet.
         """
         draft_grammars = self._draft_grammars() if self._draft_grammars is not None else ()
         if draft_grammars is None:
@@ -242,10 +250,11 @@ class RowMatcher:
         return self._leader is not self.own and allows(self._drop_draft_matcher(), end)
 
     def _is_over(self) -> bool:
-        """Return whether the text is complete or has an error, once the leading matcher has stopped.
+        """Return whether the text is complete or invalid, after the leading matcher has stopped.
 
-        Draft grammars differ from their grammar in the white space within a text. If nothing may follow in a
-        draft grammar, nothing may follow in the grammar, provided that the text may end there.
+        A draft grammar differs from its grammar only in the white space within a text. If the draft grammar
+        allows no further token and the grammar allows the text to end, then the grammar allows no further
+        token either.
         """
         if self._leader is self.own:
             return True

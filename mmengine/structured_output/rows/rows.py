@@ -1,11 +1,10 @@
-"""Each running row's grammar state.
+"""Keeps the grammar state of all running rows, and computes their token masks.
 
-The state follows from the rows' tokens and is not stored anywhere else. Whenever a row is assigned to a
-request (at first, after a preemption, after a crash), the row's matcher consumes all generated tokens again.
-Then it advances by the sampled tokens.
+The state depends only on the rows' tokens and is not stored. Whenever a row is assigned to a request (at
+first, after a preemption, after a crash), a new matcher consumes all generated tokens again.
 
-A grammar may begin only after certain tokens, such as the end marker after a model's reasoning. Until then a
-row may generate any token except an end.
+A grammar may start only after certain tokens, such as the marker that ends reasoning. Before the start, a row
+may generate any token except an end of sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +27,8 @@ NOT_COMPILED = "its grammar is not compiled on this worker"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """The tokens that may come next: `bits` is uint32 [m, words], as Backend.fill sets it, for the m sampling
-    positions with the indices `selected` (intp, ascending).
+    """Token masks for the m sampling positions with the indices `selected` (intp, ascending). `bits` is
+    uint32 [m, words], in the format of Backend.fill.
     """
 
     selected: np.ndarray
@@ -39,8 +38,8 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closing:
-    """The sampling positions whose texts are completed within their budgets. `places` are their indices
-    (intp, ascending); `keep` maps their sampled tokens to the tokens to generate.
+    """The sampling positions whose texts must be completed within a token budget. `places` has their indices
+    (intp, ascending). `keep` maps their sampled tokens to the tokens to generate.
     """
 
     places: np.ndarray
@@ -48,8 +47,8 @@ class Closing:
 
 
 class Cut(NamedTuple):
-    """A text that a stop string ended. `token_ids` are all answer tokens up to the one that completes the
-    stop string; `behind` is their text from the stop string on.
+    """A text that a stop string ended. `token_ids` has all answer tokens up to the token that completes the
+    stop string. `behind` is the stop string and the text after it.
     """
 
     token_ids: tuple[int, ...]
@@ -57,12 +56,10 @@ class Cut(NamedTuple):
 
 
 class RowMatchers:
-    """The matchers for a batch's rows.
-
-    `compiled_of` returns a request's grammar by its id, None for an unknown request. `closer_of` returns a
-    closer at the text's beginning, None for a text that need not be completed. `draft_grammars_of` returns
-    grammars that a request's text may follow instead of its own (row_matcher.py), None while they are being
-    compiled.
+    """The matchers for a batch's rows. `compiled_of` returns the grammar for a request id, or None for an
+    unknown request. `closer_of` returns a Closer at the text's beginning, or None if the text need not be
+    completed. `draft_grammars_of` returns a request's draft grammars (row_matcher.py), or None while they are
+    being compiled.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class RowMatchers:
         self._backend, self._compiled_of, self._closer_of = backend, compiled_of, closer_of
         self._draft_grammars_of = draft_grammars_of
         self._num_words = -(-vocab_size // 32)
-        self._rows: dict[int, RowMatcher] = {}  # Rows whose grammars are known here.
+        self._rows: dict[int, RowMatcher] = {}  # Row -> grammar state, if the grammar is known.
         self._ends = frozenset(backend.eos_token_ids)
         self.closers: dict[int, Closer] = {}
         self._no_end = _mask_without(backend.eos_token_ids, self._num_words)
@@ -89,9 +86,9 @@ class RowMatchers:
         cut: Cut | None = None,
         has_repeated: bool = False,
     ) -> None:
-        """Assign `row` to `request`, which has a grammar. `token_ids` (int32) are the request's prompt and
-        all generated tokens. `cut` says where a stop string ended its text, `has_repeated` whether the text
-        repeated itself, so that it is closed.
+        """Assign `row` to `request`, which has a grammar. `token_ids` (int32) has the prompt and all
+        generated tokens. `cut` says where a stop string ended the text. `has_repeated` says whether the text
+        is being completed because it repeated itself.
         """
         self._rows.pop(row, None)
         self.closers.pop(row, None)
@@ -124,8 +121,8 @@ class RowMatchers:
             row_matcher.said.append(token)
 
     def close(self, row: int) -> bool | None:
-        """End a row's text, whose matcher has consumed all tokens. Return whether the text is complete; None
-        if the row continues with a completion.
+        """End a row's text after all its tokens. Return whether the text is complete, or None if the row
+        continues with a completion.
         """
         if row not in self._rows:
             return False
@@ -135,9 +132,8 @@ class RowMatchers:
         return row_matcher.pending_start is None and row_matcher.matcher().is_accepting()
 
     def cut(self, row: int, cut: Cut) -> bool | None:
-        """Cut a row's text at a stop string in the tokens that it just generated, which no matcher has
-        consumed. Return whether the text before the stop string is complete; None if the row continues with a
-        completion.
+        """Cut a row's text at a stop string in the newest tokens, which no matcher has consumed. Return
+        whether the text before the stop string is complete, or None if the row continues with a completion.
         """
         if row not in self._rows:
             return False
@@ -146,13 +142,12 @@ class RowMatchers:
             return True
         if found is None or row not in self.closers:
             return False
-        self._consume_closing(row, cut.token_ids[-1:])  # At most one token: such a row has no drafts.
+        # A single token, since rows with a closer have no drafts.
+        self._consume_closing(row, cut.token_ids[-1:])
         return None if self._close_cut(row, cut) else False
 
     def _close_cut(self, row: int, cut: Cut) -> bool:
-        """Continue the row from before the stop string; its closer knows how many tokens are left. Return
-        whether a completion fits.
-        """
+        """Continue the row from before the stop string, and return whether a completion fits its budget."""
         found = self._before(row, cut)
         if found is None or not self.closers[row].cut(found[1], found[0], cut.behind):
             return False
@@ -160,7 +155,7 @@ class RowMatchers:
         return True
 
     def _before(self, row: int, cut: Cut) -> tuple[list[int], Matcher] | None:
-        """Return the row's grammar text before the stop string, as tokens, and a matcher that has consumed
+        """Return the tokens of the row's text before the stop string, and a matcher that has consumed
         them.
         """
         compiled = self._rows[row].compiled
@@ -173,16 +168,16 @@ class RowMatchers:
         return said, matcher
 
     def said(self, row: int) -> list[int] | None:
-        """Return all tokens that the row generated within its grammar; None before the grammar began."""
+        """Return all tokens that the row generated since its grammar started, or None before the start."""
         row_matcher = self._rows[row]
         return None if row_matcher.pending_start is not None else row_matcher.said
 
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the rows' token masks, uint32 [m, words], in order: the tokens that each row may generate
-        next and, with `drafts`, after each of its drafts too (none after a draft that is not allowed). Also
-        return why some rows (indices into `rows`) cannot continue.
+        """Return the rows' token masks, uint32 [m, words], and an error for each row (index into `rows`) that
+        cannot continue. With `drafts`, a row's mask is followed by a mask for each draft token: the tokens
+        that may follow it (none if the draft token is not allowed).
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -203,8 +198,8 @@ class RowMatchers:
         return bits, {index: error for index, error in errors.items() if error}
 
     def _refill(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
-        """Fill a row's masks with a new matcher, after its matcher had an error. Return the error if there is
-        no new matcher.
+        """Compute a row's masks with a new matcher after a matcher's error. Return the error that remains, or
+        "".
         """
         matcher = row_matcher.renew()
         if matcher is None:
@@ -215,8 +210,8 @@ class RowMatchers:
     def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Fill masks row by row, because some rows' grammars have not begun or are unknown here. Return the
-        errors.
+        """Compute masks row by row, because some rows' grammars have not started or are unknown. Return the
+        errors by index.
         """
         errors, start = {}, 0
         for index, row in enumerate(rows):
@@ -242,27 +237,25 @@ class RowMatchers:
         return {index: error for index, error in errors.items() if error}
 
     def num_allowed(self, row: int, drafts: list[int]) -> int:
-        """Return how many of `drafts` the row may generate in order, up to an end of sequence."""
+        """Return how many of `drafts` are allowed in sequence, up to an end of sequence."""
         ends = [place for place, token in enumerate(drafts) if token in self._ends]
         drafts = drafts[: ends[0]] if ends else drafts
         row_matcher = self._rows.get(row)
         return len(drafts) if row_matcher is None else row_matcher.num_allowed(drafts)
 
     def forced(self, row: int, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come next, because the row's grammar or draft grammar leaves
-        no choice.
-        """
+        """Return at most `most` tokens that the row's grammar or draft grammar forces next."""
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced(most)
 
     def forced_after_drafts(self, row: int, most: int) -> Sequence[int]:
-        """Return the forced tokens after the drafts that `num_allowed` just found allowed."""
+        """Return the forced tokens after the drafts that `num_allowed` has just checked."""
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced_after_drafts(most)
 
     def consume_run(self, row: int, token_ids: Sequence[int]) -> tuple[int, bool]:
-        """Consume these tokens until one is not allowed or the text is complete; return their number, and
-        whether the text is complete.
+        """Consume tokens until one is not allowed or the text is complete. Return (number of consumed tokens,
+        whether the text is complete).
         """
         row_matcher = self._rows.get(row)
         if row_matcher is None:
@@ -276,8 +269,8 @@ class RowMatchers:
         return first + num_said, is_complete
 
     def _consume_reasoning(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
-        """Consume these tokens until the grammar begins, or until an end of sequence, which is not allowed
-        before the grammar begins. Returns how many tokens were consumed.
+        """Consume tokens until the grammar starts, or up to an end of sequence, which is not allowed before
+        the start. Return how many tokens were consumed.
         """
         for index, token in enumerate(token_ids):
             if token in self._ends:
@@ -288,12 +281,12 @@ class RowMatchers:
         return len(token_ids)
 
     def error_of(self, row: int) -> str:
-        """Return why the row cannot continue in its grammar; "" for a valid row."""
+        """Return the reason why the row cannot continue in its grammar, or ""."""
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Return the sampling positions whose rows' texts are completed; None if there are none. `places`
-        holds each row's position.
+        """Return the sampling positions whose rows have a closer, or None without such rows. `places` has
+        each row's position.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
@@ -301,8 +294,8 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the tokens that the rows should generate if they sampled `tokens`. A row with a negative
-        token sampled none.
+        """Return the tokens to generate after the rows sampled `tokens`. A negative token means that a row
+        sampled none.
         """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -316,14 +309,14 @@ class RowMatchers:
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Advance each row by at least one allowed token. Return two dicts with indices into `rows` as keys:
-        each complete row's token count up to its end, and the reason for each row that had an error.
+        """Advance each row by at least one allowed token. Return two dicts by index into `rows`: for complete
+        rows, the token count up to the end; for rows with an error, the reason.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)
         if before is not None:
             said = [tokens[first:] for first, tokens in zip(before, said, strict=True)]
-        matchers, alone = [], True  # Whether each row generated exactly one token.
+        matchers, alone = [], True  # Whether each row generated a single token.
         for row_matcher, tokens in zip(row_matchers, said, strict=True):
             matchers.append(row_matcher.matcher())
             row_matcher.said += tokens
@@ -354,8 +347,8 @@ class RowMatchers:
         return complete, errors
 
     def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
-        """Return, for each row, how many of its tokens come before its grammar begins. None if all grammars
-        have begun.
+        """Return, for each row, how many of its tokens come before the grammar's start, or None if all
+        grammars have started.
         """
         for row_matcher in row_matchers:
             if row_matcher.pending_start is not None:
@@ -372,7 +365,7 @@ class RowMatchers:
         for index, row in enumerate(rows):
             if row in self.closers:
                 self.closers[row].left -= 0 if before is None else before[index]
-                for token in said[index]:  # At most one token: such a row has no drafts.
+                for token in said[index]:  # A single token, since rows with a closer have no drafts.
                     self.closers[row].accept(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:

@@ -1,1 +1,1 @@
-"""Python types as JSON Schemas: pydantic, msgspec, dataclasses and plain annotations."""
+"""Converts Python types to JSON Schemas: pydantic and msgspec types, dataclasses and annotations."""

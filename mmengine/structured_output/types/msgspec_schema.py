@@ -1,8 +1,9 @@
-"""Writes JSON Schemas for types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …), so
-that msgspec decodes every answer as that type. msgspec's own schemas allow more: for a datetime they allow
-any string.
+"""Writes JSON Schemas for types that msgspec supports (a Struct, a dataclass, a TypedDict, list[int], …).
 
-pathlib's paths are supported as well: `paths` decodes them.
+msgspec can decode every answer that satisfies such a schema. msgspec's own schemas allow more, for example
+any string for a datetime.
+
+pathlib's paths are supported too; `paths` decodes them.
 """
 
 import re
@@ -23,14 +24,17 @@ _Fields = kinds.StructType | kinds.TypedDictType | kinds.DataclassType | kinds.N
 
 
 def schema_of(what: object) -> Schema:
-    """Return a type's JSON Schema. Raises TypeError or InvalidRequest if msgspec cannot decode the type."""
+    """Return a type's JSON Schema.
+
+    Raises TypeError or InvalidRequest if msgspec does not support the type.
+    """
     writer = _Writer()
     schema = writer.write(kinds.type_info(what))
     return {**schema, "$defs": writer.definitions} if writer.definitions else schema
 
 
 def paths(kind: type, value: object) -> object:
-    """Decode a type that msgspec.json.decode does not know (its dec_hook)."""
+    """Decode a path. Used as dec_hook for types that msgspec.json.decode does not support."""
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     raise NotImplementedError(f"{kind.__name__} cannot be decoded")
@@ -112,7 +116,7 @@ class _Writer:
     @write.register(kinds.ByteArrayType)
     @write.register(kinds.MemoryViewType)
     def _(self, kind: kinds.BytesType) -> Schema:
-        """Return a schema for base64: every 4 characters stand for 3 bytes."""
+        """Return a schema for base64 text, in which every 4 characters stand for 3 bytes."""
         found: Schema = {"type": "string", "pattern": patterns.BASE64}
         if kind.max_length is not None:
             found["maxLength"] = 4 * (kind.max_length // 3)
@@ -205,7 +209,7 @@ class _Writer:
         return {"type": "string"}
 
     def _defined(self, cls: object, make: Callable[[], Schema]) -> Schema:
-        """Return a reference to a named type, whose definition is written at its first use."""
+        """Return a reference to a named type, and write the type's definition at its first use."""
         name = self._names.get(cls)
         if name is None:
             plain = re.sub(r"\W", "_", getattr(cls, "__name__", str(cls)), flags=re.ASCII)
@@ -233,5 +237,5 @@ class _Writer:
 
 
 def _named(schema: Schema) -> str:
-    """Return the definition name that a schema refers to; "" for any other schema."""
+    """Return the name of the definition to which a schema refers, or "" for any other schema."""
     return schema.get("$ref", "").removeprefix("#/$defs/")

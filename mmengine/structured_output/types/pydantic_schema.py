@@ -1,9 +1,8 @@
-"""Writes JSON Schemas for types that pydantic knows, so that pydantic validates every answer. Imports
-pydantic.
+"""Writes JSON Schemas for types that pydantic supports, such that every answer passes pydantic's validation.
 
-pydantic's own schemas describe its types loosely: a Decimal may be any string, and a URL may have any scheme.
-Where validation is stricter than pydantic's schema, the schema written here is at least as strict as
-validation. A type is refused if no schema can express its rule (for example, a file that exists).
+pydantic's own schemas allow values that validation rejects: a Decimal may be any string, and a URL may have
+any scheme. The schemas written here are at least as strict as validation. A type is refused if no schema can
+express its rule (for example, that a file exists). This module imports pydantic.
 """
 
 from collections.abc import Mapping
@@ -19,9 +18,10 @@ from mmengine.errors import InvalidRequest
 from mmengine.structured_output.types import type_patterns as patterns
 from mmengine.structured_output.types.type_keys import dict_schema
 
-_OF_BYTES = {"contentMediaType": "application/octet-stream"}  # Media type of base64 formats.
+# The keywords that pydantic writes for base64 text.
+_OF_BYTES = {"contentMediaType": "application/octet-stream"}
 _UNHASHABLE = frozenset({"list", "dict", "set", "typed-dict", "deque"})
-MAX_DECIMAL_DIGITS = 15  # A float preserves this many decimal digits.
+MAX_DECIMAL_DIGITS = 15  # A float represents this many decimal digits exactly.
 
 
 def adapter_of(what: Any) -> TypeAdapter[Any]:
@@ -35,7 +35,7 @@ def adapter_of(what: Any) -> TypeAdapter[Any]:
 
 
 def schema_of(what: object) -> JsonSchemaValue:
-    """Return a type's JSON Schema in validation mode, not serialization mode."""
+    """Return the JSON Schema for values that pydantic can validate as this type."""
     try:
         return adapter_of(what).json_schema(schema_generator=_Narrow, mode="validation")
     except (PydanticUserError, PydanticInvalidForJsonSchema, RecursionError) as error:
@@ -55,10 +55,13 @@ def _string(pattern: str, **others: object) -> JsonSchemaValue:
 
 
 class _Narrow(GenerateJsonSchema):
-    """Writes pydantic's schemas, narrowed. pydantic's core schemas define the method names."""
+    """Generates stricter schemas than pydantic.
+
+    The methods override pydantic's methods for each core type.
+    """
 
     def emit_warning(self, kind: str, detail: str) -> None:
-        """Ignore warnings, for example on a default that is not JSON: they do not concern answers."""
+        """Ignore warnings, for example on a default that is not JSON. They do not affect answers."""
 
     def _refuse(self, what: str) -> JsonSchemaValue:
         raise InvalidRequest(
@@ -66,7 +69,7 @@ class _Narrow(GenerateJsonSchema):
         )
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Write a JSON number; pydantic's schema would also allow a string."""
+        """Return a schema for a JSON number. pydantic's schema would also allow a string."""
         given = ("ge", "minimum"), ("le", "maximum"), ("gt", "exclusiveMinimum"), ("lt", "exclusiveMaximum")
         found: JsonSchemaValue = {"type": "number"}
         limits = dict(schema)
@@ -97,8 +100,8 @@ class _Narrow(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def _check_values(self, values: list[object]) -> None:
-        """Refuse values with other types: pydantic would compare them with the decoded JSON and find them
-        unequal.
+        """Refuse enum values that are not JSON values, because pydantic would never find decoded JSON equal
+        to them.
         """
         if not all(each is None or isinstance(each, str | int | float) for each in values):
             self._refuse("a Literal or an Enum with values other than strings, numbers, booleans and None")
@@ -119,16 +122,14 @@ class _Narrow(GenerateJsonSchema):
         return super().typed_dict_field_schema(schema)
 
     def _check_alias(self, alias: object) -> None:
-        """Refuse a validation alias that is only a path into nested values: no schema can express such a
-        path.
-        """
+        """Refuse a validation alias that is a path into nested values, which no schema can express."""
         if isinstance(alias, list):
             paths = [each if isinstance(each, list) else alias for each in alias]
             if not any(len(path) == 1 and isinstance(path[0], str) for path in paths):
                 self._refuse("an AliasPath into other values")
 
     def call_schema(self, schema: core_schema.CallSchema) -> JsonSchemaValue:
-        """Refuse a function: validation would call it."""
+        """Refuse a function as a type, because validation would call the function."""
         return self._refuse("a function")
 
     def json_schema(self, schema: core_schema.JsonSchema) -> JsonSchemaValue:
@@ -145,8 +146,10 @@ class _Narrow(GenerateJsonSchema):
         return patterns.ascii_where_classes_differ(found)
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """Write bytes. A length limit counts bytes: with UTF-8 the text is restricted to ASCII, and with
-        base64 or hex the limit is refused.
+        """Return a schema for bytes.
+
+        A length limit counts bytes. With UTF-8, the text is therefore restricted to ASCII. With base64 or
+        hex, the limit is refused.
         """
         given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         lengths = {keyword: length for keyword, length in given.items() if length is not None}
@@ -168,7 +171,7 @@ class _Narrow(GenerateJsonSchema):
         try:
             first = max(first, schema["gt"] + a_day) if "gt" in schema else first
             last = min(last, schema["lt"] - a_day) if "lt" in schema else last
-            # The margins allow for a client in another time zone, and for the time that an answer takes.
+            # The margins account for a client in another time zone, and for the time until validation.
             first = max(first, today + 3 * a_day) if schema.get("now_op") == "future" else first
             last = min(last, today - 2 * a_day) if schema.get("now_op") == "past" else last
         except OverflowError:
@@ -211,7 +214,7 @@ class _Narrow(GenerateJsonSchema):
 
     def url_schema(self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         limit = schema.get("max_length", 2083)
-        # One less than the limit, because pydantic adds "/" to a URL without a path.
+        # The limit minus 1, because pydantic adds "/" to a URL without a path.
         return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
 
     multi_host_url_schema = url_schema
@@ -227,8 +230,9 @@ class _Narrow(GenerateJsonSchema):
         return self._hashable(schema.get("items_schema"), super().frozenset_schema(schema))
 
     def _hashable(self, items: Mapping[str, object] | None, found: JsonSchemaValue) -> JsonSchemaValue:
-        """Return a set's schema. The items must be hashable. If the type does not restrict the items, they
-        may be strings, numbers, booleans and null.
+        """Return a schema for a set, whose items must be hashable.
+
+        If the type does not restrict the items, they may be strings, numbers, booleans and null.
         """
         if items is None or items["type"] == "any":
             return {**found, "items": {"type": patterns.PLAIN_TYPES}}
@@ -264,7 +268,7 @@ class _Narrow(GenerateJsonSchema):
         return dict_schema(keys, values, sizes)
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
-        """Require the tag, even if the model has a default for it."""
+        """Return a schema that requires the tag, even if the model has a default for the tag."""
         found = super().tagged_union_schema(schema)
         tag = found.get("discriminator", {}).get("propertyName")
         if tag is None:
@@ -273,8 +277,9 @@ class _Narrow(GenerateJsonSchema):
 
 
 def _with_digits(before: int, behind: int) -> JsonSchemaValue:
-    """Return a schema for numbers with at most `before` digits before the decimal point and `behind` digits
-    after it.
+    """Return a schema for numbers with a limited number of digits.
+
+    `before` and `behind` are the maximum numbers of digits before and after the decimal point.
     """
     limits = {"exclusiveMinimum": -(10**before), "exclusiveMaximum": 10**before}
     if not behind:

@@ -1,4 +1,4 @@
-"""Write schemas for dicts with typed keys. JSON keys are strings, which the key type must accept."""
+"""Writes schemas for dicts with typed keys. In JSON, keys are strings that the key type must parse."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,10 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 
 
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
-    """Return the schema for objects whose values have the schema `values`. `keys` is the key type's schema,
-    as for a value; `sizes` holds minProperties and maxProperties. Raises InvalidRequest if no pattern can
-    describe the keys.
+    """Return a schema for objects with keys that `keys` describes and values that match `values`.
+
+    `keys` is the key type's schema, as it would be for a value. `sizes` has minProperties and maxProperties.
+    Raises InvalidRequest if no pattern can describe the keys.
     """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}

@@ -1,7 +1,8 @@
-"""Patterns for strings that Python's types parse. A pattern may match fewer strings than its type accepts,
-and never more.
+"""Patterns for strings that Python types such as datetime can parse.
 
-A complete pattern is anchored with ^ and $. A schema may combine the pattern with a `format`.
+A pattern may match fewer strings than the type accepts, but never more.
+
+Complete patterns are anchored with ^ and $. A schema may combine a pattern with a `format`.
 """
 
 import re
@@ -11,12 +12,12 @@ from typing import Any
 from mmengine.structured_output.json_schema.vocabulary.formats import FORMATS
 
 Schema = dict[str, Any]  # A JSON Schema.
-PLAIN_TYPES = ["string", "number", "boolean", "null"]  # Types of values that a set can hold.
+PLAIN_TYPES = ["string", "number", "boolean", "null"]  # JSON types whose values are hashable in Python.
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
-# Base64 of ASCII text: 4 characters for 3 bytes, and the highest bit of each byte is 0. The last two
-# characters of the alphabet, which differ between base64 and base64url, are left out.
+# Base64 of ASCII text: 4 characters stand for 3 bytes, and the highest bit in each byte is 0. The last two
+# characters of the alphabet are left out, because they differ between base64 and base64url.
 ASCII_IN_BASE64 = "^(?:[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9])*$"
 HEX = "^(?:[0-9a-f]{2})*$"
 INTEGER_KEY = "^(?:0|-?[1-9][0-9]{0,17})$"
@@ -24,11 +25,12 @@ NUMBER_KEY = "^-?(?:0|[1-9][0-9]{0,9})(?:\\.[0-9]{1,5})?$"
 # Six digits keep each value below the maximum of datetime.timedelta, which is 999,999,999 days.
 SHORT_DURATION = "^P(?:[0-9]{1,6}[YMWD])*(?:T(?:[0-9]{1,6}[HMS])*)?$"
 BYTE_SIZE = "^[0-9]{1,9}(?:[kmgt]i?b)?$"
-CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # Units with a fixed length.
+CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # A duration in units with a fixed length.
 NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
 NAIVE_DATETIME = f"^{FORMATS['date']}T{NAIVE_TIME.strip('^$')}$"
 
-# Host names that every URL parser leaves unchanged: no punycode, no last label that could be an IPv4 address.
+# Host names that every URL parser leaves unchanged, without punycode and without a last label that could
+# belong to an IPv4 address.
 _LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"
 HOST = f"(?:{_LABEL}\\.){{0,3}}[a-z]{{2,20}}"
 _CHARACTERS = "[A-Za-z0-9._~-]"
@@ -40,10 +42,10 @@ _PORT = "(?::[1-9][0-9]{0,3})?"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 IPV4 = f"(?:{_OCTET}\\.){{3}}{_OCTET}"
 IPV6 = "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
-_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # Excludes reserved names: test, local, …
+_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # Excludes reserved domains such as test and local.
 EMAIL = f"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@(?:{_LABEL}\\.){{1,3}}{_LONG_DOMAIN}"
 
-# Patterns keyed by formats that pydantic writes and JSON Schema does not define.
+# Format that pydantic writes but JSON Schema does not define -> pattern.
 FORMAT_PATTERNS = {
     "base64": BASE64,
     "base64url": BASE64URL,
@@ -72,8 +74,9 @@ ASCII = "^[ -~]*$"
 
 
 def ascii_where_classes_differ(schema: Schema) -> Schema:
-    r"""Return a string's schema together with an ASCII restriction if its pattern has \D, \S or \W:
-    validating libraries count Unicode digits and letters among \d and \w, JSON Schema does not.
+    r"""Return a string schema, restricted to ASCII if its pattern has \D, \S or \W.
+
+    Validating libraries include Unicode digits and letters in \d and \w, but JSON Schema does not.
     """
     if not _WIDE_CLASS.search(str(schema.get("pattern", ""))):
         return schema
@@ -81,8 +84,9 @@ def ascii_where_classes_differ(schema: Schema) -> Schema:
 
 
 def url(schemes: list[str] | None) -> str:
-    """Return a pattern for absolute URLs with these schemes (default: https and http). Pydantic leaves such a
-    URL unchanged, except that it adds "/" after a host without a path.
+    """Return a pattern for absolute URLs with these schemes (default: https and http).
+
+    pydantic leaves such a URL unchanged, except that it adds "/" after a host without a path.
     """
     names = "|".join(_plain(name) for name in schemes or ["https", "http"])
     port = "" if "file" in (schemes or ()) else _PORT
@@ -94,13 +98,15 @@ def _plain(scheme: str) -> str:
 
 
 def uuid(version: int) -> str:
-    """Return a pattern for UUIDs of this version, in lower case, with the variant of RFC 9562."""
+    """Return a pattern for lower-case UUIDs of this version, with RFC 9562's variant."""
     return f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version:x}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 
 
 def dates(first: date, last: date) -> str:
-    """Return a pattern for dates from `first` to `last` (YYYY-MM-DD). It also matches dates that do not
-    exist, such as February 31st, which the schema's `format` excludes.
+    """Return a pattern for dates (YYYY-MM-DD) from `first` to `last`.
+
+    The pattern also matches dates that do not exist, such as February 31st. The schema's `format` excludes
+    them.
     """
     return f"^(?:{'|'.join(_days(first, last))})$"
 

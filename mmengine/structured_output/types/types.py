@@ -1,8 +1,9 @@
-"""Convert Python types to JSON Schemas, and answers back to those types.
+"""Converts Python types to JSON Schemas, and decodes answers to these types.
 
-A caller may ask for a schema (dict, true or false), any type that msgspec knows (a Struct, a dataclass, a
-TypedDict, list[int], …), any type that pydantic knows (a model, list[Model], a TypeAdapter, Annotated with a
-Field), or a class with pydantic's two methods. pydantic is imported only for types that need it.
+A caller may pass a schema (dict, true or false), or any type that msgspec supports (a Struct, a dataclass, a
+TypedDict, list[int], …) or pydantic supports (a model, list[Model], a TypeAdapter, Annotated with a Field). A
+class with the methods model_json_schema and model_validate_json is also accepted. pydantic is imported only
+for types that need it.
 """
 
 import typing
@@ -30,21 +31,22 @@ from mmengine.structured_output.types.type_patterns import (
     Schema,
 )
 
-MAX_TYPES = 10_000  # Maximum number of nested types that are searched for pydantic types.
+MAX_TYPES = 10_000  # Maximum number of nested types that are searched for types of pydantic.
 _OTHERS = ("pydantic", "annotated_types")
 
 
 class _Reader(NamedTuple):
-    """Writes a type's schema, and decodes answers to the type."""
+    """Two functions for a type: one writes the type's schema, and one decodes answers to the type."""
 
     schema: Callable[[], object]
     decode: Callable[[str], object]
 
 
 def schema_of(what: object) -> dict | bool:
-    """Return a requested type's JSON Schema. Raises InvalidRequest with the reason if there is none. `decode`
-    accepts every answer that satisfies the schema, unless the type's own code (a validator) rejects the
-    answer.
+    """Return the JSON Schema for a type.
+
+    `decode` accepts every answer that satisfies the schema, unless the type's own code (a validator) rejects
+    the answer. Raises InvalidRequest with the reason if no schema can be written.
     """
     if isinstance(what, dict | bool):
         return what
@@ -57,16 +59,16 @@ def schema_of(what: object) -> dict | bool:
 
 
 def decode(text: str, what: object) -> object:
-    """Decode an answer: for a schema return the JSON value, for a type a validated object.
+    """Decode an answer to an object of the type, or for a schema, to the JSON value.
 
-    Raises RequestFailed for a text that does not fit: the text was cut (finish_reason "length"), or the type
-    has rules that no schema expresses.
+    Raises RequestFailed for a text that cannot be decoded, because the text was cut (finish_reason "length")
+    or violates a rule of the type that no schema expresses.
     """
     try:
         return parse_json(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
     except RecursionError:
         raise RequestFailed(f"the answer is not a valid {_name(what)}: nested too deeply") from None
-    except ValueError as error:  # All libraries' errors are ValueErrors.
+    except ValueError as error:  # The errors of all libraries are ValueErrors.
         why = " ".join(str(error).split())
         raise RequestFailed(f"the answer is not a valid {_name(what)}: {why:.500}") from None
 
@@ -111,9 +113,10 @@ def _new_reader(what: object) -> _Reader:
 
 
 def _pydantic_reader(what: object, why: BaseException | None = None) -> _Reader:
-    """Return pydantic's reader. `why` is msgspec's reason if msgspec was tried first."""
+    """Return a reader that uses pydantic. `why` is msgspec's error if msgspec was tried first."""
     try:
-        from mmengine.structured_output.types import pydantic_schema  # pydantic may not be installed.
+        # Imported here, because pydantic may not be installed.
+        from mmengine.structured_output.types import pydantic_schema
     except ImportError as error:
         reason = str(why or error).partition("\n")[0]
         raise InvalidRequest(f"{_name(what)} has no JSON Schema: {reason}") from None
@@ -122,7 +125,7 @@ def _pydantic_reader(what: object, why: BaseException | None = None) -> _Reader:
 
 
 def _is_pydantics(what: object) -> bool:
-    """Return whether a type contains pydantic classes or constraints, which other libraries would ignore."""
+    """Return whether a type contains classes or constraints from pydantic, which msgspec would ignore."""
     pending, seen = [what], set[int]()
     while pending:
         each = pending.pop()
@@ -153,16 +156,17 @@ def _fields_of(each: object) -> list[object]:
         return []
     try:
         return list(typing.get_type_hints(each, include_extras=True).values())
-    except (NameError, TypeError, AttributeError):  # A name cannot be resolved; the caller reports that.
+    # An annotation cannot be resolved. The caller reports the error.
+    except (NameError, TypeError, AttributeError):
         return []
 
 
 def _close_schema(schema: object) -> object:
-    """Restrict the parts that a library leaves open in a type's schema.
+    """Restrict parts of a type's schema that the library leaves open.
 
-    An object has no keys except its fields, unless the type says otherwise, because no code would read other
-    keys. A pattern replaces base64, which the schema states only as an annotation, and each format that JSON
-    Schema does not define. Raises InvalidRequest for formats that no pattern describes.
+    Unless the type says otherwise, an object may have no keys except its fields, because no code would read
+    other keys. Patterns replace base64 annotations and formats that JSON Schema does not define. Raises
+    InvalidRequest for formats that no pattern describes.
     """
     if not isinstance(schema, dict):
         return schema
@@ -184,8 +188,9 @@ def _close_schema(schema: object) -> object:
 
 
 def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
-    """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item. Decoding
-    to a set then merges duplicates.
+    """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item.
+
+    Duplicates are then merged when the answer is decoded to a set.
     """
     out = _map_subschemas(
         schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each
@@ -200,7 +205,7 @@ def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
 
 
 def _map_subschemas(schema: Schema, change: Callable[[object], object]) -> Schema:
-    """Return the schema with each direct subschema replaced by `change`'s result."""
+    """Return the schema after replacing each direct subschema by the result of `change`."""
     out = dict(schema)
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:

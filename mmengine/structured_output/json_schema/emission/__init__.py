@@ -1,1 +1,1 @@
-"""Write shapes as the JSON Schema subset that grammar engines enforce exactly."""
+"""Writes shapes as the subset of JSON Schema that grammar engines enforce exactly."""

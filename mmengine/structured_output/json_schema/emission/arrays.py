@@ -1,8 +1,9 @@
-"""Write arrays for the grammar engine.
+"""Writes array constraints as schemas for the grammar engine.
 
-The grammar engine's JSON Schema cannot express rules on several items together. Such an array is written as
-an automaton under `x-steps` or `x-distinct`, which json_schema_lark.py reads. `uniqueItems` is written beside
-it, so that the grammar engine refuses the schema if json_schema_lark.py has not replaced that part.
+The grammar engine's JSON Schema cannot express `contains` and `uniqueItems`, which relate several items. Such
+an array is written as an automaton under the key `x-steps` or `x-distinct`, which json_schema_lark.py
+translates. `uniqueItems` is added too: the grammar engine does not support this keyword, so it refuses an
+automaton that was not translated.
 """
 
 from collections import defaultdict
@@ -16,16 +17,16 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import join_point
 
 Json = dict[str, object]
 Part = Callable[[Conjunction], Json | Literal[True]]
-MAX_ITEMS = 4_096  # Maximum of minItems.
+MAX_ITEMS = 4_096  # Maximum value of minItems.
 MAX_PATHS = 16  # Maximum number of paths through an automaton that are written as separate arrays.
 
 
 def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:
-    """Return alternatives, usually a single array schema. `part` writes an item's schema."""
+    """Return schemas of which an array must match one. `part` writes an item's schema."""
     if not constraint.counts_together():
         return [_array(constraint, conj, satisfiable, part)]
     found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)
-    assert found is not None  # Otherwise the constraint would not be written.
+    assert found is not None  # A constraint without any array is not written.
     if not isinstance(found, ItemAutomaton):
         distinct: Json = {
             "values": [part(value) for value in found.values],
@@ -79,7 +80,7 @@ def _tuple(items: list[Json | Literal[True]]) -> Json:
 
 
 def _list_paths(steps: ItemAutomaton) -> list[list[Conjunction]] | None:
-    """Return every path from the start state to an end, or None if there are too many."""
+    """Return the items on every path from the start state to an end, or None if there are too many paths."""
     after = defaultdict(list)
     for start, to, one in steps.edges:
         after[start].append((to, one))

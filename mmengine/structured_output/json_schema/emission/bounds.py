@@ -1,33 +1,35 @@
-"""Bounds on generated JSON that the schema itself does not set."""
+"""Defines limits on generated JSON, such as on white space, in addition to the schema's own limits."""
 
 import msgspec
 
-MAX_PLACES = 10  # Maximum of Bounds.decimals: the grammar engine cannot enforce finer steps exactly.
-MAX_DIGITS = 17  # Maximum of Bounds.digits: the grammar engine rejects longer ranges.
-MAX_RUN = 10_000  # Maximum of Bounds.max_digits.
+# Maximum value of Bounds.decimals, because the grammar engine cannot enforce finer steps exactly.
+MAX_PLACES = 10
+MAX_DIGITS = 17  # Maximum value of Bounds.digits, because the grammar engine rejects larger ranges.
+MAX_RUN = 10_000  # Maximum value of Bounds.max_digits.
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits that narrow a schema's language; 0 switches a limit off. With all limits off the language is
-    exactly the schema's.
+    """Limits that exclude some values which the schema allows. 0 switches a limit off.
 
-    A bound never contradicts the schema: if the schema requires more (a minLength, a range of numbers), the
-    schema wins.
+    With all limits off, answers can have every value that the schema allows.
+
+    If the schema requires more than a limit allows (by minLength, or by a range of numbers), the schema takes
+    precedence.
     """
 
     whitespace: int = 32  # Maximum number of white-space characters in a row between JSON tokens.
     string: int = 0  # Maximum number of characters in a string without maxLength.
     decimals: int = 10  # Maximum number of decimal places; a number then has no exponent.
-    # Maximum number of digits of an integer, or before the decimal point. If set, a fraction has at most 15
+    # Maximum number of digits in an integer, or before the decimal point. If set, a fraction has at most 15
     # digits in all.
     digits: int = 0
-    # Maximum number of digits of an integer, and of each part of another number, if neither the schema nor
-    # `digits` limits them. None: the engine's setting `max_digits`.
+    # Maximum number of digits in each part of a number that neither the schema nor `digits` limits. None: the
+    # engine's setting `max_digits`.
     max_digits: int | None = None
-    key: int = 0  # Maximum number of characters of a key that the schema does not name.
-    # Objects with up to this many named properties keep the schema's order of keys. A larger object keeps the
-    # order if all its properties are required. 0: any order. For small grammars any order would double the
-    # compile time.
+    key: int = 0  # Maximum number of characters in a key that the schema does not name.
+    # Objects with at most this many named properties have their keys in schema order, because any order would
+    # double the compile time of small grammars. A larger object keeps the order only if all its properties
+    # are required. 0: any order for all objects.
     ordered: int = 4
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Write expanded shapes as the small JSON Schema subset that the grammar engine enforces exactly."""
+"""Writes shapes as the small JSON Schema subset that the grammar engine enforces exactly."""
 
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -30,10 +30,10 @@ from mmengine.structured_output.json_schema.rewriting.satisfiability import Sati
 from mmengine.structured_output.json_schema.vocabulary.keywords import check_multiple, show_value, to_number
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-# Maximum nesting depth of written parts, because JSON readers limit the depth. Deeper parts become
+# Maximum nesting depth of written schemas, since JSON readers limit the depth. Deeper parts become
 # definitions.
 MAX_DEPTH = 24
-# Maximum number of combinations of optional properties, for minProperties and maxProperties.
+# Maximum number of sets of optional properties that are listed for minProperties and maxProperties.
 MAX_COMBINATIONS = 128
 
 
@@ -41,14 +41,14 @@ MAX_COMBINATIONS = 128
 class Emitter:
     satisfiable: Satisfiable
     bounds: Bounds
-    names: dict[Conjunction, str] = field(default_factory=dict)  # Names of parts that are definitions.
-    waiting: list[Conjunction] = field(default_factory=list)  # Definitions that are not written yet.
+    names: dict[Conjunction, str] = field(default_factory=dict)  # Part -> name of its definition.
+    waiting: list[Conjunction] = field(default_factory=list)  # Parts whose definitions must be written.
     written_leaves: dict[Conjunction, Json | Literal[True]] = field(
         default_factory=dict
-    )  # Written parts that contain no other part.
+    )  # Cache of written parts that contain no other part.
     depth: int = 0
-    shared: dict[str, Json] = field(default_factory=dict)  # Definitions of numbers, keyed by name.
-    # True if keys are excluded by their spelling, so that \\u escapes must not be allowed.
+    shared: dict[str, Json] = field(default_factory=dict)  # Name -> definition of a number.
+    # Whether the engine excludes keys by their spelling, so that keys must not be spelled with \\u escapes.
     plain_escapes: bool = False
     orders: KeyOrders = field(init=False)
 
@@ -56,7 +56,7 @@ class Emitter:
         self.orders = KeyOrders(self.bounds.ordered)
 
     def schema(self, root: Conjunction) -> Json | Literal[True]:
-        """Return the whole schema. Parts that are used twice, and therefore every recursive part, become
+        """Return the whole schema. Parts that are used at least twice (as all recursive parts are) become
         definitions.
         """
         uses = dict.fromkeys(self.satisfiable.order, 0)
@@ -88,8 +88,8 @@ class Emitter:
         self.waiting.append(conj)
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
-        """Return whether the part allows everything and is written as `true`. Bounds on numbers then do not
-        apply, because they would enlarge almost every grammar with an open object.
+        """Return whether the part allows every value and is written as `true`. Bounds on numbers do not apply
+        inside, because they would enlarge almost every grammar with an open object.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 
@@ -117,7 +117,7 @@ class Emitter:
         ]
         self.depth -= 1
         if len(out) > 1:
-            # Compare by text, because the order of keys matters.
+            # Remove duplicates. Compare by text, because the order of keys matters.
             out = list({msgspec.json.encode(schema): schema for schema in out}.values())
         written: Json = out[0] if len(out) == 1 else {"anyOf": out}
         if not self.satisfiable.inside[conj]:
@@ -149,7 +149,7 @@ class Emitter:
         raise TypeError(f"{constraint} is not a constraint")
 
     def _numbers(self, constraint: Number, pointer: str) -> list[Json]:
-        """Return a number's schemas. Numbers without limits share a definition, which is compiled once."""
+        """Return schemas for a number. Numbers without limits share a definition, which is compiled once."""
         name = "integer" if constraint.integer else "number"
         notes = self.satisfiable.shapes.document.narrowings
         if constraint != Number(constraint.integer):
@@ -187,8 +187,8 @@ class Emitter:
         return out
 
     def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
-        """Return the object's schemas. Several schemas are needed if the keys may come in several orders but
-        not in every order.
+        """Return schemas for an object. Several are needed if its keys may come in some orders but not in
+        every order.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*constraint.properties, *constraint.required))
@@ -212,8 +212,8 @@ class Emitter:
     def _in_order(
         self, constraint: Object, conj: Conjunction, there: frozenset[str], is_open: bool
     ) -> list[Json]:
-        """Return the object's schemas in a fixed order. There are several if minProperties or maxProperties
-        leave a choice between named properties.
+        """Return schemas for an object with a fixed key order. Several are needed if minProperties or
+        maxProperties leave a choice between named properties.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         can = [
@@ -223,7 +223,7 @@ class Emitter:
         optional = [name for name in can if name not in required]
         low = max(
             0, constraint.low - len(constraint.required)
-        )  # Number of properties beyond the required ones.
+        )  # Minimum number of properties beyond the required ones.
         high = None if constraint.high is None else constraint.high - len(constraint.required)
         if is_open and low > 1:
             why = "unnamed keys may be repeated, so more than one cannot be counted"
@@ -255,8 +255,8 @@ class Emitter:
     def _object(
         self, constraint: Object, conj: Conjunction, names: list[str], required: tuple[str, ...]
     ) -> Json:
-        """Return an object's schema. `names` are the properties that may be present; other named properties
-        must be absent.
+        """Return an object's schema. Properties in `names` may be present; other named properties must be
+        absent.
         """
         yes = self.satisfiable.satisfied
         out: Json = {"type": "object"}
@@ -284,7 +284,7 @@ class Emitter:
             patterns |= {
                 whole_pattern(p): False for p, part in constraint.patterns.values() if part not in yes
             }
-            # The grammar engine refuses a key that may match two patterns; the refusal names this pointer.
+            # For the error message, if the grammar engine refuses a key that may match two patterns.
             if len(patterns) > 1:
                 out["$comment"] = f"#{self._pattern_pointer(constraint, conj)}"
         if patterns or others:
@@ -302,8 +302,8 @@ class Emitter:
         return out
 
     def _exclude_named(self, pattern: Pattern, part: Conjunction, names: list[str]) -> str | None:
-        """Return the pattern without the named properties. Their schemas already include the pattern's
-        schema, so the grammar engine need not intersect both again.
+        """Return the pattern without the named properties, whose schemas already include the pattern's
+        schema. The grammar engine then need not intersect the schemas again.
         """
         if not part or pattern.budget is None:
             return whole_pattern(pattern)
@@ -314,9 +314,8 @@ class Emitter:
         return None if left is None else f"^(?:{left})$"
 
     def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
-        """Return a pattern for all other keys. It is needed if a pattern also stands for U+0000 without
-        containing it (`drops_nul`), because the grammar engine would then treat keys with U+0000 as other
-        keys.
+        """Return a pattern for keys that match no pattern. Needed if some pattern was written without U+0000
+        (`drops_nul`), since the grammar engine would treat keys with U+0000 as unmatched.
         """
         budget = self.satisfiable.shapes.document.budget
         try:
@@ -332,8 +331,8 @@ class Emitter:
         return {} if regex is None else {regex: self._part(constraint.rest)}
 
     def _check_prefixes(self, constraint: Object, conj: Conjunction) -> None:
-        """Refuse prefixes that overlap: a key that starts with the longer prefix matches both. The grammar
-        engine reports other overlapping patterns.
+        """Refuse overlapping prefixes, since a key with the longer prefix would match both patterns. The
+        grammar engine itself reports other overlapping patterns.
         """
         yes = self.satisfiable.satisfied
         found = [
@@ -341,7 +340,7 @@ class Emitter:
         ]
         outer: list[
             tuple[str, str, str | None]
-        ] = []  # A prefix, its pattern, and a pattern of this or a shorter prefix that allows keys, if any.
+        ] = []  # (prefix, pattern, pattern for this or a shorter prefix that allows keys, if any).
         for prefix, text, part in sorted(found):
             while outer and not prefix.startswith(outer[-1][0]):
                 outer.pop()
@@ -354,7 +353,7 @@ class Emitter:
             outer.append((prefix, text, text if part in yes else allowing))
 
     def _pattern_pointer(self, constraint: Object, conj: Conjunction, text: str | None = None) -> str:
-        """Return the pointer to a pattern, or to an object's patternProperties."""
+        """Return the JSON pointer to a pattern, or to an object's patternProperties."""
         nodes = self.satisfiable.shapes.document.nodes
         for name in constraint.patterns if text is None else [text]:
             tail = join_pointer("", "patternProperties", name)
@@ -370,11 +369,11 @@ def whole_pattern(pattern: Pattern) -> str:
 
 
 def merge_values(shapes: list[Shape]) -> list[Shape]:
-    """Merge alternatives that list values with the same type into a single list."""
+    """Merge shapes that list values of the same type into a single shape."""
     if len(shapes) == 1:
         return shapes
     out: list[Shape] = []
-    # The index in `out` and the values, keyed by the patterns of a string; the key None stands for numbers.
+    # String patterns (None for numbers) -> (index in `out`, values).
     found: dict[object, tuple[int, tuple]] = {}
     for shape in shapes:
         (kind, constraint), *more = shape.items()

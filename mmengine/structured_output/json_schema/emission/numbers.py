@@ -1,4 +1,7 @@
-"""Write numbers for the grammar engine: correct its ranges, and bound the digits."""
+"""Writes number constraints as schemas for the grammar engine.
+
+The schemas correct errors in how the engine reads ranges, and limit the digits.
+"""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -18,17 +21,18 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-DOUBLE = 15  # Number of decimal digits that a double always represents.
-LARGEST = 2**63 - 1  # The engine's integers have 64 bits.
-SMALLEST = -(2**63) + 1024  # The least bound that the engine accepts.
-FARTHEST = 10**18  # The engine treats a range that starts beyond this number as empty.
+DOUBLE = 15  # Number of decimal digits that a double always represents exactly.
+LARGEST = 2**63 - 1  # Largest 64-bit integer, which is the engine's integer type.
+SMALLEST = -(2**63) + 1024  # Smallest limit that the engine accepts.
+FARTHEST = 10**18  # The engine treats a range that begins beyond this number as empty.
 Json = dict[str, object]
 
 
 def number_schemas(constraint: Number, bounds: Bounds, notes: Notes, pointer: str) -> list[Json]:
-    """Return alternatives that together allow the same numbers as `constraint`, within the bounds.
+    """Return schemas that together allow the numbers which `constraint` and the bounds allow.
 
-    A limit that the engine would round is moved inwards, with a note; `pointer` is the schema's pointer.
+    A limit that the engine would round is moved inwards, and a note says so. `pointer` is the schema's JSON
+    pointer.
     """
     if constraint.values is not None:
         return [{"enum": [to_number(value) for value in constraint.values]}]
@@ -36,7 +40,7 @@ def number_schemas(constraint: Number, bounds: Bounds, notes: Notes, pointer: st
     places = bounds.decimals or MAX_PLACES
     if (
         bounds.digits and constraint == Number()
-    ):  # Without limits one range suffices, and it compiles faster than four.
+    ):  # Without the schema's own limits, a single range suffices and compiles faster than four ranges.
         ends = {"exclusiveMinimum": -(10**bounds.digits), "exclusiveMaximum": 10**bounds.digits}
         return [{"type": "number", "multipleOf": to_number(Fraction(1, 10**places)), **ends}]
     if bounds.decimals and constraint == Number():
@@ -62,9 +66,10 @@ def _intersect_windows(constraint: Number, windows: list[Number]) -> list[Number
 
 
 def _limit_decimals(constraint: Number, places: int) -> list[Number]:
-    """Return windows for numbers with at most `places` decimal places. If rounding to a double could cross an
-    exclusive limit or miss a multiple, the windows have fewer places, so that a number has at most 15 digits
-    in all.
+    """Return constraints (windows) for numbers with at most `places` decimal places.
+
+    If rounding to a double could cross an exclusive limit or miss a multiple, fewer places are allowed, so
+    that a number has at most 15 digits in all.
     """
     if constraint.multiple is not None:
         places = count_decimals(constraint.multiple)
@@ -81,8 +86,9 @@ def _limit_decimals(constraint: Number, places: int) -> list[Number]:
 
 
 def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, pointer: str) -> Limit:
-    """Return the limit, or the nearest limit inwards that the engine reads exactly as a float. `inwards` is 1
-    for a lower limit, -1 for an upper limit.
+    """Return the limit, or the nearest limit inside the range that the engine reads exactly as a float.
+
+    `inwards` is 1 for a lower limit and -1 for an upper limit.
     """
     value, exclusive = limit
     if abs(value) <= EXACT:
@@ -90,7 +96,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
     if integer:
         value = Fraction(ceil(value) if inwards > 0 else floor(value))
         value += inwards * (exclusive and value == limit[0])
-        # The engine reads this value as 2**63 and accepts it as this limit.
+        # The engine reads this value as 2**63, which has the same effect.
         if inwards < 0 and value == LARGEST:
             return (value, False)
     keyword = ("exclusive" if exclusive else "") + ("Minimum" if inwards > 0 else "Maximum")
@@ -108,7 +114,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
         near = float(value)
         read: Callable[[float], Fraction] = (
             Fraction if integer else to_fraction
-        )  # The engine reads the limit of a range of fractions by its decimal digits.
+        )  # The engine reads limits of fractions by their decimal digits.
         while (read(near) - value) * inwards < 0 or read(near) == limit[0] and exclusive:
             near = nextafter(near, inwards * inf)
         found = read(near)
@@ -119,9 +125,11 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
 
 
 def _limit_digits(digits: int, places: int, integer: bool) -> list[Number]:
-    """Return windows for integers with up to `digits` digits and, unless `integer`, for fractions. The larger
-    the number, the fewer decimal places it has, so that a double represents every number and rounding crosses
-    no limit.
+    """Return constraints (windows) for integers with up to `digits` digits and, unless `integer`, for
+    fractions.
+
+    Larger numbers have fewer decimal places. Every number can then be represented by a double, and rounding
+    does not cross a limit.
     """
 
     def within(places: int) -> Limit:
@@ -155,7 +163,7 @@ def _ranges(constraint: Number) -> list[Json]:
     if constraint.low and constraint.low == constraint.high and constraint.holds(constraint.low[0]):
         return [
             {"const": to_number(constraint.low[0])}
-        ]  # The engine reads floats and would find nothing in this range.
+        ]  # The engine would find no number in this range, because it reads floats.
     for limit, inclusive, exclusive in (
         (
             _exclude_start(constraint.low, constraint.high, 1, constraint.multiple),
@@ -176,9 +184,10 @@ def _ranges(constraint: Number) -> list[Json]:
 def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
-    """Return a range's corrected start. For a range such as more than 2 and at most 2.5, the engine wrongly
-    includes 2 itself. The corrected range therefore starts at the next multiple, or at the next number with
-    15 digits.
+    """Return a range's corrected start.
+
+    In some ranges, such as from 2 (exclusive) to 2.5, the engine wrongly includes the start. The corrected
+    range starts at the next multiple, or at the next number with 15 digits.
     """
     if not (near and far and near[1] and near[0].denominator == 1 and sign * near[0] >= 0):
         return near
@@ -190,10 +199,12 @@ def _exclude_start(
 
 
 def _missing_points(constraint: Number) -> list[Json]:
-    """Return the numbers that the engine's range lacks. Below a bound such as 10.75 the range lacks 10.7 and
-    every shorter spelling; below 0 it lacks 0.0.
+    """Return schemas for numbers that the engine wrongly excludes from a range.
 
-    Each number is written as the only multiple of 0.1 (0.01, …) from 10.7 to below 10.8. For 10.0 this form
+    In a range up to 10.75, the engine lacks 10.7 and every shorter spelling. In a range up to 0, it lacks
+    0.0.
+
+    10.7 is written as a range from 10.7 to below 10.8 with the step 0.1 (or 0.01, …). For 10, such a range
     also allows the spelling 10.0.
     """
     out = []
@@ -210,6 +221,6 @@ def _missing_points(constraint: Number) -> list[Json]:
                 ends = ("minimum", "exclusiveMaximum") if sign > 0 else ("maximum", "exclusiveMinimum")
                 near, far = to_number(point), to_number(point + sign * unit)
                 out.append({"type": "number", "multipleOf": to_number(unit), ends[0]: near, ends[1]: far})
-                # The engine divides floats and may find no multiple in the range above.
+                # Because it divides floats, the engine may find no multiple in the range above.
                 out.append({"const": near})
     return out

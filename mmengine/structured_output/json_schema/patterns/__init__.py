@@ -1,1 +1,1 @@
-"""Read ECMA-262 patterns and rewrite them so that every grammar engine reads them alike."""
+"""Reads ECMA-262 patterns and rewrites them so that all regex engines agree on their meaning."""

@@ -1,4 +1,4 @@
-"""Write character sets so that the grammar engine and Python read them alike."""
+"""Writes character sets such that the grammar engine and Python agree on their meaning."""
 
 import re
 from functools import lru_cache
@@ -8,7 +8,7 @@ from mmengine.structured_output.regex.sets import Ranges, Set, complement
 
 NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
 CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
-# General categories that both engines name alike.
+# Unicode general categories that have the same name in both engines.
 CATEGORIES = frozenset(
     [
         *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No"),
@@ -23,7 +23,7 @@ _CATEGORY = re.compile(r"\\[pP]\{\w+\}")
 
 
 class PatternError(ValueError):
-    """Raised for an unsupported pattern. The message is for the schema's author."""
+    """Raised for an unsupported pattern. The message is written for the schema's author."""
 
 
 class UnenforceablePattern(PatternError):
@@ -42,11 +42,11 @@ def escape_character(point: int) -> str:
 
 
 def without_nul(ranges: Ranges) -> Ranges:
-    r"""Return the set without U+0000 if the grammar engine would otherwise enlarge the set.
+    r"""Return the set without U+0000 if the grammar engine would otherwise add characters to the set.
 
     If a set contains all control characters (except those with a short escape such as \n), llguidance 1.9
-    adds the quote and the backslash. A set without both characters therefore gives up U+0000. `restore_nul`
-    recognises from the written set that it also stands for U+0000.
+    wrongly adds the quotation mark and the backslash. U+0000 is therefore removed from a set that lacks these
+    two characters. `restore_nul` recognizes such a set and adds U+0000 again.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
@@ -54,7 +54,7 @@ def without_nul(ranges: Ranges) -> Ranges:
 
 
 def restore_nul(ranges: Ranges, negated: bool) -> Set:
-    """Return the set that a written set stands for: U+0000 is added again if `without_nul` removed it."""
+    """Return the meaning of a written set. U+0000 is added again if `without_nul` removed it."""
     found = complement(ranges) if negated else complement(complement(ranges))
     if len(set(ranges)) == len(ranges) and _lacks_nul(found):
         found = complement(complement([*found, (0, 0)]))
@@ -68,7 +68,9 @@ def _lacks_nul(ranges: Ranges) -> bool:
 
 @lru_cache(maxsize=256)
 def drops_nul(regex: str) -> bool:
-    """Return whether a set in the pattern stands for U+0000 but is written without it."""
+    """Return whether a set in the pattern is written without U+0000 although the set's meaning includes
+    it.
+    """
     for text in set(_CLASS.findall(regex)):
         plain = _CATEGORY.sub("", text)
         if plain not in ("[]", "[^]") and parse_regex(plain) != parse_regex(plain, meaning=restore_nul):
@@ -77,8 +79,9 @@ def drops_nul(regex: str) -> bool:
 
 
 def check_alternatives(sets: list[Ranges]) -> None:
-    """Raise PatternError if the sets' union would need `without_nul`. The grammar engine merges alternative
-    sets.
+    """Raise PatternError if the union of the sets would need `without_nul`.
+
+    The check is needed because the grammar engine merges alternative sets.
     """
     for mark in (0x22, 0x5C):
         without = [each for ranges in sets if not _holds(ranges, mark) for each in ranges]
@@ -100,7 +103,7 @@ def _holds_controls(ranges: Ranges) -> bool:
 def write_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
     if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
         raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
-    # A range that is written twice marks a set that never contained U+0000.
+    # Write a range twice to mark a set that never contained U+0000, for `restore_nul`.
     twice: tuple[int, int] | None = None
     if "\\P" not in extras:
         wanted = complement(ranges) if negated else ranges

@@ -1,4 +1,4 @@
-"""Build patterns for the strings that another pattern, or a value list, does not match."""
+"""Builds patterns for all strings that do not match another pattern or are not in a list."""
 
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from mmengine.structured_output.json_schema.patterns.other_keys import pattern_e
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.work import spend_work
 
-MAX_STEPS = 100_000  # Maximum number of steps to build a complement or to compare two patterns.
+MAX_STEPS = 100_000  # Maximum number of steps in which a complement is built or two patterns are compared.
 
 
 def exclude_values(values: tuple[str, ...]) -> Pattern:
@@ -23,8 +23,10 @@ def exclude_values(values: tuple[str, ...]) -> Pattern:
 
 
 def complement_pattern(regex: str) -> Pattern:
-    """Return a pattern for every string that `regex`, as pattern.py writes it, does not match as a whole.
-    Raises PatternError with the reason if there is none.
+    """Return a pattern for all strings that do not match `regex` as a whole.
+
+    `regex` must be written by pattern.py. Raises PatternError with the reason if no such pattern can be
+    built.
     """
     found, steps = _cached_complement(regex)
     spend_work(steps)
@@ -35,9 +37,10 @@ def complement_pattern(regex: str) -> Pattern:
 
 @lru_cache(maxsize=256)
 def _cached_complement(regex: str) -> tuple[Pattern | PatternError, int]:
-    """Return the complement and its steps, so that a cached complement counts like a new one.
+    """Return the complement, or the error, and the number of steps.
 
-    Failures are cached too: many alternatives may need the same complement, and a failure takes longest.
+    A cached result must count the same steps. Errors are cached too, because many alternatives may need the
+    same complement, and an error takes longest.
     """
     budget = MatchBudget(MAX_STEPS)
     try:
@@ -52,8 +55,9 @@ def _build_complement(regex: str, budget: MatchBudget) -> Pattern:
 
 
 def may_overlap(a: str, b: str) -> bool:
-    """Return whether some string may match both patterns. False is proven; True may also mean that the
-    comparison took too long.
+    """Return whether some string may match both patterns.
+
+    False is proven. True may also mean that the comparison was too slow.
     """
     found, steps = _cached_overlap(a, b)
     spend_work(steps)
@@ -62,7 +66,7 @@ def may_overlap(a: str, b: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _cached_overlap(a: str, b: str) -> tuple[bool, int]:
-    """Return whether the patterns may overlap, and the comparison's steps."""
+    """Return whether the patterns may overlap, and the number of steps of the comparison."""
     budget = MatchBudget(MAX_STEPS)
     try:
         return has_overlap(a, b, budget), MAX_STEPS - budget.left

@@ -1,9 +1,9 @@
-"""Combines patterns as automata, for example into a pattern for the strings that one pattern matches and
-another does not.
+"""Combines patterns as automata, for example to a pattern for strings that match one pattern but not another.
 
 Each pattern becomes a deterministic automaton: from every state, every character leads to exactly one state.
-Automata are combined and minimized. Then their states are eliminated one by one until a pattern is left (J.
-Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams, 1963).
+Automata are combined and minimized. To write the result as a pattern, the automaton's states are eliminated
+one by one (J. Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams,
+1963).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,16 +21,17 @@ from mmengine.structured_output.regex.automaton import Automaton
 from mmengine.structured_output.regex.sets import LAST, Ranges
 
 MAX_STATES = 256  # Maximum number of states in an automaton.
-TABLE_COST = 8  # Number of table entries that are read in the time of a matching step.
-MAX_CHARS = 20_000  # Maximum number of characters in a pattern that is written.
+TABLE_COST = 8  # Number of table entries that count as a matching step.
+MAX_CHARS = 20_000  # Maximum length of a written pattern.
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A deterministic automaton over character ranges.
+    """A set of texts (a formal language), as a deterministic automaton over character ranges.
 
-    `cuts` are code point ranges without surrogates. `steps[state][cut]` is the state that the cut's
-    characters lead to. State 0 is the start state; `ends` are the accepting states.
+    `cuts` has code point ranges, without surrogates, that the automaton does not distinguish inside.
+    `steps[state][cut]` is the state to which characters in this range lead. State 0 is the start state.
+    `ends` has the accepting states.
     """
 
     cuts: tuple[tuple[int, int], ...]
@@ -42,8 +43,9 @@ class Language:
 
 
 def build_languages(regexes: list[str], budget: MatchBudget) -> list[Language]:
-    r"""Return an automaton for each pattern. All automata share the same cuts, so that they can be combined.
-    Raises PatternError if that takes too long or a pattern has \p.
+    r"""Return an automaton for each pattern. All have the same `cuts`, so that they can be combined.
+
+    Raises PatternError if this exceeds the budget, or if a pattern has \p.
     """
     machines = [budget.machine(regex) for regex in regexes]
     cuts = _cuts(machines)
@@ -59,8 +61,9 @@ def _cuts(machines: list[Automaton]) -> tuple[tuple[int, int], ...]:
 
 
 def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
-    """Return whether a text matches both patterns. Both state sets are followed together, which ends soon if
-    the patterns begin differently.
+    """Return whether some text matches both patterns.
+
+    The states of both patterns are followed together, which is fast if the patterns begin differently.
     """
     machines = [budget.machine(a), budget.machine(b)]
     cuts = _cuts(machines)
@@ -77,8 +80,10 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tuple[bool, ...]]:
-    """Return every membership combination that some text has: a flag for each language, whether it contains
-    the text. The combination without any membership is left out. Raises PatternError beyond the budget.
+    """Return which combinations of languages some text belongs to.
+
+    A combination has a flag for each language, which says whether the language contains the text. The
+    combination without any language is left out. Raises PatternError if the budget is exceeded.
     """
     states = {tuple(0 for _ in parts): 0}
     found: dict[tuple[bool, ...], None] = {}
@@ -91,8 +96,10 @@ def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tupl
 
 
 def combine(parts: list[Language], holds: Callable[[list[bool]], bool], budget: MatchBudget) -> Language:
-    """Return the language with the texts for which `holds` is true. For each language, `holds` receives
-    whether the language contains the text. Raises PatternError beyond the budget.
+    """Return the language with all texts for which `holds` returns True.
+
+    `holds` receives a flag for each language, which says whether the language contains the text. Raises
+    PatternError if the budget is exceeded.
     """
     states = {tuple(0 for _ in parts): 0}
     steps: list[tuple[int, ...]] = []
@@ -110,8 +117,9 @@ def combine(parts: list[Language], holds: Callable[[list[bool]], bool], budget: 
 
 
 def _iterate_growing(states: dict) -> Iterator:
-    """Iterate over a dict's keys, including keys that are added meanwhile. Raises PatternError beyond
-    MAX_STATES keys.
+    """Iterate over a dict's keys, including keys that are added during the iteration.
+
+    Raises PatternError if the dict has more than MAX_STATES keys.
     """
     done = 0
     while done < len(states):
@@ -138,7 +146,7 @@ def _determinize(machine: Automaton, cuts: tuple[tuple[int, int], ...], budget: 
 
 
 def _minimize(language: Language, budget: MatchBudget) -> Language:
-    """Merge states that accept the same remaining texts (E. Moore, Gedanken-Experiments, 1956)."""
+    """Merge states from which the same texts are accepted (E. Moore, Gedanken-Experiments, 1956)."""
     groups = [int(state in language.ends) for state in range(len(language.steps))]
     while True:
         budget.spend(len(language.steps) * len(language.cuts) // TABLE_COST)
@@ -150,7 +158,7 @@ def _minimize(language: Language, budget: MatchBudget) -> Language:
         if len(found) == len(set(groups)):
             break
         groups = after
-    # `setdefault` puts state 0 into the first group, so state 0 stays state 0.
+    # State 0 is in the first group, so it stays state 0.
     rows = {groups[state]: tuple(groups[to] for to in row) for state, row in enumerate(language.steps)}
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     steps = tuple(tuple(numbers[to] for to in rows[group]) for group in numbers)
@@ -158,8 +166,9 @@ def _minimize(language: Language, budget: MatchBudget) -> Language:
 
 
 def write_pattern(language: Language) -> str:
-    """Return a pattern whose full matches are exactly the language's texts (without anchors). The language
-    must not be empty.
+    """Return a pattern, without anchors, whose full matches are exactly the language's texts.
+
+    The language must not be empty.
     """
     edges = _edges(language)
     first, last = -1, -2
@@ -188,10 +197,11 @@ def write_pattern(language: Language) -> str:
 
 
 def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
-    """Return, for each state, how many characters its elimination would duplicate, because every incoming
-    path is joined to every outgoing path.
+    """Return, for each state, how many characters its elimination would duplicate.
+
+    To eliminate a state, each path into the state is joined to each path out of the state.
     """
-    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # Paths into a state.
+    ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # State -> number of paths into it.
     for state, row in edges.items():
         for to, text in row.items():
             if to in ways and to != state:
@@ -214,8 +224,9 @@ def _in_group(regex: str) -> str:
 
 
 def _edges(language: Language) -> dict[int, dict[int, str]]:
-    """Return {state: {next state: character set as a regex}} for the states from which an accepting state can
-    be reached.
+    """Return {state: {next state: character set as a regex}}.
+
+    States from which no accepting state can be reached are left out.
     """
     useful = set(language.ends)
     while more := {

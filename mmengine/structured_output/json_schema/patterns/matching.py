@@ -1,34 +1,34 @@
-"""Match names and values against patterns in bounded time.
+"""Matches names and values against patterns in bounded time.
 
-Python's own matcher backtracks. Some patterns would block the process for longer than a client waits. The
-matcher here therefore follows all states that a pattern can be in at once, so the time is bounded by states
-times characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+Python's own matcher backtracks, and some patterns would block the process for longer than a client waits. The
+matcher here follows all possible states of a pattern at the same time. Its time is limited by states times
+characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul
 from mmengine.structured_output.regex.automaton import Automaton
 from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_regex
 
-MAX_STEPS = 2_000_000  # Maximum number of visited states per schema.
+MAX_STEPS = 2_000_000  # Maximum number of visited states for a schema.
 MAX_ACTIVE_STATES = (
-    # Maximum number of states that a pattern may be in at once: the grammar engine aborts an answer at a few
-    # hundred states.
+    # Maximum number of simultaneous states of a pattern. The grammar engine aborts an answer at a few
+    # hundred.
     150
 )
-PROBE_LENGTH = 48  # Number of characters after which the number of states is checked.
+PROBE_LENGTH = 48  # Length of the text with which the number of states is checked.
 MAX_PROBE_CHARACTERS = 8  # Maximum number of different characters to try.
 
 
 class BudgetExceeded(PatternError):
-    """Raised for a schema whose patterns take more steps than its MatchBudget has."""
+    """Raised if matching a schema's patterns takes more steps than the schema's MatchBudget allows."""
 
 
 class MatchBudget:
-    """Limits the steps that a schema may spend on matching, for all its patterns and names together."""
+    """Limits the number of matching steps for a schema, for all its patterns and names together."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
         self.left = steps
-        self._machines: dict[str, Automaton] = {}  # Compiled automata, keyed by pattern.
+        self._machines: dict[str, Automaton] = {}  # Pattern -> compiled automaton.
 
     def spend(self, steps: int) -> None:
         self.left -= steps
@@ -38,8 +38,10 @@ class MatchBudget:
             )
 
     def matches(self, regex: str, text: str) -> bool:
-        r"""Return whether `regex` matches the whole `text`. `regex` must be written by pattern.py and contain
-        no \p. Raises PatternError if the schema exceeds the budget.
+        r"""Return whether `regex` matches the whole `text`.
+
+        `regex` must be written by pattern.py and contain no \p. Raises PatternError if the budget is
+        exceeded.
         """
         machine = self.machine(regex)
         now = machine.first()
@@ -59,9 +61,10 @@ class MatchBudget:
 
 
 def check_active_states(regex: str, points: list[int]) -> None:
-    """Raise PatternError if some text would put the pattern into too many states at once. Nested counted
-    repetitions do so if a repetition's end cannot be recognised. `points` holds a character from each set in
-    the pattern.
+    """Raise PatternError if some text leads to too many simultaneous states.
+
+    Nested counted repetitions can have this effect if it is ambiguous where a repetition ends. `points` has a
+    character from each set in the pattern.
     """
     machine = MatchBudget().machine(regex)
     chars = [chr(point) for point in dict.fromkeys(points)][:MAX_PROBE_CHARACTERS]

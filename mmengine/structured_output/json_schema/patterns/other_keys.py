@@ -1,12 +1,13 @@
-r"""Write the keys that a schema does not name, and their values' schema, for the grammar engine.
+r"""Writes a pattern for the keys that an object's schema does not name, and the schema for their values.
 
-The other keys are written as a pattern, because `additionalProperties` treats `"\u0061"` and `"a"` as
-different keys. If a key is in `properties` and matches a pattern in patternProperties, the engine does two
-things. First, it excludes the key's spelling from the pattern. That is exact, since a pattern spells every
-character in a single way, except control characters. It is also fast: a pattern that spells out all names
-makes masks thirty times slower. Second, the engine joins both schemas for the key, as JSON Schema demands.
-The pattern here stands for other keys only, so its own schema is `true`. The values' schema is in an `allOf`
-branch without patterns, which allows any value for the named keys.
+The other keys are written as a pattern, because `additionalProperties` would treat `"\u0061"` and `"a"` as
+different keys. If a named key also matches the pattern, the grammar engine excludes the key's spelling from
+the pattern. This is exact, since a pattern spells every character in a single way, except control characters.
+It is also fast, while a pattern that itself excludes all names makes masks thirty times slower.
+
+For such a key, the engine also joins both schemas, as JSON Schema requires. The pattern's own schema is
+therefore `true`. The schema for the other keys' values is in a separate `allOf` branch, which allows any
+value for the named keys.
 """
 
 import re
@@ -16,16 +17,16 @@ from dataclasses import dataclass
 from mmengine.structured_output.json_schema.patterns.character_sets import ANY, escape_character, write_class
 
 Json = dict[str, object]
-_RESPELLED = re.compile(r"[\x00-\x1f\x7f]")  # Characters that a pattern can spell in several ways.
-MARK = "other keys"  # First element of an object's $comment, which describes its last pattern.
+_RESPELLED = re.compile(r"[\x00-\x1f\x7f]")  # Characters with several spellings in a pattern.
+MARK = "other keys"  # First element in an object's $comment, which then describes the pattern for other keys.
 
 
 @dataclass(frozen=True, slots=True)
 class OtherKeys:
     """The keys that are not in `names` and do not start with any prefix in `prefixes`.
 
-    `limit` is a key's maximum number of characters after the first one that differs from every name; 0 means
-    no limit.
+    `limit` is the maximum number of characters in a key, counted after the first character that differs from
+    every name; 0 means no limit.
     """
 
     names: tuple[str, ...]
@@ -33,18 +34,19 @@ class OtherKeys:
     limit: int
 
     def pattern(self, spelled_out: bool = False) -> str:
-        """Return a pattern for these keys. `spelled_out` excludes the names too, for readers that do not
-        exclude them.
+        """Return a pattern for these keys.
+
+        With `spelled_out`, the pattern itself excludes the names, for readers other than the grammar engine.
         """
         left_out = [name for name in self.names if spelled_out or _RESPELLED.search(name)]
         limit = self.limit
-        if limit and not spelled_out:  # A name that is longer than all other keys makes the engine slow.
+        if limit and not spelled_out:  # The engine is slow if a name is longer than the pattern allows.
             limit = max([limit, *(len(name.encode()) + 1 for name in self.names)])
         tail = f"{ANY}{{0,{limit}}}" if limit else f"{ANY}*"
         return f"^(?:{pattern_excluding(left_out, self.prefixes, tail)})$"
 
     def apply_to(self, schema: Json, patterns: Mapping[str, Json | bool], value: Json | bool) -> Json:
-        """Return the object `schema` with `value` as the schema for its other keys."""
+        """Return the object's schema with `value` as the schema for the values of its other keys."""
         out: Json = {**schema, "patternProperties": {**patterns, self.pattern(): True}}
         out["$comment"] = [MARK, self.limit, *self.prefixes]
         if value is not True:
@@ -55,8 +57,10 @@ class OtherKeys:
 
 
 def expand_other_keys(schema: dict, spelled_out: bool = True) -> dict:
-    """Rewrite an object schema from `OtherKeys.apply_to` so that patterns alone describe its other keys.
-    Unless `spelled_out`, the patterns also match the named keys. Any other schema is returned unchanged.
+    """Undo `OtherKeys.apply_to`, so that patternProperties alone describes the other keys' values.
+
+    Unless `spelled_out`, the patterns also match the named keys. A schema that is not from `apply_to` is
+    returned unchanged.
     """
     comment = schema.get("$comment")
     if not isinstance(comment, list) or comment[0] != MARK:
@@ -69,7 +73,8 @@ def expand_other_keys(schema: dict, spelled_out: bool = True) -> dict:
 
 
 def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: str = f"{ANY}*") -> str:
-    """Return a pattern for texts that are not in `names` and do not start with any prefix in `prefixes`.
+    """Return a pattern for texts that are not in `names` and begin with no prefix in `prefixes`.
+
     `tail` is a pattern for any characters.
     """
     tree: dict[str, dict] = {}
@@ -82,8 +87,9 @@ def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: st
 
 
 def _node(node: dict[str, dict], tail: str) -> str:
-    """Return alternatives for the text that may follow this node, or "" if nothing may. The node keys "name"
-    and "prefix" mark where a name or a prefix ends.
+    """Return a pattern for the text that may follow a trie node, or "" if no text may.
+
+    The node keys "name" and "prefix" mark where a name or a prefix ends.
     """
     if "prefix" in node:
         return ""

@@ -1,12 +1,11 @@
-r"""Rewrite the regular expressions in `pattern` and `patternProperties` from ECMA-262 into an equivalent,
-anchored dialect.
+r"""Rewrites the regular expressions in `pattern` and `patternProperties` to equivalent, anchored patterns.
 
 JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different constructs, and `.`, `\d`,
-`\w`, `\s` and `$` have different meanings in them. The parser therefore writes each pattern again without
-ambiguous constructs: character sets become explicit ranges, groups lose their names, and anchors become
-explicit. The parser refuses constructs that are not regular (lookaround, back references). Nested repetitions
-are allowed, because the grammar engine follows all paths at once. Counted repetitions are refused if the
-grammar engine would have to follow too many states at once.
+`\w`, `\s` and `$` have different meanings in them. A pattern is therefore rewritten without ambiguous
+constructs: character sets become explicit ranges, groups lose their names, and anchors become explicit.
+Constructs that are not regular (lookaround, back references) are refused. Nested repetitions are allowed,
+because the grammar engine follows all paths at once. Counted repetitions are refused if this would take too
+many simultaneous states.
 """
 
 from functools import lru_cache
@@ -27,26 +26,26 @@ from mmengine.structured_output.json_schema.patterns.pattern_parser import (
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # Maximum number of copies in a pattern after a length limit was absorbed.
+MAX_FOLDED = 20_000  # Maximum number of copies that repetitions make after a length limit was absorbed.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 
 class Pattern(NamedTuple):
-    """A pattern, rewritten so that it matches whole strings.
+    """A rewritten pattern that matches whole strings.
 
-    `fewest` and `most` are the minimum and maximum number of characters in a match (`most` None: no maximum).
+    `fewest` and `most` are the minimum and maximum number of characters in a match (None: no maximum).
     """
 
-    # The pattern for whole strings, in the grammar engine's dialect. Without \\p also valid in Python's.
+    # The pattern in the grammar engine's dialect. Without \\p, the pattern is also valid in Python.
     regex: str
-    prefix: str | None  # The literal text, if the pattern only requires that a string starts with this text.
+    prefix: str | None  # If the pattern only requires that a string begins with some text, this text.
     fewest: int = 0
     most: int | None = None
-    # (part, minimum count, maximum count), if the whole pattern repeats a single part.
+    # (part, minimum count, maximum count) if the whole pattern is a repetition.
     times: tuple[Part, int, int | None] | None = None
-    # Limits how many comparisons all patterns in a schema may cost together.
+    # Limits the matching steps for all patterns in the schema together.
     budget: MatchBudget | None = None
-    exact: bool = True  # False if `regex` matches slightly less than the original pattern.
+    exact: bool = True  # Whether `regex` matches everything that the original pattern matches.
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
@@ -54,11 +53,10 @@ class Pattern(NamedTuple):
         return (self.budget or MatchBudget()).matches(self.regex, text)
 
     def with_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
-        """Absorb a length limit (in characters) into the pattern. Return the pattern and the limits that
-        remain to be enforced.
+        """Merge a length limit (in characters) into the pattern. Return the pattern and the remaining limits.
 
-        The grammar engine compiles and follows two limits on the same string slowly. If the pattern is a
-        single repetition, its counts can therefore absorb the length limit.
+        The grammar engine is slow if a string has both a pattern and a length limit. If the pattern is a
+        single repetition, its counts can express the length limit instead.
         """
         if self.fewest >= low and (high is None or self.most is not None and self.most <= high):
             return self, 0, None
@@ -73,8 +71,9 @@ class Pattern(NamedTuple):
 
 
 def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list[list[Part]]:
-    """Return alternatives that match whole strings: any text is allowed before an alternative without `^`,
-    and after an alternative without `$`.
+    """Return the alternatives rewritten to match whole strings.
+
+    Any text may precede an alternative without `^` and follow an alternative without `$`.
     """
     out = []
     for parts in branches:
@@ -100,7 +99,7 @@ def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list
 
 
 def _shorten_tail(parts: list[Part]) -> list[Part]:
-    """Reduce a repetition at the end to its minimum count, because any text may follow the repetition."""
+    """Reduce a repetition at the end to its minimum count, because any text may follow."""
     while parts and parts[-1].times is not None:
         part, low, _ = parts[-1].times
         parts = [*parts[:-1], *([repeat(part, low, low)] if low else [])]
@@ -111,9 +110,7 @@ def _shorten_tail(parts: list[Part]) -> list[Part]:
 
 @lru_cache(maxsize=256)
 def parse_pattern(text: str) -> Pattern:
-    """Return the pattern, rewritten so that it matches whole strings. Raises PatternError with the reason if
-    the pattern is not supported.
-    """
+    """Parse and rewrite a pattern. Raises PatternError with the reason if the pattern is not supported."""
     if len(text) > MAX_CHARS:
         raise PatternError(f"the pattern has {len(text):,} characters; the limit is {MAX_CHARS:,}")
     parser = Parser(text)

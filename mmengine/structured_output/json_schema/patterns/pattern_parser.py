@@ -1,5 +1,7 @@
-"""Parse an ECMA-262 pattern and rewrite each part unambiguously: character sets as explicit ranges, groups
-without names. The parser refuses constructs that are not regular.
+"""Parses an ECMA-262 pattern and rewrites each part, as pattern.py describes.
+
+Character sets become explicit ranges, and groups lose their names. Constructs that are not regular are
+refused.
 """
 
 import re
@@ -21,15 +23,16 @@ from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Rang
 
 MAX_NESTING = 32
 MAX_COUNT = 10_000  # Maximum count of a repetition, and maximum product of the counts of nested repetitions.
-# A \\p counts as this many copies, because it has hundreds of ranges of several bytes each.
+# A \\p counts as this many copies, because it stands for hundreds of ranges.
 CATEGORY_COST = 50
 
 
 class Part(NamedTuple):
-    """A parsed part in a pattern.
+    """A part of a pattern, rewritten as `text`.
 
-    `fewest` and `most` count the characters that the part matches (None: any number). `copies` counts the
-    copies that its counted repetitions make. `times` holds the repeated part and how often it repeats.
+    `fewest` and `most` are the minimum and maximum number of characters that the part matches (None: no
+    maximum). `copies` is the number of copies that counted repetitions make. `times` has the repeated part
+    and how often it is repeated.
     """
 
     text: str
@@ -47,7 +50,7 @@ class Parser:
         self.text = text
         self.at = 0
         self.depth = 0
-        # Sets of characters; the sets that \p adds contain no control character.
+        # All character sets in the pattern. \p is not included, since it contains no control characters.
         self.sets: list[Ranges] = []
         self.crowded = False  # Whether counted repetitions are nested.
 
@@ -103,8 +106,8 @@ class Parser:
         return Part(escape_character(ord(char)), literal=char)
 
     def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
-        # A \P contains the control characters, the quote and the backslash, because `write_class` refuses a
-        # \P of punctuation.
+        # Every allowed \P contains the control characters, the quotation mark and the backslash, because
+        # `write_class` refuses a \P of punctuation.
         if "\\P" in extras:
             self.sets.append([] if negated else [(0, LAST)])
         else:
@@ -136,7 +139,7 @@ class Parser:
         return self.class_of(ranges)
 
     def escaped_set(self, in_class: bool = False) -> tuple[Ranges, str]:
-        r"""Return the code point ranges that an escape stands for, or a \p that stays as written."""
+        r"""Return the code point ranges for an escape, and the text of a \p that is kept as written."""
         char = self.peek()
         self.at += 1
         sets = {"d": DIGIT, "w": WORD, "s": SPACE}
@@ -234,7 +237,7 @@ class Parser:
         if self.peek() and self.peek() in "*+?":
             self.fail(f"{self.peek()} has nothing to repeat")
         if part.fewest == 0:
-            low = 0  # The language is the same: the part already matches the empty string.
+            low = 0  # The part already matches the empty string, so the minimum count makes no difference.
         if part.copies * max(low, high or 1) > MAX_COUNT:
             counts = f"counted repetitions copy more than {MAX_COUNT:,} times"
             self.fail(
@@ -278,7 +281,7 @@ def repeat(part: Part, low: int, high: int | None) -> Part:
 
 
 def join_branches(branches: list[list[Part]]) -> Part:
-    """Return alternatives as one part."""
+    """Return the alternatives as a single part."""
     text = "|".join("".join(part.text for part in parts) for parts in branches)
     most: int | None = 0
     for parts in branches:

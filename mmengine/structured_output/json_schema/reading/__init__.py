@@ -1,1 +1,3 @@
-"""Read a schema with limits into a document in draft 2020-12, with references resolved."""
+"""Reads a schema, within size limits, into a document of subschemas in draft 2020-12 with resolved
+references.
+"""

@@ -1,4 +1,7 @@
-"""A schema as a list of subschemas, and its references' targets. A place is an index into the list."""
+"""Defines the parsed form of a schema: a list of subschemas, and the targets of references.
+
+A place is an index into the list.
+"""
 
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -11,8 +14,9 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 
-# Subschemas of arrays and objects are resolved to the target of their $ref. A subschema that applies to the
-# same value as its parent (as in allOf) is not: two such places could become identical.
+# A subschema below one of these keywords is replaced by the target if it is only a $ref. This is not done for
+# subschemas that apply to the same value as their parent (as in allOf), because two of them could become the
+# same place.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 _SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
@@ -21,9 +25,9 @@ _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
 class Node(msgspec.Struct):
     """A subschema.
 
-    `schema` holds the keywords that restrict values, in draft 2020-12 and with absolute URIs as references.
-    `pointer` is the JSON pointer into the input. `children` maps the names that lead to a subschema to its
-    place.
+    `schema` has the keywords that restrict values, in draft 2020-12, with absolute URIs as references.
+    `pointer` is the subschema's JSON pointer in the input. `children` maps the path to a direct subschema,
+    such as ("properties", "a"), to its place.
     """
 
     schema: dict | bool
@@ -33,45 +37,50 @@ class Node(msgspec.Struct):
 
 @dataclass(slots=True)
 class Document:
-    """A schema's subschemas with their identifiers and anchors.
+    """A parsed schema: its subschemas, with their identifiers and anchors.
 
-    `dynamic` maps a $dynamicAnchor's name to {resource's place: place that defines the anchor}. The name ""
-    stands for draft 2019-09's $recursiveAnchor. `faults` maps a place that no schema may refer to, because it
-    is invalid, to its refusal.
+    A resource is a schema with its own URI. `dynamic` maps a $dynamicAnchor's name to {resource's place:
+    place that defines the anchor}. The name "" stands for $recursiveAnchor in draft 2019-09. `faults` maps
+    the place of an invalid subschema to the refusal that is raised if a schema refers to it.
     """
 
-    nodes: list[Node] = field(default_factory=list)  # A place is an index into this list; 0 is the root.
-    places: dict[str, int] = field(default_factory=dict)  # Places, keyed by pointer.
-    resources: dict[str, int] = field(default_factory=dict)  # Places, keyed by URI without a fragment.
-    anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # Places, keyed by URI and anchor.
-    # URIs and anchors that two different schemas define.
+    nodes: list[Node] = field(default_factory=list)  # The subschemas by place; 0 is the root.
+    places: dict[str, int] = field(default_factory=dict)  # Pointer -> place.
+    resources: dict[str, int] = field(default_factory=dict)  # URI without a fragment -> place.
+    anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # (URI, anchor) -> place.
+    # (URI, anchor) pairs that two different schemas define.
     ambiguous: set[tuple[str, str]] = field(default_factory=set)
     dynamic: dict[str, dict[int, int]] = field(default_factory=dict)
-    # Maps a place to the place of its resource.
+    # Place -> place of its resource.
     resource_of: dict[int, int] = field(default_factory=dict)
     faults: dict[int, SchemaRefused] = field(default_factory=dict)
-    parts: dict[int, int] = field(default_factory=dict)  # Places, keyed by id() of the schema object.
-    # Places of schemas that are not part of the input, keyed by the caller's `key`.
+    parts: dict[int, int] = field(default_factory=dict)  # id() of a schema object -> place.
+    # The caller's `key` -> place of a schema that is not part of the input.
     synthetic: dict[object, int] = field(default_factory=dict)
-    budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
-    # For each scalar type, the place of the first subschema that consists of this type alone.
+    # Limits the steps to match names against patterns.
+    budget: MatchBudget = field(default_factory=MatchBudget)
+    # Scalar type -> place of the first subschema that consists of this type alone.
     scalar_parts: dict[str, int] = field(default_factory=dict)
-    # Results of `outermost_resources` (dynamic_references.py), keyed by $dynamicAnchor.
+    # $dynamicAnchor -> result of `outermost_resources` (dynamic_references.py).
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    # Parts that are enforced more narrowly than the schema says.
+    # Notes on parts for which some allowed values are excluded.
     narrowings: Notes = field(default_factory=Notes)
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
-        """Return the place for a schema outside the input; each `key` has its own place."""
+        """Add a schema that is not part of the input, and return its place.
+
+        Calls with the same `key` share a place.
+        """
         if key not in self.synthetic:
             self.synthetic[key] = len(self.nodes)
             self.nodes.append(Node(schema, pointer))
         return self.synthetic[key]
 
     def subschema(self, place: int, *names: str | int) -> int:
-        """Return a subschema's place; `names` is the path within the node's schema. Missing subschemas in a
-        synthetic schema are added to the document.
+        """Return a subschema's place. `names` is the path within the node's schema.
+
+        Subschemas of a schema from `make` are added to the document when they are first needed.
         """
         node = self.nodes[place]
         if names in node.children:
@@ -86,16 +95,18 @@ class Document:
         return self._resolve_alias(found) if names[0] in _PARTS else found
 
     def part(self, place: int, *names: str | int) -> tuple[int, ...]:
-        """Return an item's or a property's subschema as a conjunction: (place,), or () if the subschema
-        allows everything.
+        """Return an item's or a property's subschema as a conjunction.
+
+        This is (place,), or () if the subschema allows everything.
         """
         found = self.subschema(place, *names)
         return () if self.nodes[found].schema in (True, {}) else (found,)
 
     def _resolve_alias(self, place: int) -> int:
-        """Follow a subschema that is only a $ref to its target, so that many references share one part. All
-        subschemas that are only the same scalar type share the first such place, because they are never
-        refused and need no pointer.
+        """Return a place that can stand for `place`, so that fewer parts must be expanded.
+
+        If the subschema is only a $ref, this is the reference's target. If it is only a scalar type, this is
+        the first place with the same type, since such schemas are never refused and need no pointer.
         """
         seen = set()
         while place not in seen:
@@ -110,18 +121,19 @@ class Document:
             try:
                 place = self.target(place)
             except SchemaRefused:
-                break  # The refusal is reported where the place is used, if at all.
+                break  # The error is reported if the place is used.
         return place
 
     def target(self, place: int) -> int:
-        """Return the place that a place's $ref leads to."""
+        """Return the place to which the $ref of `place` leads."""
         node = self.nodes[place]
         assert isinstance(node.schema, dict)
         return self.lookup(node.schema["$ref"], "$ref", node.pointer)
 
     def lookup(self, reference: str, keyword: str, pointer: str) -> int:
-        """Return the place that an absolute reference leads to; `keyword` and `pointer` say which keyword
-        holds the reference.
+        """Return the place to which an absolute reference leads.
+
+        `keyword` and `pointer` name the keyword with the reference, for errors.
         """
         uri, fragment = split_uri(reference)
         found = self.resources.get(uri)
@@ -147,7 +159,7 @@ class Document:
 
 
 def scalar_type(schema: dict | bool) -> str | None:
-    """Return a schema's type if that is a scalar type and the only keyword, else None."""
+    """Return a schema's type if it is a scalar type and the schema's only keyword, else None."""
     if isinstance(schema, bool) or len(schema) != 1:
         return None
     kind = schema.get("type")
@@ -155,11 +167,11 @@ def scalar_type(schema: dict | bool) -> str | None:
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Split a URI into the part before its fragment, and the fragment."""
+    """Split a URI into (URI without the fragment, fragment)."""
     uri, _, fragment = uri.partition("#")
     return uri, fragment
 
 
 def pointer_names(fragment: str) -> list[str]:
-    """Return the names in a JSON pointer from a URI's fragment."""
+    """Return the names in a JSON pointer that is a URI's fragment."""
     return [unquote(name).replace("~1", "/").replace("~0", "~") for name in fragment[1:].split("/")]

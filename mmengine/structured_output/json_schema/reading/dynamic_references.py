@@ -1,21 +1,22 @@
-"""Resolve a $dynamicRef to the outermost resource on the evaluation path that defines the anchor.
+"""Resolves a $dynamicRef: its target is the outermost resource on the evaluation path with the anchor.
 
-Evaluation paths start at the root and follow subschemas and references. If all paths have the same outermost
-resource, the reference behaves like a `$ref`.
+An evaluation path begins at the root and follows subschemas and references. Only if all paths to the
+$dynamicRef have the same outermost resource, the target is unique, and the keyword is treated like a `$ref`.
 """
 
 from mmengine.structured_output.json_schema.reading.document import Document, split_uri
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 
-MAX_WAYS = 100_000  # Maximum number of pairs of a place and an outermost resource, for one anchor.
+MAX_WAYS = 100_000  # Maximum number of (place, outermost resource) pairs for an anchor.
 
-Way = tuple[int, int | None]  # A place, and the outermost resource with the anchor on a path to that place.
+Way = tuple[int, int | None]  # (place, outermost resource with the anchor on a path to the place).
 
 
 def dynamic_target(document: Document, place: int) -> int:
-    """Return the target for a place's $dynamicRef. Refuses the schema if the target depends on the evaluation
-    path.
+    """Return the target of a place's $dynamicRef.
+
+    Refuses the schema if the target depends on the evaluation path.
     """
     node = document.nodes[place]
     assert isinstance(node.schema, dict)
@@ -25,8 +26,8 @@ def dynamic_target(document: Document, place: int) -> int:
     found = document.dynamic.get(name, {})
     if found.get(document.resources[uri]) != start or len(found) == 1:
         return start
-    # Evaluation starts at the root, so the root is the outermost resource. In draft 2019-09, whose anchors
-    # have no name, a resource on the path without an anchor may end the search.
+    # If the root has the anchor, it is always the outermost resource. In draft 2019-09, whose anchors have no
+    # name, this holds only if every resource has an anchor, because others end the search.
     if 0 in found and (name or len(found) == len(set(document.resources.values()))):
         return found[0]
     if name and name not in document.ways:
@@ -40,8 +41,9 @@ def dynamic_target(document: Document, place: int) -> int:
 
 
 def outermost_resources(document: Document, name: str) -> dict[int, set[int | None]]:
-    """Return, for each place, the outermost resources with the $dynamicAnchor `name` on the paths to the
-    place (None for a path without such a resource). The result is empty if there are too many paths.
+    """Return, for each place, the outermost resource with the $dynamicAnchor `name` on each path to it.
+
+    None stands for a path without such a resource. The result is empty if there are too many paths.
     """
     found = document.dynamic[name]
     start = _follow_step((0, None), 0, document, found)
@@ -68,7 +70,7 @@ def _follow_step(way: Way, place: int, document: Document, found: dict[int, int]
 
 
 def _next(document: Document, way: Way, name: str) -> list[int]:
-    """Return the places that evaluation may visit next."""
+    """Return the places that evaluation may visit after a place."""
     place, resource = way
     node = document.nodes[place]
     out = list(node.children.values())
@@ -77,7 +79,7 @@ def _next(document: Document, way: Way, name: str) -> list[int]:
             continue
         try:
             first = document.lookup(node.schema[keyword], keyword, node.pointer)
-        except SchemaRefused:  # The refusal is reported when the reference is followed.
+        except SchemaRefused:  # The error is reported when the reference is followed.
             continue
         anchor = split_uri(node.schema[keyword])[1]
         others = document.dynamic.get(anchor, {}) if keyword == "$dynamicRef" else {}

@@ -1,4 +1,4 @@
-"""Load schemas from JSON text, and refuse text that is not JSON, too large or too deeply nested."""
+"""Loads schemas from JSON text. Refuses text that is not JSON, is too large, or is nested too deeply."""
 
 import json
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
-MAX_BYTES = 2 * 2**20  # Maximum number of bytes of a schema's JSON text.
-MAX_NESTING = 200  # Maximum nesting depth of JSON arrays and objects, including values of enum and const.
+MAX_BYTES = 2 * 2**20  # Maximum size of a schema's JSON text in bytes.
+MAX_NESTING = 200  # Maximum nesting depth of arrays and objects, including values in enum and const.
 MANY = 2_000  # An array or object with at least this many values is encoded member by member.
 _HOLDING = frozenset((dict, list))
 # json.dumps would build this encoder on every call.
@@ -15,10 +15,10 @@ _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan
 
 
 def encode(value: object) -> str:
-    """Return JSON text. Raises TypeError, ValueError and RecursionError.
+    """Return a value as JSON text. Raises TypeError, ValueError and RecursionError.
 
-    The encoder holds the interpreter's lock: 10 ms for 1 MB with small objects. Large values are therefore
-    encoded in parts, between which other threads can run.
+    The encoder holds the GIL for 10 ms per MB with small objects. Large values are therefore encoded in
+    parts, so that other threads can run in between.
     """
     if _has_many(value):
         if isinstance(value, list):
@@ -48,8 +48,9 @@ def dumps(schema: object) -> str:
 
 
 def parse_schema(schema: object) -> object:
-    """Return a schema as a private copy in Python values. The schema is JSON text or a value that JSON text
-    decodes to.
+    """Return a schema as a private copy.
+
+    The input is JSON text, or Python values as JSON text decodes to them.
     """
     return loads(schema if isinstance(schema, str | bytes) else dumps(schema))
 

@@ -1,8 +1,7 @@
-"""Read a schema into a document: each subschema once, in draft 2020-12, with absolute URIs as references.
+"""Reads a schema into a Document: each subschema once, in draft 2020-12, with absolute URIs as references.
 
-A `$ref` may lead to a place below an unknown keyword, or into a supplied document. The reader reads such a
-target when it meets the reference. A fault in a schema under $defs is an error only if a reference leads to
-that schema.
+A `$ref` may lead below an unknown keyword, or into another supplied document. Such a target is read when the
+reference is read. A fault in a schema under $defs is an error only if a reference leads to this schema.
 """
 
 from collections.abc import Mapping
@@ -36,14 +35,14 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import (
 MAX_DEPTH = 64  # Maximum nesting depth of subschemas.
 MAX_SUBSCHEMAS = 20_000
 
-# Keywords whose values are copied, since references inside them are replaced by schemas.
+# Keywords whose values are copied, since subschemas in the values are replaced.
 _HOLDING = SUBSCHEMA_LIST | SUBSCHEMA_MAP
 _SCOPING = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
 SchemaInput = dict | bool | str | bytes
 
 
 class Scope(NamedTuple):
-    """A schema object's context: the base URI for its references, its resource's place, and its draft."""
+    """A schema object's context: the base URI for references, the resource's place, and the draft."""
 
     base: str
     resource: int
@@ -51,22 +50,22 @@ class Scope(NamedTuple):
 
 
 class _FinalRefusal(SchemaRefused):
-    """Refuses the whole schema, wherever the fault is."""
+    """A refusal that always applies to the whole schema, even if the faulty part is never used."""
 
 
 @dataclass(slots=True)
 class Reader:
-    store: Mapping[str, object]  # Supplied documents, keyed by URI.
+    store: Mapping[str, object]  # URI -> supplied document.
     strict: bool  # Whether unknown keywords are refused.
     document: Document = field(default_factory=Document)
-    given: dict[int, object] = field(default_factory=dict)  # For each place, the schema as it was supplied.
-    scopes: dict[int, Scope] = field(default_factory=dict)  # For each place, its scope.
+    given: dict[int, object] = field(default_factory=dict)  # Place -> schema as it was supplied.
+    scopes: dict[int, Scope] = field(default_factory=dict)  # Place -> scope.
     references: list[str] = field(default_factory=list)
-    aliases: list[tuple[str, str, int]] = field(default_factory=list)  # URI, fragment and place.
-    # In draft 2019-09: the first pointer of each keyword that `_check_2019` looks for.
+    aliases: list[tuple[str, str, int]] = field(default_factory=list)  # (URI, fragment, place).
+    # For draft 2019-09: keyword that `_check_2019` looks for -> its first pointer.
     of_2019: dict[str, str] = field(default_factory=dict)
     walked: int = 0
-    # Whether the current subschema is at a place that a keyword defines as a schema.
+    # Whether a known keyword defines the value that is being read as a schema.
     at_schema_position: bool = True
 
     def read(self, value: object) -> Document:
@@ -110,8 +109,7 @@ class Reader:
         return place
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
-        # Most schemas consist of a type alone. For them, this gives the same result as the code below, but
-        # faster.
+        # A fast path with the same result as the code below. Most schemas consist of a type alone.
         if has_only_type(given, self.scopes[place].draft):
             node.schema = {"type": given["type"]}
             self.document.parts[id(node.schema)] = place
@@ -144,8 +142,9 @@ class Reader:
             self._walk_unused(child, join_pointer(node.pointer, *names), scope, depth + 1)
 
     def _check_2019(self, schema: dict[str, object], pointer: str) -> None:
-        """Refuse `contains` with `unevaluatedItems`. Items that match `contains` are evaluated since draft
-        2020-12, but not in draft 2019-09.
+        """Refuse `contains` together with `unevaluatedItems` in draft 2019-09.
+
+        Items that match `contains` count as evaluated in draft 2020-12, but not in draft 2019-09.
         """
         for keyword in ("contains", "unevaluatedItems"):
             if keyword in schema:
@@ -155,8 +154,9 @@ class Reader:
             raise _FinalRefusal("unevaluatedItems", format_pointer(self.of_2019["unevaluatedItems"]), why)
 
     def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
-        """Read a subschema that restricts nothing unless a reference leads to it. A fault in the subschema is
-        an error only if a reference leads to it.
+        """Read a subschema that has an effect only if a reference leads to it.
+
+        A fault in the subschema is also an error only in this case.
         """
         try:
             self._walk(given, pointer, scope, depth)
@@ -166,7 +166,7 @@ class Reader:
             pass
 
     def _enter(self, given: dict, pointer: str, place: int) -> Scope:
-        """Return the scope inside a schema object, and register the object's identifiers."""
+        """Register a schema object's identifiers, and return the scope inside the object."""
         scope = self.scopes[place]
         if _SCOPING.isdisjoint(given):
             return scope
@@ -206,8 +206,9 @@ class Reader:
             dynamic.setdefault("", {})[place] = place
 
     def _register(self, place: int, uri: str, anchor: str = "") -> None:
-        """Register an identifier or anchor for a place. Two different schemas with the same name make the
-        name ambiguous.
+        """Register an identifier or anchor for a place.
+
+        If two different schemas have the same identifier or anchor, it is marked as ambiguous.
         """
         document = self.document
         if anchor:
@@ -218,8 +219,9 @@ class Reader:
             document.ambiguous.add((uri, anchor))
 
     def _add_aliases(self) -> None:
-        """Register names that count only if no other schema has the same name: an `id` in a schema without a
-        known draft, or an identifier beside a $ref.
+        """Register identifiers that have lower precedence, unless another schema has the same identifier.
+
+        These are an `id` in a schema without a known draft, and an identifier beside a $ref.
         """
         for uri, fragment, place in self.aliases:
             if fragment:
@@ -229,7 +231,7 @@ class Reader:
         self.aliases.clear()
 
     def _walk_to(self, resource: int, names: list[str]) -> None:
-        """Read a pointer's target if no keyword defines the target's place as a schema."""
+        """Read the target of a pointer if no known keyword defines the target as a schema."""
         pointer = self.document.nodes[resource].pointer
         if join_pointer(pointer, *names) in self.document.places:
             return
@@ -257,7 +259,7 @@ class Reader:
 
 
 def resolve_uri(base: str, reference: object, keyword: str, pointer: str) -> str:
-    """Return a reference as an absolute URI."""
+    """Return a reference as an absolute URI. Raises SchemaRefused."""
     assert isinstance(reference, str)  # check_values has checked the type.
     if reference.startswith("#"):
         return base + reference
@@ -274,9 +276,10 @@ def _refuse_all(pointer: str, why: str) -> NoReturn:
 def read_schema(
     schema: SchemaInput, schemas: Mapping[str, object] | None = None, strict: bool = False
 ) -> Document:
-    """Read a schema from JSON text, or from a value that JSON text decodes to.
+    """Read a schema from JSON text, or from Python values as JSON text decodes to them.
 
-    `schemas` maps URIs to documents that references may lead to. With `strict` unknown keywords are refused.
+    `schemas` maps URIs to documents to which references may lead. With `strict`, unknown keywords are
+    refused.
     """
     size = 0
     store: dict[str, object] = {}

@@ -1,9 +1,9 @@
-"""Translate a schema object from any draft into draft 2020-12, without annotations.
+"""Translates a schema object from any draft to draft 2020-12, and drops annotations.
 
-Constructs from older drafts are rewritten with the same meaning: `items` as an array, `dependencies`, a
-boolean `exclusiveMinimum`, a `$ref` whose siblings are ignored. Without `$schema` the draft is 2020-12. A
-construct that is invalid or unknown in 2020-12 but had a single meaning in an older draft keeps that meaning.
-Subschemas are not translated.
+Constructs from older drafts are rewritten with the same meaning, for example `items` as an array,
+`dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without `$schema`, the
+draft is 2020-12. If 2020-12 does not define a construct that has a single meaning in older drafts, it keeps
+this meaning. Subschemas are not translated here.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,16 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-# Keywords whose subschemas restrict nothing unless a reference leads to them.
+# Keywords whose subschemas have an effect only if a reference leads to them.
 _HOLDING = ("$defs", "definitions")
 _NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
 _BESIDE_TYPE = {
     draft: {"type", *(known & ANNOTATION_KEYWORDS - _NAMING - {*_HOLDING, "contentSchema"})}
     for draft, known in KNOWN_IN.items()
 }
-_OLD_FORMATS = {"ip-address": "ipv4", "host-name": "hostname"}  # Names of formats in draft-03.
-ENDLESS = 2**31  # A count that no answer reaches.
+# Format names in draft-03 -> their present names.
+_OLD_FORMATS = {"ip-address": "ipv4", "host-name": "hostname"}
+ENDLESS = 2**31  # A count that no answer can reach.
 
 Names = tuple[str | int, ...]
 
@@ -45,10 +46,9 @@ Names = tuple[str | int, ...]
 class TranslatedSchema(msgspec.Struct):
     """A schema object in draft 2020-12 keywords.
 
-    `schema` holds the keywords that restrict values. `origins` maps a subschema's path in `schema` to its
-    path in the input, if these differ. `unused` holds subschemas that restrict nothing at their own place.
-    `unknown` lists keywords that the draft does not define. `remarks` pairs keywords with other notes on
-    them.
+    `schema` has the keywords that restrict values. `origins` maps a subschema's path in `schema` to its path
+    in the input if these differ. `unused` has subschemas that have an effect only through references.
+    `unknown` lists keywords that the draft does not define. `remarks` has (keyword, note) pairs.
     """
 
     schema: dict[str, object] = {}
@@ -59,13 +59,13 @@ class TranslatedSchema(msgspec.Struct):
 
 
 def has_only_type(schema: dict, draft: int) -> bool:
-    """Return whether the schema contains only a type and annotations, and no subschemas or identifiers."""
+    """Return whether the schema has only a type and annotations, without subschemas and identifiers."""
     kind = schema.get("type")
     return isinstance(kind, str) and kind in TYPE_NAMES and _BESIDE_TYPE[draft].issuperset(schema)
 
 
 def translate(schema: dict, draft: int, pointer: str) -> TranslatedSchema:
-    """Translate one schema object. `pointer` is the object's JSON pointer, for refusals."""
+    """Translate a schema object. `pointer` is the object's JSON pointer, for error messages."""
     out = TranslatedSchema()
     for keyword, value in schema.items():
         if keyword not in KNOWN_IN[draft]:
@@ -89,7 +89,7 @@ def _collect_unused(out: TranslatedSchema, keyword: str, value: object) -> None:
 
 
 def _drop_ref_siblings(out: TranslatedSchema) -> None:
-    """Drop every keyword beside a $ref. References may still lead to the dropped subschemas."""
+    """Drop all keywords beside a $ref. References may still lead to the dropped subschemas."""
     for names, child in subschemas(out.schema):
         out.unused.append((out.origins.get(names, names), child))
     others = ", ".join(keyword for keyword in out.schema if keyword != "$ref")
@@ -100,7 +100,7 @@ def _drop_ref_siblings(out: TranslatedSchema) -> None:
 
 
 def subschemas(schema: dict[str, object]) -> list[tuple[Names, object]]:
-    """Return a translated schema object's subschemas, with the names that lead to each."""
+    """Return (path, subschema) for each direct subschema in a translated schema object."""
     out: list[tuple[Names, object]] = []
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:
@@ -130,7 +130,8 @@ def _items(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> Non
 
 
 def _additional_items(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
-    if not isinstance(schema.get("items"), list):  # Otherwise `_items` has translated the keyword.
+    # If `items` is a list, `_items` has translated `additionalItems`.
+    if not isinstance(schema.get("items"), list):
         out.unused.append((("additionalItems",), schema["additionalItems"]))
 
 
@@ -173,8 +174,9 @@ def _add_dependent(out: TranslatedSchema, keyword: str, value: object) -> None:
 
 
 def _limit(inclusive: str, exclusive: str) -> Callable[[TranslatedSchema, dict, int, str], None]:
-    """Return the rule for a limit. In old drafts, the keyword `exclusive` is a boolean that makes the limit
-    exclusive.
+    """Return the translation rule for a limit.
+
+    In old drafts, the keyword `exclusive` is a boolean that makes the limit exclusive.
     """
 
     def rule(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
@@ -193,7 +195,7 @@ def _limit(inclusive: str, exclusive: str) -> Callable[[TranslatedSchema, dict, 
 def _required(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
     names = schema["required"]
     if draft == 3 and isinstance(names, bool):
-        return  # The keyword restricts the object that has this property.
+        return  # In draft 3, a boolean `required` restricts the object that has this property.
     unique = _unique(names)
     if unique != names:
         out.remarks.append(("required", "lists a property twice"))
@@ -201,7 +203,7 @@ def _required(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> 
 
 
 def _unique(names: object) -> object:
-    """Return each name once. A value that is not a name list is returned unchanged."""
+    """Return the names without duplicates. A value that is not a list of names is returned unchanged."""
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         return list(dict.fromkeys(names))
     return names

@@ -1,4 +1,4 @@
-"""Notes on keywords that a draft does not define, and their refusal under strict_keywords."""
+"""Writes notes on keywords that a draft does not define, and refuses them with strict_keywords."""
 
 from difflib import get_close_matches
 from functools import lru_cache
@@ -9,12 +9,12 @@ from mmengine.structured_output.json_schema.vocabulary.dialects import ALL_KEYWO
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-# Maximum number of characters of a keyword that is compared with known keywords for misspelling.
+# Maximum length of a keyword that is checked for a spelling mistake.
 MAX_KEYWORD = 40
 
 
 def add_notes(notes: Notes, made: TranslatedSchema, pointer: str, draft: int) -> None:
-    """Add the notes on one schema object: its unknown keywords and the translation's remarks."""
+    """Add notes on a schema object's unknown keywords, and the remarks from its translation."""
     for keyword in made.unknown:
         if not notes.left_out:
             text, warning = describe_unknown(keyword[: MAX_KEYWORD + 1], draft)
@@ -31,7 +31,7 @@ def shorten_keyword(keyword: str) -> str:
 
 @lru_cache(maxsize=1024)
 def describe_unknown(keyword: str, draft: int) -> tuple[str, bool]:
-    """Return the note on a keyword that the draft does not define, and whether the note is a warning."""
+    """Return (note, whether it is a warning) for a keyword that the draft does not define."""
     known = KNOWN_IN[draft]
     if keyword in ALL_KEYWORDS:
         return f"not a keyword of {NAMES[draft]}, so it restricts nothing", True

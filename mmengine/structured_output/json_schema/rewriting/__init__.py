@@ -1,1 +1,1 @@
-"""Rewrite a schema's keywords into shapes: alternatives that hold a constraint for each JSON type."""
+"""Rewrites a schema's keywords into shapes. A shape has a constraint for each JSON type that it allows."""

@@ -1,4 +1,4 @@
-"""Rewrite keywords that offer a choice into alternatives; a value must satisfy at least one."""
+"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one of them."""
 
 from itertools import combinations
 
@@ -10,8 +10,9 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import join_point
 from mmengine.structured_output.json_schema.work import comparisons_of
 
 Choice = list[Conjunction]
-MAX_BRANCHES = 6  # Maximum number of branches of an anyOf whose combinations are listed.
-MAX_PAIRS = 512  # Maximum number of shapes in all branches of a oneOf; the shapes are compared pairwise.
+MAX_BRANCHES = 6  # Maximum number of branches if all combinations of an anyOf's branches are listed.
+# Maximum number of shapes in all branches of a oneOf, since the shapes are compared pairwise.
+MAX_PAIRS = 512
 
 
 def pointer_of(document: Document, place: int, keyword: str) -> str:
@@ -24,8 +25,9 @@ def branches_of(document: Document, place: int, keyword: str) -> Choice:
 
 
 def any_of(document: Document, place: int, together: bool) -> Choice:
-    """Return an anyOf's branches. With `together`, return every branch combination, for keywords that depend
-    on which branches hold.
+    """Return an anyOf's branches or, with `together`, every combination of its branches.
+
+    Combinations are needed for keywords, such as unevaluatedProperties, that depend on which branches hold.
     """
     branches = branches_of(document, place, "anyOf")
     if not together:
@@ -40,9 +42,10 @@ def any_of(document: Document, place: int, together: bool) -> Choice:
 def one_of(
     document: Document, place: int, branches: Choice, rivals: Choice, parts: Parts, shapes_of: ShapesOf
 ) -> Choice:
-    """Return each branch of a place's oneOf minus the other branches that may hold for the same value.
+    """Return each branch of a oneOf without the values that another branch may also allow.
 
-    `rivals`: for each branch the schema that is compared and subtracted, which allows all its values.
+    `rivals` has, for each branch, the schema that is compared with other branches and excluded from them. A
+    rival allows at least the branch's values.
     """
     pointer = pointer_of(document, place, "oneOf")
     shapes = [shapes_of(rival) for rival in rivals]
@@ -66,7 +69,10 @@ def one_of(
 
 
 def if_then_else(document: Document, place: int, parts: Parts, together: bool) -> Choice | None:
-    """Return the condition with `then`, and the negated condition with `else`. None if there is no choice."""
+    """Return two alternatives: the condition with `then`, and the negated condition with `else`.
+
+    Returns None if the keywords restrict nothing.
+    """
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
     test: Conjunction = (document.subschema(place, "if"),)
@@ -82,9 +88,7 @@ def if_then_else(document: Document, place: int, parts: Parts, together: bool) -
 
 
 def dependent(document: Document, place: int, keyword: str, name: str) -> Choice:
-    """Return two alternatives: the property is absent, or the property is present with everything that it
-    requires.
-    """
+    """Return two alternatives: the property is absent, or it is present and its requirements hold."""
     node = document.nodes[place]
 
     def make(schema: dict, key: str) -> Conjunction:

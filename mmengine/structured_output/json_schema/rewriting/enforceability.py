@@ -1,7 +1,8 @@
-"""Find the subschemas that cannot be enforced, so that anyOf and oneOf can leave such branches out.
+"""Finds the subschemas that cannot be enforced, so that anyOf and oneOf can leave such branches out.
 
-A branch of anyOf that is left out only takes values away. A branch of oneOf must not hold for the values of
-another branch, so a wider schema without the parts that cannot be enforced is excluded from the others.
+Leaving out a branch of anyOf only excludes some values. With oneOf, the values of the omitted branch must
+also be excluded from all other branches. For this, a wider schema is used: the branch without the parts that
+cannot be enforced.
 """
 
 import re
@@ -13,28 +14,28 @@ from mmengine.structured_output.json_schema.constraints.json_types import Conjun
 from mmengine.structured_output.json_schema.reading.document import Document, Node
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, UnenforceablePart
 
-# Patterns without these contain nothing that is an UnenforceablePart.
+# A pattern without these constructs never raises UnenforceablePart.
 _SUSPECT = re.compile(r"\(\?[=!<]|\\[bBk0-9]")
 _UNUSED = (
     "$defs",
     "definitions",
-)  # Schemas below these keywords restrict nothing unless a reference says so.
+)  # Schemas below these keywords have an effect only if a reference leads to them.
 _CHOICES = ("anyOf", "oneOf")
-# Keywords that a wider schema keeps as they are.
+# Keywords that are copied into a wider schema.
 _KEPT = frozenset(
     ("type", "enum", "const", "required", "minLength", "maxLength", "minItems", "maxItems")
     + ("minProperties", "maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 )
-MAX_WIDER = 2_000  # Maximum number of subschemas of a wider schema; the others allow anything.
+MAX_WIDER = 2_000  # Maximum number of subschemas in a wider schema. All further subschemas allow anything.
 
 Choice = list[Conjunction]
 
 
 @dataclass(slots=True)
 class Enforceability:
-    """The subschemas of a document that cannot be enforced.
+    """Knows which subschemas of a document cannot be enforced.
 
-    `build` computes the shape of a place's own keywords; it raises UnenforceablePart if that is impossible.
+    `build` computes the shape for a place's own keywords, and raises UnenforceablePart if this is impossible.
     """
 
     document: Document
@@ -43,14 +44,16 @@ class Enforceability:
     wider_places: dict[int, int] = field(default_factory=dict)
 
     def refusal(self, conj: Conjunction) -> UnenforceablePart | None:
-        """Return why the conjunction cannot be enforced, or None."""
+        """Return the reason why the conjunction cannot be enforced, or None."""
         if self.found is None:
             self.found = self._search()
         return next((self.found[place] for place in conj if place in self.found), None)
 
     def branches(self, choice: Choice, keyword: str, pointer: str) -> Choice:
-        """Return the branches that can be enforced, and note the others, which are left out. Raises the first
-        refusal if no branch is left. `keyword` and `pointer` say which keyword has the branches.
+        """Return the branches that can be enforced, and add a note for each branch that is left out.
+
+        If no branch can be enforced, raises the first branch's refusal. `keyword` and `pointer` name the
+        keyword with the branches.
         """
         refusals = [self.refusal(branch) for branch in choice]
         kept = [branch for branch, error in zip(choice, refusals, strict=True) if error is None]
@@ -62,8 +65,9 @@ class Enforceability:
         return kept
 
     def wider(self, conj: Conjunction) -> Conjunction:
-        """Return a schema without the parts that cannot be enforced. It allows every value of `conj`, which
-        cannot be enforced.
+        """Return a schema without the parts of `conj` that cannot be enforced.
+
+        The schema allows every value that `conj` allows.
         """
         return tuple(self._wider_place(place) for place in conj)
 
@@ -77,7 +81,7 @@ class Enforceability:
                 except UnenforceablePart as error:
                     found[place] = error
                 except SchemaRefused:
-                    pass  # It is reported where the place is used, if at all.
+                    pass  # The error is reported if the place is used.
         if not found:
             return found
         users = self._users()
@@ -91,7 +95,7 @@ class Enforceability:
         return found
 
     def _users(self) -> dict[int, list[tuple[int, str]]]:
-        """Return, for each place, the places that need it, and the keywords."""
+        """Return, for each place, the places that refer to it, with the keywords that refer."""
         users: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for place, node in enumerate(self.document.nodes):
             for names, child in node.children.items():
@@ -112,7 +116,7 @@ class Enforceability:
             return None
 
     def _has_branch(self, place: int, keyword: str, found: dict[int, UnenforceablePart]) -> bool:
-        """Return whether a branch of the place's anyOf or oneOf can be enforced."""
+        """Return whether some branch of the place's anyOf or oneOf can be enforced."""
         children = self.document.nodes[place].children.items()
         return any(child not in found for names, child in children if names[0] == keyword)
 
@@ -126,13 +130,16 @@ class Enforceability:
 
 @dataclass(slots=True)
 class _Widening:
-    """Writes one wider schema, within MAX_WIDER."""
+    """Writes a wider schema with at most MAX_WIDER subschemas."""
 
     within: Enforceability
     count: int = 0
 
     def schema(self, place: int, path: tuple[int, ...]) -> dict | bool:
-        """Return a schema that allows every value of a place. `path`: the places that led here."""
+        """Return a schema that allows every value which the schema at `place` allows.
+
+        `path` has the places that are being written, to detect recursion.
+        """
         self.count += 1
         document = self.within.document
         node = document.nodes[place]
@@ -171,7 +178,7 @@ def _patterns(node: Node) -> Iterator[str]:
 
 
 def _widened(node: Node) -> Iterator[tuple[tuple, int]]:
-    """Yield the children that a wider schema may have. Other keywords, such as not, are left out."""
+    """Yield the children that a wider schema includes. Other keywords, such as `not`, are left out."""
     for names, child in node.children.items():
         if names[0] in ("properties", "additionalProperties", "items", "allOf", *_CHOICES):
             yield names, child

@@ -1,4 +1,4 @@
-"""The state while in-place keywords are expanded, and helpers that read schemas and constraints."""
+"""The state while in-place keywords ($ref, allOf, anyOf, …) are expanded, and helpers for schemas."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,9 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 
 
 class PendingSchema(NamedTuple):
-    """A schema to add: its place, the places that led to it, and its position in the schema's text."""
+    """A schema that must be added: its place, the places that led to it, and its position in the schema's
+    text.
+    """
 
     place: int
     path: tuple[int, ...]
@@ -26,7 +28,7 @@ class PendingSchema(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """A choice that is still open, with its branches' path and position."""
+    """Alternatives of which none is chosen yet, with the path and the position of the branches."""
 
     path: tuple[int, ...]
     where: tuple[int, ...]
@@ -34,16 +36,16 @@ class OpenChoice(NamedTuple):
 
 
 class Expansion(msgspec.Struct):
-    """The state during an expansion: the shapes so far, the schemas to add, and the open choices."""
+    """The state of an expansion: the shapes so far, the schemas that must be added, and the open choices."""
 
-    shapes: list[Shape]  # A value must have one of these shapes.
+    shapes: list[Shape]  # The shapes so far. A value must have at least one of them.
     todo: list[PendingSchema]
-    held: tuple[PendingSchema, ...] = ()  # Every schema that was added, once for each path that led to it.
+    held: tuple[PendingSchema, ...] = ()  # Every added schema, once for each path that led to it.
     choices: tuple[OpenChoice, ...] = ()
-    # Schemas that must not hold and are not subtracted yet.
+    # Schemas that must not hold, but whose values are not excluded yet.
     excluded: tuple[tuple[Conjunction, Origin], ...] = ()
-    taken: bool = False  # Whether a choice was taken.
-    lacks_branches: bool = False  # Whether an anyOf's branches that cannot be enforced were left out.
+    taken: bool = False  # Whether a branch was chosen for some choice.
+    lacks_branches: bool = False  # Whether branches that cannot be enforced were left out.
 
     def meet(self, shape: Shape) -> None:
         if len(self.shapes) == 1 and self.shapes[0] is UNCONSTRAINED:
@@ -53,17 +55,17 @@ class Expansion(msgspec.Struct):
 
 
 def property_names(schema: dict) -> tuple[str, ...]:
-    """Return the names in `properties` that may be present."""
+    """Return the names in `properties` whose schema is not false."""
     return tuple(name for name, value in schema.get("properties", {}).items() if value is not False)
 
 
 def is_assertion(keyword: str) -> bool:
-    """Return whether the keyword restricts values, and is not an annotation."""
+    """Return whether the keyword restricts values. An annotation does not."""
     return keyword in ASSERTIONS and keyword not in ANNOTATIONS
 
 
 def places_below(held: dict[int, list[int]], place: int) -> list[int]:
-    """Return the place and all places below it whose schemas apply to the same value."""
+    """Return `place` and all places below it whose schemas apply to the same value."""
     out = [place]
     for each in out:  # The list grows during the loop.
         out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]
@@ -71,7 +73,7 @@ def places_below(held: dict[int, list[int]], place: int) -> list[int]:
 
 
 def parts_of(constraint: object) -> list[Conjunction]:
-    """Return the schemas for an array's items or an object's properties."""
+    """Return the schemas for the items of an array or the values of an object."""
     if isinstance(constraint, Array):
         return [*constraint.prefix, constraint.rest]
     if isinstance(constraint, Object):

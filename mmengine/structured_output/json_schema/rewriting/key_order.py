@@ -1,12 +1,12 @@
-"""Decide whether an object's keys may come in any order, or only in the schema's order.
+"""Decides whether an object's keys may come in any order or only in the schema's order.
 
-In a fixed order, an optional property can no longer follow once a later property has started. Objects with
-optional properties therefore allow any order, unless they are small (Bounds.ordered). The grammar engine's
-JSON Schema supports only a fixed order. An object that is marked for any order is written in Lark, which
-takes longer to compile.
+With a fixed order, a model that writes a later property can no longer write an earlier optional property.
+Objects with optional properties therefore allow any order, unless they are small (Bounds.ordered). The
+grammar engine's JSON Schema supports only a fixed order. An object with any order is marked and later written
+in Lark, which takes longer to compile.
 
-If several schemas for the same value add properties, no schema says which properties come first. For small
-objects, each order in which the schemas' key groups can come becomes an alternative.
+If several schemas for the same value add properties, it is open which schema's properties come first. For
+small objects, every order of these groups of properties becomes an alternative.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,33 +22,34 @@ from mmengine.structured_output.json_schema.patterns.other_keys import Json, exp
 from mmengine.structured_output.json_schema.rewriting.key_patterns import unnamed_keys
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 
-MAX_GROUPS = 3  # Maximum number of groups; all their orders become alternatives.
-MAX_NAMES = 48  # Maximum number of names in all orders of one object together.
-# Maximum number of named properties of an object with any order: the grammar engine counts no more.
+MAX_GROUPS = 3  # Maximum number of groups whose orders are listed.
+MAX_NAMES = 48  # Maximum number of names in all listed orders of an object together.
+# Maximum number of named properties in an object with any order. The grammar engine cannot count more.
 MAX_UNORDERED = 63
 IN_ORDER = "keys only in the schema's order, other keys after them; set bounds.ordered to 0 for any order"
-MAX_LISTED = 200  # Maximum number of characters for the names in a note.
-MARK = "x-any-order"  # True in an object whose keys may come in any order.
+MAX_LISTED = 200  # Maximum length of the list of names in a note.
+MARK = "x-any-order"  # The key that is true in an object schema whose keys may come in any order.
 
 Groups = list[tuple[str, ...]]
 
 
 def describe_order(names: Iterable[str], why: str) -> str:
-    """Return the note on an object whose named properties come in a fixed order."""
+    """Return the text of the note on an object whose named properties come in a fixed order."""
     listed = ", ".join(names)
     listed = listed if len(listed) <= MAX_LISTED else f"{listed[: MAX_LISTED - 1]}…"
     return f"keys only in this order, other keys after them: {listed}; {why}"
 
 
 def order_properties(shape: Shape, groups: Groups) -> Shape:
-    """Return the shape with its properties in the groups' order. A name belongs to the first group that
-    contains it.
+    """Return the shape with its object properties in the order of the groups.
+
+    A name belongs to the first group that contains the name.
     """
     constraint = shape.get("object")
     if not isinstance(constraint, Object):
         return shape
     every = dict.fromkeys((*constraint.properties, *constraint.required))
-    # No schema orders the properties: the object is a constant, or `required` alone names them.
+    # No schema orders the properties, because the object is a constant or only `required` names them.
     if not groups and len(every) <= MAX_GROUPS:
         groups = [(name,) for name in every]
     seen: set[str] = set()
@@ -67,9 +68,7 @@ def order_properties(shape: Shape, groups: Groups) -> Shape:
 
 
 def list_orders(constraint: Object) -> list[Object]:
-    """Return the constraint once for each order that its groups can have. The first is in the documented
-    order.
-    """
+    """Return a constraint for each possible order of the constraint's groups, in schema order first."""
     count = len(constraint.groups)
     if not 1 < count <= MAX_GROUPS:
         return [constraint]
@@ -91,24 +90,24 @@ def list_orders(constraint: Object) -> list[Object]:
 
 @dataclass(slots=True)
 class KeyOrders:
-    """Decides which objects in a schema allow keys in any order, and collects notes on the other objects.
+    """Decides which objects in a schema allow keys in any order, and collects notes on all others.
 
-    `ordered` is as in Bounds. `bound` holds notes on orders that only this bound excludes; `narrow` holds
-    notes on orders that no setting allows.
+    `ordered` is the setting Bounds.ordered. `bound` has notes on objects that have a fixed order only because
+    of this setting. `narrow` has notes on objects that have a fixed order with any setting.
     """
 
     ordered: int
     bound: Notes = field(default_factory=Notes)
     narrow: Notes = field(default_factory=Notes)
     marked: list[Json] = field(default_factory=list)
-    # Objects with patterns, and their pointers.
+    # (object schema with patterns, its JSON pointer).
     patterned: list[tuple[Json, str]] = field(default_factory=list)
 
     def is_unordered(self, constraint: Object, names: Sequence[str], is_open: bool, is_counted: bool) -> bool:
         """Return whether an object's keys may come in any order.
 
-        `names` are the properties that may be present. `is_open` says whether other keys may be present.
-        `is_counted` says whether minProperties or maxProperties leave a choice between the properties.
+        `names` has the properties that may be present. `is_open` says whether other keys may be present.
+        `is_counted` says whether minProperties or maxProperties leaves a choice between the properties.
         """
         if is_counted or len(names) > MAX_UNORDERED or len(names) + is_open < 2:
             return False
@@ -136,8 +135,9 @@ class KeyOrders:
             self.bound.add("properties", pointer, IN_ORDER)
 
     def drop_unsupported(self) -> None:
-        """Remove all marks if some object's unnamed keys cannot be distinguished from its named keys, which
-        unordered objects require.
+        """Remove all marks if any-order objects cannot be written for this schema.
+
+        They require that each object's unnamed keys can be distinguished from its named keys.
         """
         for schema, pointer in self.patterned:
             if not self.marked:

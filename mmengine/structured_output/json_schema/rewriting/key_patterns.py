@@ -1,7 +1,6 @@
-"""Separate an object's key patterns.
+"""Rewrites an object's key patterns such that each key matches a single pattern.
 
-propertyNames is merged into the properties and patterns. Patterns that a key may match together are split, so
-that each key matches a single pattern.
+propertyNames is merged into the properties and patterns. Overlapping patterns are split.
 """
 
 import re
@@ -33,16 +32,18 @@ from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
-MAX_NAMES = 1_000  # Maximum number of names that propertyNames lists.
-MAX_KINDS = 16  # Maximum number of combinations of patterns that some key matches.
+MAX_NAMES = 1_000  # Maximum number of names that propertyNames may list.
+MAX_KINDS = 16  # Maximum number of pattern combinations into which overlapping patterns are split.
 
 _ANY_KEY = re.compile(r"\^\(\?:\(\?s:\.\)(\*|\{0,\d+\})\)\$")
 KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 
 
 class UnnamedKeys(NamedTuple):
-    """Keys that an object does not name. They match `regex`, or, if that is None, they are any keys with the
-    length that the quantifier `times` (such as "*" or "{0,9}") allows. `value` is their values' schema.
+    """Keys that an object's schema does not name, and the schema `value` for their values.
+
+    The keys match `regex`. If `regex` is None, all keys are meant whose length the quantifier `times` allows
+    (such as "*" or "{0,9}").
     """
 
     regex: str | None
@@ -51,8 +52,9 @@ class UnnamedKeys(NamedTuple):
 
 
 def unnamed_keys(schema: Json, budget: MatchBudget) -> list[UnnamedKeys]:
-    """Return the unnamed keys for an object whose patterns define all keys (other_keys.py). Raises
-    PatternError if they cannot be distinguished from the named keys.
+    """Return the unnamed keys of an object schema whose patterns describe all keys (other_keys.py).
+
+    Raises PatternError if these keys cannot be distinguished from the named keys.
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     patterns, rest = schema.get("patternProperties", {}), schema.get("additionalProperties", True)
@@ -83,8 +85,9 @@ def separate_keys(
     pointer: str,
     budget: MatchBudget,
 ) -> Object:
-    """Return the object with propertyNames merged and its patterns split. `nothing` is the schema false. A
-    keyword that cannot be merged becomes a blocked constraint.
+    """Return the object after merging propertyNames and splitting overlapping patterns.
+
+    `nothing` is the schema false. A keyword that cannot be merged becomes a blocked constraint.
     """
     try:
         if constraint.names:
@@ -101,7 +104,7 @@ def separate_keys(
         blocked = (("patternProperties", join_pointer(pointer, "patternProperties"), str(error)),)
         return replace(constraint, blocked=constraint.blocked + blocked)
     except PatternError:
-        return constraint  # The grammar engine reports an error if a key may match two patterns.
+        return constraint  # The grammar engine will report an error if a key may match two patterns.
     out: KeyPatterns = {}
     for group in groups:
         try:
@@ -133,7 +136,7 @@ def _apply_property_names(
     others = [name for name in dict.fromkeys(listed) if name not in properties]
     if others and (constraint.patterns or constraint.low > 1):
         properties |= {name: constraint.property(name) for name in others}
-    elif others:  # Keys that a pattern matches may come in any order.
+    elif others:  # A pattern allows the names in any order.
         open_ones.append(
             String(patterns=(Pattern("|".join(map(literal_pattern, others)), None, budget=budget),))
         )
@@ -161,10 +164,9 @@ def _holds(string: String, name: str) -> bool:
 def _restrict_patterns(
     constraint: Object, allowed: list[String], nothing: Conjunction, budget: MatchBudget
 ) -> KeyPatterns:
-    """Return the object's patterns, and a pattern for all other keys, each restricted to allowed keys."""
+    """Return the object's patterns and a pattern for all other keys, each restricted to the allowed keys."""
     one = allowed[0]
-    # A pattern also applies to named properties that it matches. The pattern for other keys must not match
-    # them.
+    # Object patterns may also match named properties, but the pattern for other keys must not.
     names = [
         name for name in dict.fromkeys((*constraint.properties, *constraint.required)) if constraint.rest
     ]
@@ -205,13 +207,14 @@ def _restrict_patterns(
 
 
 def literal_pattern(name: str) -> str:
-    """Return a pattern that matches exactly this name."""
+    """Return a pattern that matches only this name."""
     return "".join(escape_character(ord(char)) for char in name)
 
 
 def exclude_names(regex: str, names: list[str], budget: MatchBudget) -> str | None:
-    """Return the pattern without `names`, or None if it matches nothing else. Raises PatternError if that
-    takes too long.
+    """Return a pattern for texts that match `regex` but are not in `names`, or None without such texts.
+
+    Raises PatternError if the budget is exceeded.
     """
     taken = [name for name in names if budget.matches(regex, name)]
     if not taken:
@@ -222,8 +225,9 @@ def exclude_names(regex: str, names: list[str], budget: MatchBudget) -> str | No
 
 
 def exclude_patterns(regexes: list[str], budget: MatchBudget) -> str | None:
-    """Return a pattern for texts that match no pattern, or None if there are none. Raises PatternError if
-    that takes too long.
+    """Return a pattern for texts that match none of `regexes`, or None without such texts.
+
+    Raises PatternError if the budget is exceeded.
     """
     left = combine(build_languages(regexes, budget), lambda has: not any(has), budget)
     return None if left.is_empty() else write_pattern(left)
@@ -234,9 +238,9 @@ def _length(string: String) -> str:
 
 
 def _group_overlapping(constraint: Object, budget: MatchBudget) -> list[KeyPatterns]:
-    """Group patterns such that a key can match two patterns only if they are in the same group."""
+    """Group the patterns such that patterns in different groups do not overlap."""
     texts = list(constraint.patterns)
-    together = {text: {text} for text in texts}  # The members of a set share it.
+    together = {text: {text} for text in texts}  # Pattern -> its group. All members share the group's set.
     for a, b in combinations(texts, 2):
         if together[a] is together[b] or _apart_by_prefix(
             constraint.patterns[a][0], constraint.patterns[b][0]

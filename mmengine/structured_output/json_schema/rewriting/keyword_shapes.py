@@ -1,4 +1,4 @@
-"""The shape that a schema object's keywords describe, without keywords that refer to other schemas."""
+"""Computes the shape for a schema object's own keywords, without keywords that combine other schemas."""
 
 from collections.abc import Callable
 
@@ -56,7 +56,7 @@ SCALARS: dict[str, Shape] = {  # Shapes of schemas that consist of a type alone.
 
 
 def keyword_shape(document: Document, place: int) -> KeywordShape:
-    """Return the shape, and the alternatives for an enum (or const) that holds arrays or objects."""
+    """Return the shape, and alternatives if an enum or const contains arrays or objects."""
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
     kinds = _kinds(schema)
@@ -84,7 +84,7 @@ def keyword_shape(document: Document, place: int) -> KeywordShape:
 
 
 def _kinds(schema: dict) -> dict[str, bool]:
-    """Return the allowed types; the value for "number" is True if only integers are allowed."""
+    """Return the allowed types as keys. The value for "number" is True if only integers are allowed."""
     types = schema.get("type", list(UNCONSTRAINED))
     names = [types] if isinstance(types, str) else types
     kinds = {name: False for name in names if name != "integer"}
@@ -100,7 +100,7 @@ def _integer(constraint: Number) -> Number:
 def _values(
     document: Document, place: int, keyword: str, values: list
 ) -> tuple[Shape, list[Conjunction] | None]:
-    """Return the shape for an enum's scalars, or alternatives if the enum holds arrays or objects."""
+    """Return the shape for an enum's scalars, and alternatives if the enum contains arrays or objects."""
     pointer = join_pointer(document.nodes[place].pointer, keyword)
     unique = list({equality_key(value): value for value in values}.values())
     if not unique:
@@ -206,7 +206,7 @@ def _pattern(document: Document, text: str, keyword: str, pointer: str) -> Patte
 
 
 def key_pattern(document: Document, place: int, text: str) -> Pattern:
-    """Return a pattern from a place's patternProperties."""
+    """Return a key pattern from a place's patternProperties. Refuses an unsupported pattern."""
     pointer = join_pointer(document.nodes[place].pointer, "patternProperties", text)
     return _pattern(document, text, "patternProperties", pointer)
 

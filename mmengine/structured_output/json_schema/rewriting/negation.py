@@ -1,10 +1,12 @@
-"""Subtract shapes from shapes, for `not`, `oneOf` and `if`.
+"""Excludes the values of a shape B from a shape A, for `not`, `oneOf` and `if`.
 
-`A and not B` is computed directly, not as an intersection with B's complement, which is often infinite. A
-helps in three ways: keys that A forbids need no alternative; a part that satisfies A may be unable to violate
-B; and a list ends where A's and B's schemas for an item have no common value. A remainder that cannot be
-expressed becomes a blocked constraint, which is refused where it is used. OMITTED_ALTERNATIVES describes the
-alternatives that are left out, because few authors intend such values.
+`A and not B` is computed directly, because the complement of B alone often needs infinitely many
+alternatives. A reduces the alternatives in three ways. Keys that A forbids need no alternative. A part that
+satisfies A's schema may be unable to violate B's schema. A list ends where the schemas of A and B for an item
+have no common value.
+
+Values that cannot be expressed become a blocked constraint, which is refused if it is used. Some alternatives
+are left out, because few authors intend their values; OMITTED_ALTERNATIVES describes them.
 """
 
 from dataclasses import dataclass, field
@@ -34,31 +36,33 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
 MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
 MAX_STEPS = 64  # Maximum number of steps between two bounds that are excluded one by one.
-MAX_PLACES = 16  # Maximum number of items of a list, from its first, that may be the item that differs.
+MAX_PLACES = 16  # Only one of the first MAX_PLACES items in a list's rest can be the item that violates B.
 OMITTED_ALTERNATIVES = (
     f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
     "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
     "constraint has no complement (such as the type integer)"
 )
-MAX_OPTIONAL = 5  # Maximum number of optional properties if the value differs by an unnamed key.
+MAX_OPTIONAL = 5  # Maximum number of optional properties if an unnamed key violates B.
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The keyword that excludes a schema, its pointer, and the message if it cannot be enforced."""
+    """The keyword that excludes a schema, its JSON pointer, and the error message if it cannot be
+    enforced.
+    """
 
     keyword: str
     pointer: str
     trouble: str
     advice: str
-    inner: bool = False  # Whether the exclusion concerns a part of the excluded schema.
-    free: bool = False  # Whether the remaining schema does not restrict that part.
+    inner: bool = False  # Whether the exclusion concerns an item or a property inside the excluded schema.
+    free: bool = False  # Whether A does not restrict this item or property.
 
     def blocked(self, why: str) -> tuple[str, str, str]:
         return self.keyword, self.pointer, f"{self.trouble} cannot be enforced: {why}; {self.advice}"
 
 
 class Parts(Protocol):
-    """The operations on array items and object properties that `Shapes` provides."""
+    """The operations on schemas of items and properties that `Shapes` provides."""
 
     def complement_of(self, conj: Conjunction, origin: Origin) -> Conjunction: ...
 
@@ -71,8 +75,10 @@ class Parts(Protocol):
 
 @dataclass(slots=True)
 class Exclusion:
-    """Computes `A and not B` for the shapes in an exclusion. `narrow` is True if the result lacks values of
-    `A and not B`; `stuck` is True if the result contains blocked constraints.
+    """Computes `A and not B` for shapes.
+
+    `narrow` says whether the result lacks some values of `A and not B`. `stuck` says whether the result
+    contains blocked constraints.
     """
 
     parts: Parts
@@ -83,7 +89,7 @@ class Exclusion:
     out: list[Constraint] = field(default_factory=list)
 
     def shapes(self, a: Shape, b: Shape) -> list[Shape]:
-        """Return alternatives that together allow the values with shape `a` but not shape `b`."""
+        """Return shapes that together allow the values with shape `a` but not shape `b`."""
         kept: Shape = {}
         more: list[Shape] = []
         for kind, constraint in a.items():
@@ -162,7 +168,7 @@ class Exclusion:
         self._add(settle_number(replace(a, low=low)))
 
     def _no_multiple(self, a: Number, step: Fraction) -> None:
-        """Add the numbers between multiples of `step`, if a's bounds leave only a few such intervals."""
+        """Add the intervals between multiples of `step`, if the limits of `a` leave only a few of them."""
         left = settle_number(replace(a, excluded=(*a.excluded, step)))
         if left is None:
             return
@@ -262,8 +268,9 @@ class Exclusion:
         self._other_keys(a, b, list(names))
 
     def _failing(self, ours: Conjunction, theirs: Conjunction) -> Conjunction | None:
-        """Return a conjunction for values that satisfy `ours` but not `theirs`, or None if there is obviously
-        no such value.
+        """Return a conjunction for values that satisfy `ours` but not `theirs`.
+
+        Returns None if obviously no such value exists.
         """
         if self._within(theirs, ours) or self.parts.is_impossible(ours):
             return None
@@ -274,11 +281,13 @@ class Exclusion:
         return None if self.parts.is_impossible(failing) else failing
 
     def _within(self, wide: Conjunction, narrow: Conjunction) -> bool:
-        """Return whether every value that satisfies `narrow` obviously satisfies `wide`."""
+        """Return whether obviously every value that satisfies `narrow` also satisfies `wide`."""
         return all(place in narrow or self.parts.allows_anything(place) for place in wide)
 
     def _other_keys(self, a: Object, b: Object, names: list[str]) -> None:
-        """Add objects with a key that neither `a` nor `b` names and whose value `b` forbids."""
+        """Add objects with a key that neither `a` nor `b` names, and with a value for this key that `b`
+        forbids.
+        """
         kinds = [(text, conj) for text, (_, conj) in a.patterns.items() if not self.parts.is_impossible(conj)]
         if not kinds and self.parts.is_impossible(a.rest):
             return
@@ -318,7 +327,7 @@ def _among(value: Fraction, values: tuple[Fraction, ...] | None) -> bool:
 
 
 def _required_parts(constraint: Constraint) -> list[Conjunction]:
-    """Return the schemas for the items or properties that every allowed value contains."""
+    """Return the schemas for items or properties that every allowed value contains."""
     if isinstance(constraint, Array):
         return [constraint.item(at) for at in range(min(constraint.low, len(constraint.prefix) + 1))]
     return (
@@ -335,7 +344,7 @@ _NEGATED_FIELDS: dict[type, frozenset[str]] = {
 
 
 def _has_other_fields(constraint: Constraint) -> bool:
-    """Return whether the constraint uses a field that cannot be negated here."""
+    """Return whether the constraint restricts values by a field that cannot be negated here."""
     if type(constraint) not in _NEGATED_FIELDS:
         return False
     plain = type(constraint)()

@@ -1,8 +1,8 @@
-"""Find the schema parts that some finite value satisfies, and explain why the others have no value.
+"""Finds the parts of a schema that some finite value satisfies, and explains why a schema has no value.
 
-The result is a least fixed point: a part is satisfiable once any shape for the part needs only satisfiable
-parts. A part that only recursion could fill is never reached, so "recursion without a base" needs no separate
-rule.
+A part is the schema for an item or a property. A part is satisfiable if some shape for the part needs only
+satisfiable parts. The result is the least fixed point of this rule. Endless recursion therefore needs no
+separate check, because such a part never becomes satisfiable.
 """
 
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import join_point
 @dataclass(slots=True)
 class Satisfiable:
     shapes: Shapes
-    order: list[Conjunction] = field(default_factory=list)  # Every reachable part, the root first.
+    order: list[Conjunction] = field(default_factory=list)  # Every reachable part, beginning with the root.
     inside: dict[Conjunction, list[Conjunction]] = field(
         default_factory=dict
-    )  # For each part, the parts inside it; a part that is used twice is listed twice.
+    )  # Part -> parts inside it. A part that is used twice is listed twice.
     satisfied: set[Conjunction] = field(default_factory=set)
     sequences: dict[Array, Sequence] = field(default_factory=dict)  # Arrays with `contains` or `uniqueItems`.
 
     def solve(self, root: Conjunction) -> None:
-        """Fill `order` and `satisfied`. Refuses a root without any value."""
+        """Compute all attributes for the schema `root`. Refuses a root without any value."""
         found = {root: None}
         self.order = [root]
         for conj in self.order:  # The list grows during the loop.
@@ -55,8 +55,8 @@ class Satisfiable:
             self._explain(root, frozenset())
 
     def _check(self, conj: Conjunction) -> bool:
-        """Return whether the parts that are known to be satisfiable make this part satisfiable; if so, record
-        this part.
+        """Return whether a part is satisfiable with the parts in `satisfied`, and add it to `satisfied` if
+        so.
         """
         for shape in self.shapes.of(conj):
             for constraint in shape.values():
@@ -80,7 +80,9 @@ class Satisfiable:
         return self.parts(constraint)
 
     def parts(self, constraint: Constraint) -> list[Conjunction]:
-        """Return the schemas for an array's items or an object's properties; each is a part in `order`."""
+        """Return the parts inside a constraint: the schemas for an array's items or an object's
+        properties.
+        """
         if isinstance(constraint, Array) and constraint.counts_together():
             return self.sequences[constraint].parts()
         return parts_of(constraint)
@@ -146,7 +148,7 @@ class Satisfiable:
         refuse(keyword, pointer, "no array has enough items that satisfy it")
 
     def _explain_places(self, conj: Conjunction) -> None:
-        """Refuse the schema if two keywords in a schema object contradict each other."""
+        """Refuse the schema if two keywords in the same schema object contradict each other."""
         for node in (self.shapes.document.nodes[place] for place in conj):
             found = find_contradiction(node.schema) if isinstance(node.schema, dict) else None
             if found:

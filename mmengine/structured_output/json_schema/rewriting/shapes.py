@@ -1,8 +1,8 @@
-"""Expand a schema conjunction into shapes; every value has at least one shape.
+"""Expands a conjunction of schemas into shapes, such that every allowed value has at least one shape.
 
-Every in-place keyword ($ref, allOf, anyOf, oneOf, dependentSchemas, …) is expanded exactly or refused. A
-shape then holds a constraint for each JSON type and nothing else. Each alternative records which schemas hold
-in it, and excludes the schemas that must not hold (negation.py).
+In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are expanded exactly or refused, so that a
+shape only has a constraint for each JSON type. Each alternative records which schemas hold, and excludes the
+values of schemas that must not hold (negation.py).
 """
 
 from dataclasses import dataclass, field
@@ -56,14 +56,14 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import (
 )
 from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
 
-# Keywords that `_apply` expands, and keywords that build a shape from several schemas.
+# Keywords that `_apply` expands, and keywords that depend on several schemas together.
 IN_PLACE = frozenset(
     ("$ref", "allOf", "anyOf", "oneOf", "dependentRequired", "dependentSchemas", "not", "if", "$dynamicRef")
 )
 EXPANDED_KEYWORDS = IN_PLACE | frozenset(KEYWORDS)
-MAX_SHAPES = 512  # Maximum number of shapes of a conjunction, after anyOf and oneOf are multiplied out.
-MAX_EARLY = 16  # Maximum number of shapes of a conjunction while choices are still open.
-MAX_STEPS = 50_000  # Maximum number of steps to multiply out alternatives.
+MAX_SHAPES = 512  # Maximum number of shapes of a conjunction after all combinations of branches are expanded.
+MAX_EARLY = 16  # Maximum number of shapes after an exclusion while choices are still open.
+MAX_STEPS = 50_000  # Maximum number of steps in the expansion of a schema.
 MAX_PLACES = 20_000  # Maximum number of different conjunctions.
 
 
@@ -72,15 +72,15 @@ class Shapes:
     document: Document
     known: dict[Conjunction, list[Shape]] = field(default_factory=dict)
     busy: set[Conjunction] = field(default_factory=set)
-    # Synthetic places that stand for the negation of a conjunction.
+    # Synthetic place -> conjunction whose negation it stands for.
     negated: dict[int, tuple[Conjunction, Origin]] = field(default_factory=dict)
-    unions: dict[int, Choice] = field(default_factory=dict)  # Synthetic places that stand for a choice.
-    own: dict[int, KeywordShape] = field(default_factory=dict)  # The shape of each place's own keywords.
-    # Conjunctions that obviously no value satisfies.
+    unions: dict[int, Choice] = field(default_factory=dict)  # Synthetic place -> alternatives.
+    own: dict[int, KeywordShape] = field(default_factory=dict)  # Place -> shape for its own keywords.
+    # Conjunctions without any possible shape.
     impossible: set[Conjunction] = field(default_factory=set)
-    # Conjunctions whose shapes lack some of the allowed values.
+    # Conjunctions whose shapes lack some allowed values.
     narrowed: set[Conjunction] = field(default_factory=set)
-    # The keywords because of which values are missing.
+    # The exclusions because of which values are missing.
     narrow_at: dict[Origin, None] = field(default_factory=dict)
     steps: int = 0
     enforceable: Enforceability = field(init=False)
@@ -112,14 +112,12 @@ class Shapes:
                 self.busy.remove(conj)
             if not any(possible):
                 self.impossible.add(conj)
-            # Keep one shape of an impossible conjunction, to explain why it is impossible.
+            # An impossible conjunction keeps a shape, to explain why it is impossible.
             found = self.known[conj] = possible or found[:1]
         return found
 
     def _expand_single(self, conj: Conjunction) -> list[Shape] | None:
-        """Return the shapes for a single schema without in-place keywords, as `_expand` would; None for any
-        other conjunction.
-        """
+        """Return the shapes for a single schema without in-place keywords, or None. Faster than `_expand`."""
         if len(conj) != 1:
             return None
         schema = self.document.nodes[conj[0]].schema
@@ -141,7 +139,7 @@ class Shapes:
         return self.own[place]
 
     def _separate_keys(self, shape: Shape, conj: Conjunction) -> Shape:
-        """Return the shape with key patterns such that a key matches at most one."""
+        """Return the shape with key patterns that do not overlap."""
         constraint = shape.get("object")
         if not isinstance(constraint, Object) or not constraint.names and len(constraint.patterns) < 2:
             return shape
@@ -154,8 +152,8 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes such that every value has at least one. Proofs that rely on a missing shape need
-        this.
+        """Return shapes such that every value has at least one, even if `of` lacks some values. Needed in
+        proofs.
         """
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found
@@ -170,7 +168,7 @@ class Shapes:
         return (self.document.make(schema, self.document.nodes[place].pointer, (place, key)),)
 
     def complement(self, place: int) -> Conjunction:
-        """Return a conjunction for values that the schema at a place does not allow, for maxContains."""
+        """Return a conjunction for values that the schema at `place` forbids, for maxContains."""
         pointer = self.document.nodes[place].pointer
         return self.complement_of(
             (place,), Origin("contains", pointer, "the exclusion", "leave maxContains out")
@@ -184,7 +182,7 @@ class Shapes:
         return schema is True or isinstance(schema, dict) and not any(map(is_assertion, schema))
 
     def is_impossible(self, conj: Conjunction) -> bool:
-        """Return whether obviously no value satisfies the conjunction."""
+        """Return whether it is proven that no value satisfies the conjunction."""
         if any(self.document.nodes[place].schema is False for place in conj):
             return True
         if conj in self.busy:
@@ -196,7 +194,7 @@ class Shapes:
         return conj in self.impossible and conj not in self.narrowed
 
     def complement_of(self, conj: Conjunction, origin: Origin) -> Conjunction:
-        """Return a conjunction for values that fail some schema in `conj`."""
+        """Return a conjunction for values that violate some schema in `conj`."""
         if len(conj) == 1:
             (place,) = conj
             schema = self.document.nodes[place].schema
@@ -209,8 +207,8 @@ class Shapes:
         return (made,)
 
     def union(self, choice: Choice) -> Conjunction:
-        """Return a conjunction for values that satisfy an alternative in `choice`. For unevaluatedProperties
-        and unevaluatedItems, these alternatives evaluate nothing.
+        """Return a conjunction for values that satisfy an alternative in `choice`. These alternatives do not
+        count as evaluating properties or items (unevaluatedProperties, unevaluatedItems).
         """
         made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
         self.unions[made] = choice
@@ -257,8 +255,8 @@ class Shapes:
             refuse("anyOf", self.pointer(conj), why)
 
     def _exclude(self, work: Expansion, conj: Conjunction) -> None:
-        """Subtract the schemas that must not hold from the shapes. A subtraction that leaves many shapes
-        waits until all choices are taken.
+        """Exclude the values of schemas that must not hold. An exclusion that leaves many shapes is postponed
+        until all choices are made.
         """
         if work.taken:
             work.shapes = [some for shape in work.shapes if (some := self._possible(shape))]
@@ -285,9 +283,7 @@ class Shapes:
         work.excluded = waiting
 
     def _possible(self, shape: Shape) -> Shape:
-        """Return the shape without its object constraint if a required property obviously has no possible
-        value.
-        """
+        """Return the shape, without its object constraint if a required property has no possible value."""
         constraint = shape.get("object")
         if isinstance(constraint, Object):
             parts_of = [constraint.property(name) for name in constraint.required]
@@ -299,7 +295,7 @@ class Shapes:
         return any(self.document.nodes[place].schema is False for place in conj)
 
     def _groups(self, work: Expansion) -> list[tuple[str, ...]]:
-        """Return each schema's property names, in the order in which the schemas stand in the text."""
+        """Return each schema's property names, in the order in which the schemas occur in the text."""
         found: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for place, _, where in work.held:
             schema = self.document.nodes[place].schema
@@ -314,7 +310,7 @@ class Shapes:
         return kept
 
     def _one_of(self, place: int, work: Expansion, pointer: str) -> Choice:
-        """Return oneOf's branches that can be enforced, each without the values of all other branches."""
+        """Return the oneOf branches that can be enforced, each without the values of all other branches."""
         branches = branches_of(self.document, place, "oneOf")
         kept = set(self._enforceable(branches, work, "oneOf", pointer))
         rivals = [
@@ -346,7 +342,7 @@ class Shapes:
             work.meet(shape)
 
     def _add(self, work: Expansion, item: PendingSchema) -> None:
-        """Add one schema to the conjunction."""
+        """Add a schema to the expansion."""
         if item.place in self.negated:
             work.excluded += (self.negated[item.place],)
             return

@@ -1,8 +1,8 @@
-"""Expand unevaluatedProperties and unevaluatedItems in an alternative that records which schemas hold.
+"""Expands unevaluatedProperties and unevaluatedItems, given the schemas that hold in an alternative.
 
-The more schemas hold, the more keys and items are evaluated, and the less the keyword restricts. A value
-therefore satisfies the keyword if it does so for some set of schemas that hold. Each alternative stands for
-such a set.
+These keywords restrict only keys and items that no other schema evaluates. The more schemas hold for a value,
+the less the keywords restrict. Each alternative stands for a set of schemas that hold. A value satisfies the
+keyword if it does so in some alternative whose schemas all hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +26,12 @@ KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 @dataclass(slots=True)
 class Evaluated:
     names: dict[str, None] = field(default_factory=dict)
-    # Maps a pattern's text to a place that has the pattern.
+    # Pattern text -> a place with this pattern.
     patterns: dict[str, int] = field(default_factory=dict)
     all_names: bool = False
     items: int = 0
     all_items: bool = False
-    # Places of schemas whose matching items are evaluated.
+    # Places of `contains` schemas, whose matching items count as evaluated.
     contains: dict[int, None] = field(default_factory=dict)
 
 
@@ -46,8 +46,9 @@ def unevaluated_shape(
     held: Mapping[int, list[int]],
     union: Callable[[list[Conjunction]], Conjunction],
 ) -> Shape:
-    """Return the shape that a place's unevaluated keywords require. `held` maps a place to the places
-    directly below it whose schemas apply to the same value.
+    """Return the shape that a place's unevaluated keywords require.
+
+    `held` maps a place to the places directly below it whose schemas apply to the same value.
     """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)
@@ -90,8 +91,9 @@ def _evaluate(
 
 
 def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
-    """Refuse the schema at `above` if an anyOf or `if` at `place` was expanded for another schema, which
-    shares its alternatives.
+    """Refuse the unevaluated keyword at `above` if an anyOf or `if` at `place` is shared with another schema.
+
+    Its alternatives were then expanded for the other schema, so it is unknown which of them hold.
     """
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):

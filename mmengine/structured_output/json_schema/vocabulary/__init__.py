@@ -1,1 +1,1 @@
-"""JSON Schema's vocabulary: keywords, drafts, formats; and the refusals and notes that name them."""
+"""JSON Schema's keywords, drafts and formats, and the refusals and notes that name them."""

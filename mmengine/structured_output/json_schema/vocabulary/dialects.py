@@ -1,9 +1,9 @@
-"""The JSON Schema drafts: their metaschemas' URIs, and the keywords that each draft defines."""
+"""Lists the JSON Schema drafts, with their URIs and the keywords that each draft defines."""
 
 import re
 
 UNSPECIFIED = 0  # The draft of a schema without `$schema`.
-SIBLINGS_IGNORED = frozenset((3, 4, 6, 7))  # Drafts that ignore every keyword beside a `$ref`.
+SIBLINGS_IGNORED = frozenset((3, 4, 6, 7))  # Drafts in which keywords beside a `$ref` are ignored.
 
 _URI = re.compile(r"https?://json-schema\.org/draft[-/](0[3-7]|2019-09|2020-12)/(?:hyper-)?schema#?")
 _NUMBERS = {"03": 3, "04": 4, "05": 4, "06": 6, "07": 7, "2019-09": 2019, "2020-12": 2020}
@@ -34,7 +34,7 @@ _NINETEEN = _SEVENTH | words(
 _TWENTY = (_NINETEEN - {"additionalItems", "$recursiveRef", "$recursiveAnchor"}) | words(
     "prefixItems $dynamicRef $dynamicAnchor"
 )
-KNOWN_IN = {  # Keywords, keyed by draft.
+KNOWN_IN = {  # Draft -> keywords.
     UNSPECIFIED: _TWENTY | {"additionalItems", "nullable", "discriminator"},
     3: _FIRST | {"id", "divisibleBy", "extends", "disallow"},
     4: _FOURTH | {"id"},

@@ -1,13 +1,13 @@
-"""Patterns for the `format` values that are enforced. A pattern allows nothing that its RFC forbids.
+"""Patterns for the `format` values that are enforced. A pattern never allows a text that the RFC forbids.
 
-A pattern is narrower than the RFC if no regular expression is both exact and small. Leap seconds, quoted
-local parts in an email, internationalised (xn--) host names, IPv6 zones and IPvFuture are not allowed.
+Where no small regular expression is exact, the pattern allows less than the RFC. Leap seconds, quoted local
+parts in an email, internationalized (xn--) host names, IPv6 zones and IPvFuture are not allowed.
 """
 
 YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 LEAP_YEAR = (
-    r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])"  # divisible by 4, not by 100
-    r"|(?:0[48]|[2468][048]|[13579][26])00)"  # divisible by 400
+    r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])"  # years divisible by 4 but not by 100
+    r"|(?:0[48]|[2468][048]|[13579][26])00)"  # years divisible by 400
 )
 MONTH_DAY = (
     r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
@@ -100,7 +100,7 @@ FORMATS = {
     "uri": URI,
     "uri-reference": URI_REFERENCE,
     "uri-template": URI_TEMPLATE,
-    # Formats for letters of all languages use the pattern of the ASCII format.
+    # Formats that allow letters of all languages use the pattern of the corresponding ASCII format.
     "iri": URI,
     "iri-reference": URI_REFERENCE,
     "idn-email": EMAIL,
@@ -109,6 +109,5 @@ FORMATS = {
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
 
-# Formats whose pattern allows everything that the RFC allows. The other patterns exclude some values that the
-# RFC allows.
+# Formats whose pattern allows exactly what the RFC allows. All other patterns allow less.
 EXACT = frozenset(("date", "uuid", "ipv4"))

@@ -1,4 +1,4 @@
-"""The keywords in draft 2020-12, the values that each may have, and the limits that are enforced on them."""
+"""Lists the keywords in draft 2020-12, and checks their values."""
 
 import json
 from collections.abc import Callable
@@ -84,7 +84,7 @@ ASSERTIONS = (
     | STRINGS
 )
 KNOWN = ANNOTATIONS | ASSERTIONS
-# The formats of the specification; formats.py has a pattern for each format that is enforced.
+# The formats in the specification. formats.py has a pattern for each format that is enforced.
 STANDARD_FORMATS = frozenset(
     (
         "date-time",
@@ -102,14 +102,14 @@ STANDARD_FORMATS = frozenset(
     + ("relative-json-pointer",)
 )
 
-MAX_ENUM = 20_000  # Maximum number of values in one enum.
-MAX_COUNT = 100_000  # Maximum of minItems, minLength and the other counts.
-EXACT = 2**53  # Beyond this value the grammar engine's numbers are not exact.
+MAX_ENUM = 20_000  # Maximum number of values in an enum.
+MAX_COUNT = 100_000  # Maximum value of minItems, minLength and similar keywords.
+EXACT = 2**53  # Integers up to this value are exact in the grammar engine, which reads floats.
 MAX_DECIMALS = 15
 
 
 def to_fraction(value: int | float) -> Fraction:
-    """Return the exact decimal value that the number's text has: 0.1 becomes 1/10."""
+    """Return the exact value of a number's decimal text: 0.1 becomes 1/10."""
     return Fraction(value) if isinstance(value, int) else Fraction(Decimal(repr(value)))
 
 
@@ -119,7 +119,7 @@ def to_number(value: Fraction) -> int | float:
 
 
 def count_decimals(value: Fraction) -> int:
-    """Return how many decimal places `value` needs. Its decimal expansion must be finite."""
+    """Return the number of decimal places of `value`, whose decimal expansion must be finite."""
     count = 0
     while value.denominator != 1:
         value *= 10
@@ -136,8 +136,9 @@ def is_count(value: object) -> bool:
 
 
 def equality_key(value: object) -> object:
-    """Return a hashable key that is equal for values that JSON Schema calls equal: 1 and 1.0, but not 1 and
-    true.
+    """Return a hashable key, which is equal for values that are equal in JSON Schema.
+
+    1 and 1.0 are equal, but 1 and true are not.
     """
     if isinstance(value, bool) or value is None:
         return ("is", value)
@@ -147,7 +148,7 @@ def equality_key(value: object) -> object:
         return value
     if isinstance(value, list):
         return ("array", tuple(equality_key(item) for item in value))
-    assert isinstance(value, dict)  # JSON has no other values.
+    assert isinstance(value, dict)  # No other type remains, since JSON has no further types.
     return ("object", frozenset((key, equality_key(item)) for key, item in value.items()))
 
 
@@ -180,8 +181,8 @@ def check_values(schema: dict, pointer: str) -> None:
 
 
 def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
-    """Return (names that lead to the keyword, reason) if two keywords in a schema object contradict each
-    other; otherwise None.
+    """Return (path to a keyword, reason) if two keywords in a schema object contradict each other, else
+    None.
     """
     if schema.get("enum") == []:
         return ("enum",), "an empty enum allows nothing"
@@ -202,8 +203,9 @@ def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None
 
 
 def check_value(value: int | float, keyword: str, pointer: str) -> None:
-    """Refuse a number that the grammar engine would write differently. The engine reads a float and writes
-    the fewest digits that distinguish the float from others.
+    """Refuse a number that the grammar engine would change.
+
+    The engine reads a float and writes the shortest decimal text for the float.
     """
     if abs(value) > EXACT and to_fraction(float(value)) != value:
         refuse(keyword, pointer, f"{value} is beyond 2**53, where numbers are not exact")
@@ -218,7 +220,7 @@ def _check_decimals(value: int | float, keyword: str, pointer: str) -> None:
 def check_multiple(value: int | float, pointer: str) -> None:
     """Refuse a `multipleOf` that the grammar engine would not enforce exactly.
 
-    The engine reads a float and multiplies by 10 until the value is whole.
+    The engine reads a float and multiplies it by 10 until the value is whole.
     """
     coefficient, digits = float(value), 0
     while coefficient != int(coefficient):
@@ -228,7 +230,7 @@ def check_multiple(value: int | float, pointer: str) -> None:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
-# Each subschema is checked when the reader reaches the subschema.
+# (keywords, check of their value, description of valid values). The reader checks subschemas separately.
 _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
     (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),

@@ -1,4 +1,4 @@
-"""Notes on a normalized schema: keywords that restrict nothing, and parts that are narrowed."""
+"""Notes for clients on a normalized schema: keywords without effect, and values that are excluded."""
 
 from dataclasses import dataclass, field
 
@@ -6,15 +6,15 @@ import msgspec
 
 from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer
 
-MAX_NOTES = 100  # Maximum number of notes on one schema.
+MAX_NOTES = 100  # Maximum number of notes on a schema.
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A remark on a schema's keyword.
+    """A remark on a keyword in a schema.
 
-    `pointer` is a JSON pointer (RFC 6901; "#" is the root) to the first position that the note is about.
-    `count` says how many such positions there are. `warning` is True if the schema may not mean what its
-    author intended.
+    `pointer` is a JSON pointer (RFC 6901; "#" is the root) to the first position to which the note applies.
+    `count` is the number of such positions. `warning` says whether the schema may differ from its author's
+    intention.
     """
 
     keyword: str
@@ -25,10 +25,11 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class NormalizedSchema(msgspec.Struct, frozen=True):
-    """A schema in the form that the grammar engine enforces exactly.
+    """A normalized schema, which the grammar engine enforces exactly.
 
-    `text` is JSON. `notes` list keywords that restrict nothing; `narrow` lists parts for which the text
-    allows less than the schema; `ordered` lists objects whose key order only `Bounds.ordered` fixes.
+    `text` is the schema as JSON. `notes` has remarks on keywords without effect. `narrow` has remarks on
+    parts for which `text` allows less than the original schema. `ordered` has remarks on objects whose key
+    order is fixed only by `Bounds.ordered`.
     """
 
     text: str
@@ -39,15 +40,15 @@ class NormalizedSchema(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Notes:
-    """Collects the notes on a schema, and merges notes that differ only in their pointer."""
+    """Collects notes on a schema, and merges notes that differ only in their pointer."""
 
-    # The first note for each keyword and text.
+    # (keyword, text) -> first note.
     first: dict[tuple[str, str], Note] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     left_out: bool = False
 
     def add(self, keyword: str, pointer: str, text: str, warning: bool = False) -> None:
-        """Add a note; `pointer` has no leading "#"."""
+        """Add a note. `pointer` has no leading "#"."""
         key = keyword, text
         if key in self.first:
             self.counts[key] += 1
@@ -58,7 +59,7 @@ class Notes:
             self.left_out = True
 
     def all(self) -> tuple[Note, ...]:
-        """Return at most MAX_NOTES notes. The last note says when there are more."""
+        """Return at most MAX_NOTES notes. If there are more, the last note says so."""
         out = [msgspec.structs.replace(note, count=self.counts[key]) for key, note in self.first.items()]
         if self.left_out:
             out.append(Note("", "#", "more notes were omitted"))

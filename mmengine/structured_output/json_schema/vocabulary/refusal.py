@@ -1,4 +1,4 @@
-"""Schema refusals: which keyword is refused, where, and why."""
+"""The errors for a refused schema, with the keyword, its JSON pointer, and the reason."""
 
 from typing import NoReturn
 
@@ -8,8 +8,8 @@ from mmengine.errors import ErrorCode, InvalidRequest
 class SchemaRefused(InvalidRequest):
     """Raised for a schema that is invalid, allows nothing, or cannot be enforced exactly.
 
-    `keyword` is the keyword at fault ("" for the schema as a whole). `pointer` is the JSON pointer to the
-    fault (RFC 6901; "#" is the root). `why` is the reason.
+    `keyword` is the faulty keyword ("" for the whole schema). `pointer` is the JSON pointer to the fault (RFC
+    6901; "#" is the root). `why` is the reason.
     """
 
     code = ErrorCode.INVALID_GRAMMAR
@@ -22,23 +22,24 @@ class SchemaRefused(InvalidRequest):
 
 
 class UnenforceablePart(SchemaRefused):
-    """Raised for a valid part that cannot be enforced. anyOf leaves such a branch out if another remains."""
+    """Raised for a valid part that cannot be enforced. anyOf can leave out a branch with such a part."""
 
 
 def refuse(keyword: str, pointer: str, why: str) -> NoReturn:
-    """Raise SchemaRefused; `pointer` has no leading "#"."""
+    """Raise SchemaRefused. `pointer` has no leading "#"."""
     raise SchemaRefused(keyword, format_pointer(pointer), why)
 
 
 def format_pointer(pointer: str) -> str:
-    """Return a pointer with its leading "#". A pointer into another document already contains "#" after the
-    document's URI.
+    """Return a pointer with a leading "#".
+
+    A pointer into another document is unchanged, because it has "#" after the document's URI.
     """
     return f"#{pointer}" if pointer[:1] in ("", "/") else pointer
 
 
 def join_pointer(pointer: str, *names: str | int) -> str:
-    """Return the pointer to a member below `pointer`, escaped by RFC 6901."""
+    """Return `pointer` extended by `names`, which are escaped by RFC 6901."""
     for name in names:
         text = str(name)
         if "~" in text or "/" in text:
