@@ -137,8 +137,8 @@ def grammar_of(
     {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is
     always enforced; `strict` only adds notes. All types except text may have "bounds": an object with fields
     from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to documents
-    to which references may lead. It may also have "strict_keywords", which refuses unknown keywords if true. json_object
-    and json_schema may have "field_confidence".
+    to which references may lead. It may also have "strict_keywords", which refuses unknown keywords if true.
+    A json_object or a json_schema may have "field_confidence".
     `grammar` is {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or
     {"structural_tag": {…}}. All types except text, and all grammars, may have "on_truncation": "close" or
     "length" (the default). `reasoning_of` reads the field "reasoning". Raises InvalidRequest, which names the

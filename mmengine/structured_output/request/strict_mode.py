@@ -6,7 +6,8 @@ from mmengine.structured_output.json_schema.reading.translation import subschema
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
-MAX_PROPERTIES = 5_000  # The constants down to MAX_CHARS are OpenAI's limits for a whole schema.
+# OpenAI's limits for a whole schema:
+MAX_PROPERTIES = 5_000  # Maximum number of properties in all objects together.
 MAX_LEVELS = 10  # Maximum nesting depth of objects and arrays.
 MAX_ENUM_VALUES = 1_000  # Maximum number of values in all enums together.
 # Maximum number of characters in names of properties and definitions, and in values of enum and const
