@@ -24,7 +24,7 @@ class LogFollower:
 
     def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
         self._folder, self._wait, self._start = folder, wait, start
-        self._segment = NO_SEGMENT  # the current segment's first sequence; its name changes when it is packed
+        self._segment = NO_SEGMENT  # the current segment; its file name changes when it is packed
         self._offset: int | None = None
         self._next = 0
 

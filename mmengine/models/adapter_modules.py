@@ -16,7 +16,7 @@ _VISION = re.compile(r"visual\.(?!pos_embed|patch_embed)[\w.]+\.weight")
 
 
 def adapter_modules(config: NetworkConfig) -> dict[str, tuple[int, int]]:
-    """Return, by canonical name, each module that adapters may change and its weight shape (out, in)."""
+    """Return canonical name -> weight shape (out, in) for each module that adapters may change."""
     shapes = {name: shape for name, shape in decoder_tensors(config.text).items() if _TEXT.fullmatch(name)}
     if config.vision is not None:
         shapes |= {

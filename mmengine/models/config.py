@@ -1,4 +1,4 @@
-"""A model's sizes and options as plain data, which a plugin reads from config.json."""
+"""Defines a model's sizes and options as plain data, which a plugin reads from config.json."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,11 @@ from mmengine.models.vision.config import VisionConfig
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
     text: DecoderConfig
-    vision: VisionConfig | None  # None for a text-only model.
+    vision: VisionConfig | None  # None if the model has no vision tower.
 
 
 def make_spec(config: NetworkConfig) -> ModelSpec:
-    """Return the sizes that the runtime and the scheduler need."""
+    """Return the sizes in the form that the runtime and the scheduler need."""
     text, vision = config.text, config.vision
     return ModelSpec(
         num_layers=text.num_layers,

@@ -1,4 +1,4 @@
-"""Reads the fields that plugins need from config.json, under transformers' names, and refuses unsupported
+"""Reads the fields that plugins need from config.json, by the names in transformers, and rejects unsupported
 values. Does not import torch.
 """
 
@@ -10,8 +10,9 @@ from mmengine.checkpoint.rope import RopeConfig, read_rope
 from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
 
 MAX_LAYERS = 1024
-MAX_EXPERTS = 2**16  # Limit for all layers together.
-# Options of routers that do more than a softmax over all experts, each with the value that turns it off.
+MAX_EXPERTS = 2**16  # The maximum number of experts in all layers together.
+# Options for routers that do more than a softmax over all experts, each with the value that turns the option
+# off.
 ROUTERS: dict[str, object] = {
     "scoring_func": "softmax",
     "n_group": 1,
@@ -23,7 +24,7 @@ ROUTERS: dict[str, object] = {
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
     """Raise ModelError for an architecture that is not in `architectures`, for an unsupported quantisation,
-    and for a model with its own code. `parts`: names for nested objects that must have neither a quantisation
+    and for a model with its own code. `parts`: names of nested objects that must have neither a quantisation
     nor code.
     """
     found = root.values.get("architectures")
@@ -53,13 +54,13 @@ def read_decoder(
     mixers: tuple[str, ...] = ("full_attention",),
     windowed: bool = False,
 ) -> DecoderConfig:
-    """Read sizes from the file. The other options are arguments, because the file does not contain them.
-    Raises ModelError that names the field.
+    """Read a decoder's sizes from the file. The file does not contain the other options, so they are
+    arguments. Raises ModelError that names the field.
 
-    `head_dim`: used if the file has no such field; None means hidden_size / heads.
-    `rope`: reads the rotary options from the fields and head_dim. `mixers`: allowed values in layer_types.
-    `windowed`: whether the family uses sliding_window even without use_sliding_window, so that such a model
-    is refused.
+    `head_dim`: the value if the file has no such field; None means hidden_size / heads. `rope`: reads the
+    rotary options from the fields and head_dim. `mixers`: the allowed values in layer_types. `windowed`:
+    whether the model family uses sliding_window even without use_sliding_window. A model with a sliding
+    window is rejected.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     is_dense = experts is None or len(experts.layers) < num_layers
@@ -98,9 +99,9 @@ def read_decoder(
 
 
 def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
-    """Return which layers have experts and how a token chooses among them, or None if all layers are dense.
+    """Return which layers have experts and how the router selects experts, or None if all layers are dense.
 
-    `norm_top_k`: whether the chosen experts' probabilities are divided by their sum. Raises ModelError that
+    `norm_top_k`: whether the selected experts' probabilities are divided by their sum. Raises ModelError that
     names the field.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
@@ -112,8 +113,8 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
 
 
 def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
-    """Return the experts of `layers`, for a model family that says itself which layers have experts. Reads
-    and raises as `read_experts`.
+    """Return the experts for `layers`, for a model family that determines itself which layers have experts.
+    Otherwise the same as `read_experts`.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"

@@ -1,4 +1,4 @@
-"""A base class for model plugins whose networks a NetworkConfig describes completely."""
+"""A base class for model plugins whose networks are completely described by a NetworkConfig."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -23,9 +23,10 @@ if TYPE_CHECKING:  # These modules import torch, which is slow to load.
 
 
 class DescribedPlugin(ABC):
-    """A ModelPlugin without the methods that differ between families. Importing this module imports neither
-    torch nor a processor, because the methods import them when called. `names`: maps the tensor names in
+    """A ModelPlugin without the methods that differ between model families. `names`: maps the tensor names in
     files to canonical names.
+
+    Importing this module imports neither torch nor a processor. The methods import them when they are called.
     """
 
     architectures: tuple[str, ...]
@@ -33,7 +34,9 @@ class DescribedPlugin(ABC):
 
     @abstractmethod
     def read_config(self, folder: Path) -> NetworkConfig:
-        """Return the networks' sizes and options. Raises ModelError that names the file and the field."""
+        """Return the sizes and options for the networks. Raises ModelError that names the file and the
+        field.
+        """
 
     @abstractmethod
     def load_processor(self, folder: Path) -> Processor: ...

@@ -1,4 +1,4 @@
-"""Records how a model's matrices are held in memory, and describes it for users."""
+"""Records in which formats a model's matrices are held in memory, and describes these formats to users."""
 
 import ctypes
 from collections.abc import Iterable
@@ -15,13 +15,14 @@ from mmengine.native.blocks import multiplies_blocks
 from mmengine.native.linear import AnyWeight, packed_bytes
 
 _NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
-WHOLE_NUMBERS = {"int8", "int4"}  # Integer codes.
+WHOLE_NUMBERS = {"int8", "int4"}  # The formats whose codes are integers.
 _OUTSIDE = ", int8 activations (outside parity)"
 W = TypeVar("W", bound=AnyWeight)
 
 
 class HeldWeights:
-    """What a WeightReader has returned so far: the formats of its matrices, and all bytes once packed.
+    """Records what a WeightReader has returned so far: the matrices' formats, and how many bytes they take
+    when packed.
 
     `library`: the CPU's kernels, or None.
     """
@@ -35,7 +36,7 @@ class HeldWeights:
         self._num_bytes = 0
 
     def add(self, weight: W, form: str = "") -> W:
-        """Count a matrix and return it. `form`: its code format."""
+        """Record a matrix and return it. `form`: the format of its codes, or ""."""
         if form:
             self._forms.add(form)
         if self._library is not None:
@@ -43,9 +44,12 @@ class HeldWeights:
         return weight
 
     def add_types(self, entries: Iterable[TensorEntry], *, as_codes: bool) -> None:
-        """Record the GGUF types of tensors that are held in their blocks, or else as values."""
+        """Record the GGUF types of tensors. `as_codes`: they are held in GGUF's blocks; otherwise as
+        values.
+        """
         for entry in entries:
-            # Types with a coding are named by it, unless all the file's types are named.
+            # A type that corresponds to a coding is named by the coding, unless all types in the file are
+            # named.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
 
@@ -53,7 +57,9 @@ class HeldWeights:
         self._num_bytes += tensor.nbytes
 
     def text(self, entries: Iterable[TensorEntry]) -> str:
-        """Return a text that says how quantised matrices are held; "" if none of `entries` is quantised."""
+        """Return a text that says how quantised matrices are held, or "" if none of `entries` is
+        quantised.
+        """
         parts = [self._codes(entries)]
         if self._dequantised and (self._types or self._forms):
             parts.append(f"{', '.join(sorted(self._dequantised))} dequantised to {self._dtype_name}")
@@ -70,7 +76,7 @@ class HeldWeights:
         return ", ".join(f"{name} held as {self._dtype_name}" for name in sorted(stored))
 
     def check_activations(self) -> None:
-        """Raise ModelError if `activations` is "int8" but no matrix that was read has integer codes."""
+        """Raise ModelError if `activations` is "int8" but no matrix with integer codes was read."""
         if self._activations == "int8" and not self._forms & WHOLE_NUMBERS:
             held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name
             raise ModelError(
@@ -81,11 +87,11 @@ class HeldWeights:
 
 
 def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matrices may be held in GGUF's blocks."""
+    """Return whether matrices may be held in GGUF's blocks on this device in this dtype."""
     library = native.load() if device.type == "cpu" and dtype == torch.float32 else None
     return library is not None and multiplies_blocks(library)
 
 
 def gguf_types_held(device: torch.device) -> list[str]:
-    """Return the names of the GGUF types whose blocks the kernels keep in float32."""
+    """Return the names of the GGUF types whose blocks the kernels can use in float32."""
     return sorted(BLOCKS) if holds_blocks(device, torch.float32) else []

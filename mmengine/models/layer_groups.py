@@ -1,8 +1,8 @@
-"""Divides a model's attention layers into block groups (mmengine/block_groups.py), and describes one group as
-a model of its own.
+"""Divides a model's attention layers into block groups (mmengine/block_groups.py). Each group is also
+described as a model of its own.
 
-All blocks have the same size: they hold the KV of as many layers as the first group has. So the groups share
-one pool, and blocks that a window frees can hold the KV of any layer.
+All blocks have the same size: they hold the KV for as many layers as the first group has. The groups can
+therefore share one pool, and blocks that a window group frees can hold the KV for any layer.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from dataclasses import replace
 from mmengine.block_groups import MAX_GROUPS, BlockGroup
 from mmengine.models.spec import LayerAttention, ModelSpec
 
-PADDING_SHARE = 0.25  # largest share of a block that layers may leave empty on average
+PADDING_SHARE = 0.25  # The maximum share of a block that layers may leave empty, on average.
 
 
 def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
     """Return the model's groups, or () if separate groups would not save memory.
 
-    `max_model_len`: a window of so many tokens or more sees all keys. Layers that share KV are in the group
-    of the layer that stores it.
+    `max_model_len`: a window of at least this size counts as no window. Layers that share KV belong to the
+    same group as the layer that stores the KV.
     """
     if spec.state is not None or spec.problem() is not None:
         return ()
@@ -39,7 +39,7 @@ def block_groups(spec: ModelSpec, max_model_len: int) -> tuple[BlockGroup, ...]:
 
 
 def _window_of(layers: Sequence[LayerAttention], owner: int, max_model_len: int) -> int:
-    """Return how many keys the layers that read the KV of `owner` see at most; 0: all keys."""
+    """Return the largest window or chunk in the layers that read the KV of `owner`; 0: all keys."""
     limits = [
         min((limit for limit in (layer.window, layer.chunk) if limit), default=0)
         for layer in layers
@@ -49,7 +49,7 @@ def _window_of(layers: Sequence[LayerAttention], owner: int, max_model_len: int)
 
 
 def groups_unfit(spec: ModelSpec, groups: Sequence[BlockGroup]) -> str | None:
-    """Return why `groups` do not describe this model, or None."""
+    """Return why `groups` do not describe this model, or None if they do."""
     stored = sorted(layer for group in groups for layer in group.layers)
     owners = sorted({layer.kv_layer for layer in spec.attention})
     if stored != owners:
@@ -63,15 +63,15 @@ def groups_unfit(spec: ModelSpec, groups: Sequence[BlockGroup]) -> str | None:
 
 
 def block_spec(spec: ModelSpec, groups: Sequence[BlockGroup]) -> ModelSpec:
-    """Return the model's sizes with as many layers as a block holds."""
+    """Return the model's sizes, with as many layers as a block holds."""
     if not groups:
         return spec
     return replace(spec, num_layers=max(len(group.layers) for group in groups), state=None, attention=())
 
 
 def group_spec(spec: ModelSpec, group: BlockGroup) -> tuple[ModelSpec, list[int]]:
-    """Return the group's layers as a model, and their numbers in `spec`. Layers that read another layer's KV
-    belong to that layer's group.
+    """Return the group's layers as a model, and the layers' numbers in `spec`. A layer that reads another
+    layer's KV belongs to that layer's group.
     """
     members = [number for number, layer in enumerate(spec.attention) if layer.kv_layer in group.layers]
     places = {number: place for place, number in enumerate(members)}

@@ -1,5 +1,5 @@
-"""Finds or downloads a model's files by the name that a user gives: a folder, a GGUF file, a hub id, or no
-name for the embedded checkpoint.
+"""Finds or downloads a model's files. A user names the model by a folder, a GGUF file, a hub id, or not at
+all for the embedded checkpoint.
 """
 
 from pathlib import Path
@@ -16,19 +16,19 @@ DEFAULT_CHECKPOINT = "default"
 
 
 def resolve_folder(model: str | Path | None) -> Path:
-    """Return the folder, or the GGUF file, for `model`. Raises ModelError.
+    """Return the folder or the GGUF file for `model`. Raises ModelError.
 
-    `model`: None for the embedded checkpoint; an existing folder or GGUF file, whose absolute path is
-    returned; or a hub id, whose files are downloaded unless the hub's cache has them.
+    `model`: None for the embedded checkpoint, an existing folder or GGUF file, whose absolute path is
+    returned, or a hub id. A model's files are downloaded from the hub unless the hub's cache has them.
     """
     found = _local_or_hub(model)
     return fetch_model(found) if isinstance(found, HubName) else found
 
 
 def resolve_description(model: str | Path | None) -> tuple[Path, int]:
-    """Return the folder, or the GGUF file, that describes `model`, and the bytes of its weights.
+    """Return the folder or the GGUF file that describes `model`, and how many bytes its weights have.
 
-    Of a model on a hub only the config, tokenizer and processor files are downloaded. Raises ModelError.
+    For a model on a hub, only the config, tokenizer and processor files are downloaded. Raises ModelError.
     """
     found = _local_or_hub(model)
     if isinstance(found, HubName):
@@ -48,10 +48,10 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
         if folder.is_dir():
             return folder.resolve()
         if is_gguf(folder):
-            # Links are not resolved, because a hub's cache links to files without the suffix .gguf.
+            # Links are not resolved, because a hub's cache contains links to files without the suffix .gguf.
             return folder.absolute()
         is_file = folder.exists()
-    # The name is too long, has a null byte, or names the home of an unknown user.
+    # Raised if the name is too long, has a null byte, or names an unknown user's home folder.
     except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(model)[:200]!r} is not a valid path or hub id") from None
     if is_file:
@@ -70,14 +70,14 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
 
 
 def resolve_adapter(source: str | Path) -> Path:
-    """Return a LoRA adapter's folder: an existing folder, or a hub id's folder in the hub's cache, downloaded
-    if missing. Raises ModelError.
+    """Return a LoRA adapter's folder. `source`: an existing folder, or a hub id. An adapter is downloaded
+    from the hub unless the hub's cache has it. Raises ModelError.
     """
     try:
         folder = Path(source).expanduser()
         if folder.is_dir():
             return folder.resolve()
-    # The name is too long, has a null byte, or names the home of an unknown user.
+    # Raised if the name is too long, has a null byte, or names an unknown user's home folder.
     except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(source)[:200]!r} is not a valid path or hub id") from None
     name = None if isinstance(source, Path) else parse_name(source)
@@ -103,7 +103,7 @@ def _embedded_folder() -> Path:
     value, point = points.popitem()
     try:
         folder = Path(point.load()())
-    except Exception as error:  # Another package's function may raise any exception.
+    except Exception as error:  # A function in another package may raise any exception.
         raise ModelError(f"the embedded checkpoint ({value}) does not load: {error}") from error
     if not (folder / "config.json").is_file():
         raise ModelError(f"the embedded checkpoint is missing from {folder}; install mmengine again")

@@ -1,4 +1,4 @@
-"""Caches prepared media by content, so that a repeated image is not decoded and resized again."""
+"""Caches prepared media by content, so that a repeated image need not be decoded and resized again."""
 
 import threading
 from collections import OrderedDict
@@ -12,7 +12,7 @@ DEFAULT_BYTES = 256 * 2**20
 
 @dataclass(slots=True)
 class _Flight(Generic[V]):
-    """A value that one caller computes while other callers wait for it."""
+    """A value that one caller is computing while other callers wait."""
 
     done: threading.Event = field(default_factory=threading.Event)
     value: V | None = None  # None: the computation failed.
@@ -21,14 +21,14 @@ class _Flight(Generic[V]):
 class MediaCache(Generic[V]):
     """A thread-safe LRU cache.
 
-    If several callers request the same missing value at the same time, one computes it and the others wait.
-    If the computation fails, only its caller gets the exception, and the next caller computes again. A key is
-    a hash of everything that the value depends on and of the tenant: the encoded bytes, the options and the
-    tenant's salt. `max_bytes` may be set at any time; 0 turns the cache off.
+    If several callers request the same missing value at the same time, one caller computes the value and the
+    others wait. If the computation fails, only this caller gets the exception, and the next caller computes
+    the value again. A key is a hash over the tenant's salt and everything that determines the value: the
+    encoded bytes and the options. `max_bytes` may be set at any time; 0 turns the cache off.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
-        self.hits = 0  # Requests whose value was cached, or computed by another caller meanwhile.
+        self.hits = 0  # Counts cached values, and values that another caller computed meanwhile.
         self.misses = 0
         self.num_bytes = 0
         self._max_bytes = max_bytes
@@ -50,10 +50,10 @@ class MediaCache(Generic[V]):
             self._evict()
 
     def get(self, key: bytes, make: Callable[[], V], size_of: Callable[[V], int]) -> V:
-        """Return the value for `key`; call `make` to compute it if it is not cached.
+        """Return the value for `key`. If it is not cached, call `make` to compute it.
 
-        `size_of`: returns a value's size in bytes. A value larger than `max_bytes` is not stored. Exceptions
-        from `make` are raised.
+        `size_of`: returns a value's size in bytes. A value that is larger than `max_bytes` is not stored.
+        Exceptions from `make` are passed on.
         """
         while True:
             with self._lock:
@@ -90,7 +90,7 @@ class MediaCache(Generic[V]):
                 self._evict()
 
     def forget(self, key: bytes) -> None:
-        """Remove `key` and its value, if cached. For a value that turned out not to match its key."""
+        """Remove `key` and its value, if cached, because the value was found not to match the key."""
         with self._lock:
             _, size = self._values.pop(key, (None, 0))
             self.num_bytes -= size

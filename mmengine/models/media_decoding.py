@@ -1,4 +1,6 @@
-"""A media decoder's input and output as plain data, so that the decoder can run in another process."""
+"""Defines a media decoder's input and output as plain data, so that the decoder can run in another
+process.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,11 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-Encoded = bytes | Path  # The bytes of an encoded file, or its path.
+Encoded = bytes | Path  # An encoded file, as bytes or as a path.
 
 
 class FrameTimes(NamedTuple):
-    """The rate of listed frames, and their indices in the original video; None if unknown."""
+    """The rate at which the listed frames follow, and their indices in the original video; None if
+    unknown.
+    """
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None
@@ -21,8 +25,8 @@ class FrameTimes(NamedTuple):
 class EncodedMedia:
     """An image or a video as the client sent it.
 
-    `data`: an encoded file, or a video's frames as encoded images. `options`: checked values by name.
-    `where`: the item's name in errors.
+    `data`: an encoded file, or a video's frames as encoded images. `options`: checked values by option name.
+    `where`: the item's name in error messages.
     """
 
     modality: str
@@ -34,11 +38,12 @@ class EncodedMedia:
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """An image's or a video's patches.
+    """The patches that were decoded from an image or a video.
 
-    `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: temporal patches, rows and columns.
-    `timestamps`: for a video, each temporal patch's time in seconds. `duration`: a video's length in seconds.
-    `tiles`: how many rows and columns of tiles an image was cut into; (0, 0) for an uncut image.
+    `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: how many temporal patches, rows and
+    columns there are. `timestamps`: each temporal patch's time in a video, in seconds. `duration`: a video's
+    length in seconds. `tiles`: into how many rows and columns of tiles an image was cut; (0, 0) for an uncut
+    image.
     """
 
     patches: np.ndarray = field(repr=False)
@@ -48,13 +53,14 @@ class DecodedMedia:
     tiles: tuple[int, int] = (0, 0)
 
 
-# Raises InvalidMedia, InvalidRequest.
+# A media decoder raises InvalidMedia or InvalidRequest.
 MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 
 
 class DecoderRecipe(NamedTuple):
-    """How another process makes a decoder: by calling `module.decoder(settings)`. Importing the module loads
-    neither torch nor a tokenizer. `done`: the past participle that errors use for the decoder's work.
+    """How another process makes a decoder: it calls `module.decoder(settings)`. Importing the module must
+    load neither torch nor a tokenizer. `done`: a past participle for the decoder's work, which error messages
+    contain.
     """
 
     module: str

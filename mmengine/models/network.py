@@ -1,4 +1,4 @@
-"""A model's networks on a device, implementing the protocol VisionLanguageModel."""
+"""Implements the protocol VisionLanguageModel: a model's text decoder and vision tower on a device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,15 +34,15 @@ from mmengine.models.weights import open_weights
 from mmengine.native import library as native
 from mmengine.native.decoder_weights import fits
 
-AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a TextDecoder.
+AnyTextDecoder = TextDecoder | NativeTextDecoder  # FusedTextDecoder is a subclass of TextDecoder.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Network:
-    """A VisionLanguageModel: the text decoder and the vision tower.
+    """A VisionLanguageModel that consists of a text decoder and a vision tower.
 
-    The tower is None if the model has no tower, or if another rank has it. `device` and `dtype`: of the
-    weights and hidden states.
+    The tower is None if the model has no tower, or if another rank has it. `device`, `dtype`: for weights and
+    hidden states.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Network:
             return LoadedAdapter(self._text.adapter(tensors), vision)
 
     def measure_encoder(self) -> EncoderCost | None:
-        """Return the encoder's cost, or None on a GPU, which always encodes an item at once."""
+        """Return the encoder's cost, or None on a GPU, where an item is always encoded at once."""
         vision = self._vision
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """Return a capturable encoder, or None if the device has no attention kernel for frames with unequal
-        lengths."""
+        """Return a capturable encoder, or None if the device has no attention kernel for frames with
+        different lengths."""
         if self._vision is None or self._vision.ops is None:
             return None
         return CapturedVision(self._vision, self._vision.ops, largest)
@@ -146,11 +146,11 @@ def load_network(
     "bfloat16" or "float16").
 
     `shard`: load only this rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`:
-    the format to quantise the decoder's matrices to (only on a CPU in bfloat16). `activations`: "int8" to
-    quantise a layer's input rows before they are multiplied by integer codes.
+    the format to which the decoder's matrices are quantised (only on a CPU in bfloat16). `activations`:
+    "int8" to quantise a layer's input rows before they are multiplied by integer codes.
 
     Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
-    be used, for kernels that do not run on the device, and for a rank count that does not divide the
+    be used, for kernels that do not run on the device, and for a number of ranks that does not divide the
     model.
     """
     if dtype not in DTYPES:
@@ -192,7 +192,7 @@ def text_decoder(
     shard: Shard | None = None,
     batch_invariant: bool = False,
 ) -> AnyTextDecoder:
-    """Return the fastest text decoder that runs on `device`. Arguments and errors: as in load_network."""
+    """Return the fastest text decoder that runs on `device`. Arguments and errors: as for load_network."""
     plain = config.delta is None and not (config.gated or config.norm_offset or config.rotary_dim)
     if device.type != "cpu" and not plain:
         return TextDecoder(config, weights, device)
@@ -204,7 +204,7 @@ def text_decoder(
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
-    # The kernels compute whole layers in one call, but ranks must add their parts inside a layer.
+    # The kernels compute all layers in one call, but ranks must exchange sums within a layer.
     sizes = delta_sizes(config)
     usable = shard is None and fits(config.head_dim, device, dtype) and (sizes is None or sizes.fits)
     library = native.load() if usable else None

@@ -1,7 +1,8 @@
-"""Defines the protocol for a model plugin, which provides a processor (numpy only) and the networks (torch).
+"""Defines the protocol for model plugins. A plugin provides a processor (numpy only) and the networks
+(torch).
 
-A plugin is an entry point in the group `mmengine.models`. Importing its module must be fast; only
-`load_model` imports torch.
+A plugin is an entry point in the group `mmengine.models`. Importing its module must be fast, so only
+`load_model` may import torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,8 @@ from mmengine.request import CallFormat, MediaItem
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """An image or a video as the client sent it: the encoded bytes or their file, and the requested options
-    (numbers or bools) by name.
+    """An image or a video as the client sent it: the encoded bytes or a file with them, and the requested
+    options (numbers or bools) by name.
     """
 
     data: bytes | Path
@@ -32,10 +33,10 @@ class MediaSource:
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """A media item with its encoder input.
+    """A media item and its input for the encoder.
 
-    `patches` is uint8 [num_patches, channels * temporal * patch²], in the encoder's order: the patches of a
-    merge x merge window follow each other. `source`: input from which `Processor.restore` can make the same
+    `patches`: uint8 [num_patches, channels * temporal * patch²], in the encoder's order, in which the patches
+    in a merge x merge window are adjacent. `source`: input from which `Processor.restore` can make the same
     patches again; None if the client sent no encoded bytes.
     """
 
@@ -46,19 +47,20 @@ class MediaInput:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt that is ready to submit. `text`: the rendered prompt, before media placeholders are
+    """A prompt that is ready to submit. `text`: the rendered prompt before media placeholders were
     expanded.
     """
 
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    # For a piece of a session's conversation: how many of the first tokens end the previous content.
+    # If the prompt is a piece of a session's conversation: how many of its first tokens end the previous
+    # piece.
     num_opening: int = 0
 
 
 class Tokenizer(Protocol):
-    """The tokenizer methods that serving needs."""
+    """The methods and attributes that serving needs from a tokenizer."""
 
     vocab_size: int  # `decode` accepts all ids below this number.
     special_ids: frozenset[int]
@@ -68,18 +70,18 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self) -> list[bytes]:
-        """Return bytes for each id below vocab_size: the bytes that the id adds to a text, a special
-        token's name, or b"" for an unused id.
+        """Return a bytes object for each id below vocab_size: the bytes that the id adds to a text, or a
+        special token's name, or b"" for an unused id.
 
         Grammars and logprobs use these bytes. Raises ModelError if a token's bytes cannot be determined.
         """
 
-    # A tokenizer may also have `text_bytes: Sequence[bytes] | None`, which makes detokenization faster: the
-    # bytes that each id adds in `decode`. It is not None only if `decode` joins these bytes and decodes them
-    # as UTF-8, with U+FFFD for invalid bytes.
+    # A tokenizer may also have `text_bytes: Sequence[bytes] | None`, the bytes that each id adds in `decode`.
+    # It makes detokenization faster. It may be set only if `decode` joins these bytes and decodes them as
+    # UTF-8, with U+FFFD for invalid bytes.
 
 
-Opens = Literal["first", "next", ""]  # Which turn a piece of a user's turn opens; "" if none.
+Opens = Literal["first", "next", ""]  # The turn that a piece of a user's turn opens; "" if it opens none.
 
 
 class Processor(Protocol):
@@ -88,7 +90,8 @@ class Processor(Protocol):
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]  # The sampling defaults in generation_config.json.
     fingerprint: str  # A hex digest that changes if the same input would give other pixels or another prompt.
-    # Set by the engine. A prompt that is certain to be longer is refused early, before it is tokenized whole.
+    # The engine sets this limit. A prompt that is certainly longer is rejected before it is completely
+    # tokenized.
     max_prompt_tokens: int
 
     @property
@@ -96,32 +99,30 @@ class Processor(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """Return how many pixels a resized image has at most by default, or 0 if the model takes no
-        images.
-        """
+        """Return the default pixel limit for a resized image, or 0 if the model takes no images."""
 
     @property
     def media_cache(self) -> MediaCache[Any] | None:
-        """Return the cache for prepared media, keyed by content, or None if there is no cache."""
+        """Return the cache for prepared media, or None if there is no cache."""
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Return the variables that the chat template reads, by name, without its loop variables."""
+        """Return the names of the variables that the chat template reads, without its loop variables."""
 
     def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
-        """Return how the chat template writes tool calls, or None if the template supports no tools.
+        """Return the format in which the chat template writes tool calls, or None if it supports no tools.
 
-        `template_options`: as in `prepare`; may name another template.
+        `template_options`: as in `prepare`. They may select another template.
         """
 
     media_decoder: MediaDecoder | None
-    """Decodes media that were sent encoded. If None, the thread that prepares a prompt decodes its media. May
-    be set at any time. A processor without this attribute, or without `decoder_recipe`, decodes all media
-    itself."""
+    """Decodes media that were sent encoded. If None, the thread that prepares a prompt also decodes its
+    media. The attribute may be set at any time. A processor without this attribute, or without
+    `decoder_recipe`, decodes all media itself."""
 
     @property
     def decoder_recipe(self) -> DecoderRecipe | None:
-        """Return the recipe for a decoder process that gives the same results as this processor."""
+        """Return the recipe for a decoder process with the same results as this processor."""
 
     def prepare(
         self,
@@ -136,13 +137,14 @@ class Processor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Convert chat messages to a prompt. Messages have OpenAI's format; parts `image` and `video` are
-        also accepted.
+        """Convert chat messages to a prompt. Messages have OpenAI's format. Parts of the types `image` and
+        `video` are accepted too.
 
-        `images` and `videos` supply, in order, the data for parts that have none. Relative paths are resolved
-        under `base_folder`. An item in `media_cache` is found only with the `cache_salt` that it was stored
-        with. `template_options`: further variables for the chat template (`tools`, `documents`, …); the
-        option `chat_template` replaces the model's template. Raises InvalidRequest, InvalidMedia.
+        `images` and `videos` supply the data, in order, for parts that contain no data. Relative paths are
+        resolved under `base_folder`. `cache_salt`: an item in `media_cache` is found only with the salt with
+        which it was stored. `template_options`: further variables for the chat template (`tools`,
+        `documents`, …). The option `chat_template` replaces the model's template. Raises InvalidRequest,
+        InvalidMedia.
         """
 
     def prepare_text(
@@ -154,28 +156,28 @@ class Processor(Protocol):
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """Convert a prompt string that already has media placeholders, as transformers' processors accept
-        it.
+        """Convert a prompt string that already contains media placeholders, as it is passed to processors in
+        transformers.
         """
 
     def count_images(self, text: str) -> int:
-        """Return how many image placeholders a text for `prepare_text` has."""
+        """Return how many image placeholders are in a text for `prepare_text`."""
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
-        """Decode a media item again from its source. Raises InvalidMedia if the pixels no longer have the
-        hash in `item`.
+        """Decode a media item again from its source. Raises InvalidMedia if the pixels do not have the hash
+        in `item` any more.
         """
 
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """A processor's additional methods if the processor can convert a conversation in pieces, for
-    sessions.
+    """Additional methods for a processor that can convert a conversation piece by piece, which sessions
+    need.
     """
 
     @property
     def frames_in_patch(self) -> int:
-        """Return how many video frames a temporal patch has; 1 if each frame is encoded as an image."""
+        """Return how many video frames form a temporal patch; 1 if each frame is encoded as an image."""
 
     def around_film(
         self, template_options: Mapping[str, object] | None = None
@@ -196,35 +198,35 @@ class TurnProcessor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, object] | None = None,
     ) -> Prepared:
-        """Convert a user turn's piece: message parts, and the chat template's tokens around the parts.
+        """Convert a piece of a user's turn: message parts, and the chat template's tokens around them.
 
         `opens`: "first" for the first turn after `system`, "next" for a turn after an answer, "" for a piece
-        that continues a turn. `closes`: whether the answer follows the piece. `is_film`: whether all parts
+        that continues a turn. `closes`: whether the answer follows this piece. `is_film`: whether all parts
         are frames from a single video, to which a later piece may add frames. `in_film`: whether the previous
-        piece left a video open; with `is_film` the piece continues this video, otherwise the piece first
-        closes it. Raises InvalidRequest, InvalidMedia.
+        piece left a video open. With `is_film` this piece continues the open video. Otherwise this piece
+        first closes the open video. Raises InvalidRequest, InvalidMedia.
         """
 
 
 class AttentionPort(Protocol):
     """The decoder's access to the paged KV cache in a step over a ragged batch with t tokens.
 
-    A port whose blocks hold k and v unquantised may also have `cache_of(layer)`. The method returns the
-    layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel
-    that stores k and v itself. Then `append` is not called for that layer.
+    A port whose blocks hold unquantised k and v may also have a method `cache_of(layer)`, for a kernel that
+    stores k and v itself. The method returns the layer's blocks [n, 2, block_size, num_kv_heads, head_dim]
+    and the step's slots, int64 [t]. `append` is then not called for this layer.
     """
 
     def append(self, layer: int, k: Any, v: Any) -> None:
         """Store k and v, each [t, num_kv_heads, head_dim], in the step's slots."""
 
     def run(self, layer: int, q: Any) -> Any:
-        """Return the attention output for q [t, num_heads, head_dim], in the same shape. A token
-        attends to itself and to its row's earlier tokens, as `ModelSpec.attention` limits or extends them.
+        """Return the attention output for q [t, num_heads, head_dim], in the same shape. A token attends to
+        itself and to earlier tokens in its row. `ModelSpec.attention` may restrict or extend this.
         """
 
 
 class SinkAttentionPort(AttentionPort, Protocol):
-    """The port of a model with a layer that has sinks (`LayerAttention.has_sinks`)."""
+    """The AttentionPort for a model that has layers with attention sinks (`LayerAttention.has_sinks`)."""
 
     def run(self, layer: int, q: Any, sinks: Any = None) -> Any:
         """See AttentionPort. `sinks`: a score for each head, [num_heads], for a layer with sinks."""
@@ -232,20 +234,21 @@ class SinkAttentionPort(AttentionPort, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AuxHiddenStates:
-    """Where a forward pass writes chosen layers' inputs, for draft heads.
+    """The memory to which a forward pass writes the inputs of selected layers, for draft heads.
 
-    A layer's input is the residual stream that its input norm reads, in the model's dtype, including
-    deepstack features that were added after the previous layer. Layer `num_layers` stands for the final norm.
+    A layer's input is the residual stream that its input norm reads, in the model's dtype. It includes
+    deepstack features that were added after the previous layer. The layer number `num_layers` stands for the
+    final norm.
     """
 
-    layers: tuple[int, ...]  # Layer indices from 0 to num_layers.
-    rows: Any  # Tensor [t, len(layers) * hidden_size], contiguous rows: a token's inputs, side by side.
+    layers: tuple[int, ...]  # Layer numbers from 0 to num_layers.
+    rows: Any  # Tensor [t, len(layers) * hidden_size] with contiguous rows: a token's inputs side by side.
 
 
 class EncoderSize(NamedTuple):
-    """How much an encoder computes at once.
+    """How much an encoder computes in one call.
 
-    A segment is a run of patches that attend only to each other: an image, or a temporal patch of a video.
+    A segment is a run of patches that attend only to one another: an image, or a temporal patch in a video.
     """
 
     num_patches: int
@@ -254,7 +257,7 @@ class EncoderSize(NamedTuple):
 
 class EncoderCost(NamedTuple):
     """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: the
-    number of patches in a frame at which attention takes as long as all other operations
+    number of patches in a frame for which attention takes as long as all other operations
     (encoder_cache/work.py).
     """
 
@@ -263,52 +266,54 @@ class EncoderCost(NamedTuple):
 
 
 class CapturableEncoder(Protocol):
-    """An encoder with inputs and outputs at fixed addresses, for any size up to the size it was made for.
+    """An encoder whose inputs and outputs have fixed addresses, for any size up to the size for which it was
+    made.
 
-    A step's items are written to the inputs and computed at a captured size that is large enough; the items
-    do not attend to the unused patches. All steps run in order on one stream, so a step overwrites the inputs
-    only after the previous step was computed.
+    A step's items are written to the inputs, and computed in the smallest captured size that is large enough.
+    They do not attend to unused patches. All steps run in order on one stream, so a step overwrites the
+    inputs only after the previous step was computed.
     """
 
-    patches: Any  # uint8 [p, patch_width] on the device; the caller writes a step's items to its beginning.
+    patches: Any  # uint8 [p, patch_width] on the device. The caller writes a step's items to the beginning.
 
     def num_segments(self, grids: Sequence[tuple[int, int, int]]) -> int:
-        """Return how many segments these items have."""
+        """Return how many segments the items with these grids have."""
 
     def place(self, size: EncoderSize, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """Write the inputs other than `patches` for a step with these items, without waiting for the device.
+        """Write all inputs except `patches` for a step with these items, without waiting for the device.
 
-        Returns a tensor that holds the items' features (as from `encode`) after `compute(size)`
-        until the next `compute`. `grids` may be empty. Raises ValueError as `encode` does.
+        Returns the tensor in which `compute(size)` stores the items' features, in the format of `encode`.
+        They are valid until the next `compute`. `grids` may be empty. Raises ValueError as `encode` does.
         """
 
     def compute(self, size: EncoderSize) -> None:
-        """Compute the features for `size`. This call is captured, so it launches the same kernels with the
-        same addresses each time, and never waits for the device.
+        """Compute the features in the size `size`. This call is captured. It must launch the same kernels
+        with the same addresses each time, and must never wait for the device.
         """
 
 
 class VisionLanguageModel(Protocol):
-    """The networks on a device. Tensors are torch tensors, with t tokens in a step and s rows that sample.
+    """The networks on a device. Tensors are torch tensors. A step has t tokens and s rows that sample.
 
     Optional methods:
 
-    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that this device
-      cannot capture the encoder. If the method returns None or is missing, the encoder's kernels are launched
-      one by one in each call.
-    * `measure_encoder() -> EncoderCost | None`, for an encoder that can stop within an item. The method
-      runs a short measurement on the configured threads.
-    * `encode_in_parts(patches, grid, even_patches)` for an item on the device. Returns an object whose
-      `advance(until, work)` computes until about the share `until` / `work` of the item is done. The last
-      call (`until` equals `work`) returns the features, the others None. If `measure_encoder` is missing or
-      returns None, no item is encoded in parts.
+    * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that the encoder
+    cannot be captured on this device. If the method returns None or is missing, the encoder's kernels are
+    launched one by one in each call.
+    * `measure_encoder() -> EncoderCost | None`, for an encoder that can pause within an item. The method runs
+    a short measurement on the configured threads.
+    * `encode_in_parts(patches, grid, even_patches)`, for an item whose patches are on the device. Returns an
+    object with a method `advance(until, work)`, which computes until about the share `until` / `work` of the
+    item is done. The last call (`until` equals `work`) returns the features, and other calls return None. If
+    `measure_encoder` is missing or returns None, no item is encoded in parts.
     * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
-      the result as `adapter`. `forward` accepts `adapters`: each adapter in a step with its tokens' indices
-      (models/lora/adapter.py, AdapterRows).
+    the result as the argument `adapter`. `forward` accepts `adapters`: each adapter in a step, with the
+    indices of its tokens (models/lora/adapter.py, AdapterRows).
     """
 
     spec: ModelSpec
-    # Whether a token's bits do not depend on the other tokens in the batch, except through attention.
+    # Whether a token's result, bit by bit, does not depend on the other tokens in the batch, except through
+    # attention.
     batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
@@ -317,7 +322,7 @@ class VisionLanguageModel(Protocol):
         """
 
     def embed(self, input_ids: Any) -> Any:
-        """Return the embeddings [t, hidden_size] for token ids int64 [t]."""
+        """Return the embeddings [t, hidden_size] for token ids, int64 [t]."""
 
     def forward(
         self,
@@ -328,12 +333,12 @@ class VisionLanguageModel(Protocol):
         aux_hidden_states: AuxHiddenStates | None = None,
         states: StepStates | None = None,
     ) -> Any:
-        """Run the decoder and return the normed hidden states [t, hidden].
+        """Compute all decoder layers and return the normed hidden states [t, hidden].
 
-        embeds is [t, hidden]. deepstack is [num_deepstack, t, hidden], zero at text tokens, or None.
-        positions is int64 [3, t]. `aux_hidden_states.rows` is filled, for draft heads. `states`: for models
-        with `spec.state`. If `states` is None, such a model treats all tokens as one row that starts with an
-        empty state, and keeps no state.
+        `embeds`: [t, hidden]. `deepstack`: [num_deepstack, t, hidden], zero at text tokens, or None.
+        `positions`: int64 [3, t]. `aux_hidden_states`: its `rows` are filled, for draft heads. `states`: for
+        models with `spec.state`. If `states` is None, such a model treats all tokens as a single row that
+        starts with an empty state, and keeps no state.
         """
 
     def logits(self, hidden: Any) -> Any:
@@ -341,7 +346,7 @@ class VisionLanguageModel(Protocol):
 
 
 class ModelPlugin(Protocol):
-    """A plugin for related architectures."""
+    """A plugin for one or several related model architectures."""
 
     architectures: tuple[str, ...]
 
@@ -360,26 +365,25 @@ class ModelPlugin(Protocol):
     ) -> VisionLanguageModel:
         """Load the networks.
 
-        `shard`: load only this rank's part of the text decoder; `spec` then has the part's heads, and only
+        `shard`: load only this rank's part of the text decoder. `spec` then has this part's heads, and only
         rank 0 has the vision tower and the LM head. A plugin that cannot split its model may omit this
         parameter. `batch_invariant`: use batch-invariant kernels if there is a choice. `quantize`: the format
-        to quantise matrices to. `activations`: "int8" to quantise a layer's input rows before they are
-        multiplied by integer codes. An option is passed only if a user sets it.
+        to which matrices are quantised. `activations`: "int8" to quantise a layer's input rows before they
+        are multiplied by integer codes. An option is passed only if a user sets it.
         """
 
-    # A plugin may have a method `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`,
-    # which reads the LoRA adapter in the folder `adapter` for the model in `folder`. `max_bytes` limits the
-    # size of the adapter's matrices in memory, where a value takes `value_bytes`. The method raises
-    # ModelError for an adapter that does not fit the model. A plugin without this method supports no
-    # adapters.
+    # A plugin may have a method `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`. It
+    # reads the LoRA adapter in the folder `adapter` for the model in `folder`. `max_bytes` limits the size of
+    # the adapter's matrices in memory, where a value takes `value_bytes`. The method raises ModelError for an
+    # adapter that does not fit the model. A plugin without this method supports no adapters.
 
-    # A plugin may have a method `describe(folder) -> ModelSpec`, which reads no weights, for
-    # `mmengine model check`. It raises ModelError for a model that the plugin cannot serve.
+    # A plugin may have a method `describe(folder) -> ModelSpec` for `mmengine model check`. It reads no
+    # weights, and raises ModelError for a model that the plugin cannot serve.
 
     def fingerprint(self, folder: Path) -> str:
-        """Return a hex digest for the weights in `folder`; the digest changes if the weights change."""
+        """Return a hex digest for the weights in `folder`. The digest changes if the weights change."""
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return a prompt's rotary positions, int32 [3, n], and the delta for output tokens: the token at
-        index i of the sequence has position i + delta in all three rows.
+        """Return a prompt's rotary positions, int32 [3, n], and the delta for output tokens. The output token
+        at index i in the sequence has the position i + delta in all three rows.
         """

@@ -1,17 +1,17 @@
-"""Progress reports from a thread that reads weights or computes a step. Does not import torch."""
+"""Reports progress from a thread that reads weights or computes a step. Does not import torch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Progress = Callable[[int, int], None]  # Takes the bytes read so far, and the total.
+Progress = Callable[[int, int], None]  # Takes how many bytes were read so far, and how many bytes there are.
 _weights: ContextVar[Progress | None] = ContextVar("weights", default=None)
 _step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 
 
 @contextmanager
 def weights_reported_to(progress: Progress) -> Iterator[None]:
-    """Call `progress` each time that this thread has read from a tensor, while the context lasts."""
+    """Call `progress` each time when this thread has read from a tensor, while the context lasts."""
     token = _weights.set(progress)
     try:
         yield
@@ -26,9 +26,9 @@ def report_weights(num_bytes: int, total: int) -> None:
 
 @contextmanager
 def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
-    """Call `listener` repeatedly, on this thread, while it computes a step within the context.
+    """Call `listener` repeatedly, on this thread, while the thread computes a step within the context.
 
-    The listener's owner can thus detect a hung step: a step that makes no report for a long time.
+    The listener's owner can thus detect a hung step, which makes no report for a long time.
     """
     token = _step.set(listener)
     try:
@@ -38,6 +38,6 @@ def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
 
 
 def report_step() -> None:
-    """Report that the step has finished a layer, or part of a layer."""
+    """Report that the current step has finished a layer, or a part of a layer."""
     if (listener := _step.get()) is not None:
         listener()

@@ -1,5 +1,5 @@
-"""Quantises weights while they are read, some rows at a time. Values are rounded to the nearest code; no
-calibration data is used.
+"""Quantises weights while they are read, some rows at a time. Values are rounded to the nearest code, without
+calibration data.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from mmengine.native.linear import Codes
 
 Quantize = Literal["none", "int8", "fp8"]
 Activations = Literal["model", "int8"]
-FP8_ROWS = 16  # Number of rows that share a scale: half of a kernel panel's columns.
+FP8_ROWS = 16  # How many rows share a scale: half of a kernel panel's columns.
 CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
 _MOST_FP8 = 448.0  # The largest e4m3 value.
 
 
 def quantise(rows: torch.Tensor, coding: Coding) -> Codes | None:
-    """Quantise floats [m, k] in groups along k. Returns None if a value is not finite, or is so large that
-    its group's scale overflows.
+    """Quantise floats [m, k] in groups along k. Returns None if a value is not finite, or if a value is so
+    large that the group's scale would overflow.
     """
     return _QUANTISERS[coding.form](_groups(rows, coding.group), rows.shape[1])
 
@@ -31,7 +31,7 @@ def _groups(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _int8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Quantise symmetrically, with a float16 scale per group, as GGUF's Q8_0 does."""
+    """Quantise symmetrically, with a float16 scale for each group, as Q8_0 in GGUF does."""
     scales = (groups.abs().amax(2) / 127).half().float()
     if not bool(scales.isfinite().all()):
         return None
@@ -51,7 +51,7 @@ def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _divisors(scales: torch.Tensor) -> torch.Tensor:
-    """Replace zero scales with 1, because a group that is all zeros has the scale 0."""
+    """Replace zero scales by 1, because a group with only zeros has the scale 0."""
     return torch.where(scales > 0, scales, 1)
 
 

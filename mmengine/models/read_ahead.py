@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LEAST_BYTES = 64 * 2**20  # Smaller files are fast to read without prefetching.
-_STEP = 512 * 2**10  # For a larger range, Linux prefetches only as much as the disk transfers at once.
+LEAST_BYTES = 64 * 2**20  # Smaller files are read fast enough without prefetching.
+_STEP = 512 * 2**10  # From a larger range, Linux prefetches only what the disk transfers at once.
 
 
 @contextmanager
 def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
-    """Prefetch the files on a thread, one after the other, while the context lasts. Files that are already in
-    the page cache cost almost nothing.
+    """Prefetch the files on a thread, one after another, while the context lasts. Files that are already in
+    the page cache take almost no time.
 
-    `room`: free memory in bytes. If the files together exceed half that size, nothing is prefetched, because
-    the packed weights would evict the pages again.
+    `room`: free memory in bytes. If the files together need more than half of it, nothing is prefetched,
+    because the packed weights would evict the prefetched pages.
     """
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux only.
@@ -33,7 +33,7 @@ def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
 
 
 def _ask(paths: Sequence[Path], stopped: threading.Event) -> None:
-    with suppress(OSError):  # The code that reads the weights reports errors.
+    with suppress(OSError):  # Errors are reported by the code that reads the weights.
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 for start in range(0, os.fstat(file.fileno()).st_size, _STEP):

@@ -1,10 +1,10 @@
-"""Reads weights from safetensors or GGUF files onto a device. Tensors are cast, and several may be joined to
-a single matrix.
+"""Reads weights from safetensors or GGUF files onto a device, casts them, and joins several tensors to one
+matrix.
 
-Names and shapes are checked before memory is allocated (mmengine.checkpoint), so an untrusted folder cannot
-make this process allocate more memory than its files' sizes justify. safetensors files are mapped. If a
-matrix is read in pieces, a piece is a view into the file if its dtype fits; otherwise only one cast piece is
-in memory at a time.
+Names and shapes are checked before memory is allocated (mmengine.checkpoint). An untrusted folder therefore
+cannot make this process allocate more memory than its files' sizes justify. safetensors files are mapped. If
+a matrix is read in pieces and the file has the right dtype, a piece is a view into the file. Otherwise only
+one cast piece is in memory at a time.
 """
 
 import math
@@ -40,7 +40,7 @@ from mmengine.native.linear import (
     multiplies_float32,
 )
 
-PIECE_VALUES = 2**22  # Values in a piece: 8 MiB in bfloat16.
+PIECE_VALUES = 2**22  # How many values a piece has; 8 MiB in bfloat16.
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
 R = TypeVar("R", torch.Tensor, Codes)
 STORED = {
@@ -54,8 +54,8 @@ STORED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which part to read from the tensors. `axis_of` returns the dimension along which a tensor is cut into
-    `count` equal parts, of which part `index` is read, or None for a tensor to read whole.
+    """Which part of each tensor to read. `axis_of`: returns the dimension along which a tensor is cut into
+    `count` equal parts, or None for a tensor that is read whole. `index`: the part that is read.
     """
 
     index: int
@@ -67,11 +67,11 @@ WHOLE = Part(0, 1, lambda name: None)
 
 
 class WeightReader:
-    """Reads tensors by canonical name onto `device` as `dtype`. Of tensors that are cut over ranks, reads
-    only this rank's part.
+    """Reads tensors by canonical name onto `device` as `dtype`. If a tensor is cut over ranks, only this
+    rank's part is read.
 
-    `quantize`: the coding to which `held` quantises matrices, or None. `activations`: "int8" if rows are
-    quantised before they are multiplied by integer codes.
+    `quantize`: the coding to which `held` quantises matrices, or None. `activations`: "int8" if input rows
+    are quantised before they are multiplied by integer codes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WeightReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype that this reader's tensors have."""
+        """Return the dtype in which this reader returns tensors."""
         return self._dtype
 
     def __contains__(self, name: str) -> bool:
@@ -110,7 +110,7 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Read each name group as `read` does, and return the results stacked: [groups, ...]. All groups
+        """Read each group of names as `read` does, and return the results stacked: [groups, ...]. All groups
         must have the same shape.
         """
         out = torch.empty(
@@ -122,24 +122,26 @@ class WeightReader:
 
     def pieces(self, *names: str) -> ChunkedWeight:
         """Return the tensors that `read` returns as a matrix [n, k] on the CPU, in pieces. k is the product
-        over all dimensions after the first. A piece is valid until the next piece is taken.
+        of all dimensions after the first. A piece is valid only until the next piece is taken.
         """
         shape = self._joined(names)
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
         return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
     def held(self, *names: str, alike: bool = False) -> AnyWeight:
-        """Return the joined matrix for kernels that can multiply codes. The matrix has codes if the reader
-        quantises, or if all the tensors are stored with the same coding; blocks if all tensors are stored
-        in GGUF's blocks; else `dtype`. `alike`: blocks must have the same type.
+        """Return the joined matrix in the format in which the kernels can hold it.
+
+        The format is GGUF's blocks if all tensors are stored in them. It is codes if the reader quantises, or
+        if all tensors are stored with the same coding. Otherwise it is `dtype`. `alike`: blocks must have the
+        same type.
         """
         if (runs := self._runs(names, alike)) is not None:
             return self._in_blocks(names, runs)
         return self._held(names, self._coding(names))
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[AnyWeight]:
-        """Return each group's matrix as `held` does. All matrices have the same coding or blocks, or all have
-        `dtype`.
+        """Return each group's matrix as `held` does, but all in the same format: the same coding, the same
+        blocks, or `dtype`.
         """
         runs = [self._runs(names, alike=True) for names in groups]
         if runs[0] is not None and all(each == runs[0] for each in runs):
@@ -152,7 +154,9 @@ class WeightReader:
         return self._runs((name,), alike=True) is not None
 
     def _runs(self, names: Sequence[str], alike: bool) -> tuple[tuple[int, int], ...] | None:
-        """Return the runs of types in which the joined matrix is held as blocks, or None."""
+        """Return the runs of rows with equal types, if the joined matrix can be held in GGUF's blocks, or
+        None.
+        """
         found = [self._entries[name].blocks for name in names]
         types = [
             (self._entries[name].shape[0], each.number)
@@ -185,11 +189,13 @@ class WeightReader:
         return self._held_weights.add(weight, coding.form)
 
     def how_held(self) -> str:
-        """Return a text that says how quantised matrices are held in memory; "" if no matrix is quantised."""
+        """Return a text that says how quantised matrices are held in memory, or "" if no matrix is
+        quantised.
+        """
         return self._held_weights.text(list(self._entries.values()))
 
     def check_activations(self) -> None:
-        """Raise ModelError if `activations` is "int8" but no matrix that was read has integer codes."""
+        """Raise ModelError if `activations` is "int8" but no matrix with integer codes was read."""
         self._held_weights.check_activations()
 
     def _coding(self, names: tuple[str, ...]) -> Coding | None:
@@ -234,7 +240,7 @@ class WeightReader:
                 yield place, Codes(codes, scale, mins)
 
     def same(self, first: str, second: str) -> bool:
-        """Return whether two stored tensors are equal, value for value."""
+        """Return whether two stored tensors have equal values."""
         if self._entries[first].shape != self._entries[second].shape:
             return False
         pairs = zip(self._stored(first), self._stored(second), strict=True)
@@ -248,7 +254,7 @@ class WeightReader:
         return tuple(each.stop - each.start for each in self._cut(name))
 
     def _cut(self, name: str) -> list[slice]:
-        """Return, for each tensor dimension, the range that is read."""
+        """Return the range that is read in each dimension of the tensor."""
         sizes, axis = self._entries[name].shape, self._part.axis_of(name)
         cut = [slice(0, size) for size in sizes]
         if axis is not None:
@@ -261,8 +267,8 @@ class WeightReader:
         names: tuple[str, ...],
         stored: Callable[[str], Iterator[tuple[int, R]]],
     ) -> Iterator[tuple[int, R]]:
-        """Yield the joined tensor in pieces, each with its first row's index. `stored` yields the pieces
-        for a single tensor."""
+        """Yield (index of the first row, rows) for each piece of the joined tensor. `stored`: yields the
+        pieces of a single tensor."""
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
@@ -274,8 +280,9 @@ class WeightReader:
             row += count
 
     def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor, or this rank's part, in pieces, each with its first row's index. If
-        the tensor is not stored as codes, `rows_in` divides each piece's row count, except the last piece's.
+        """Yield (index of the first row, rows) for each piece of a tensor, or of this rank's part. If the
+        tensor is not stored as codes, each piece's row count is a multiple of `rows_in`, except for the last
+        piece.
         """
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
@@ -289,8 +296,8 @@ class WeightReader:
             yield place, rows[(slice(None), *cut[1:])]
 
     def _scaled(self, entry: Fp8Entry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield an FP8 matrix's rows as float32 values, code times scale, as transformers' Fp8Dequantize
-        computes them.
+        """Yield an FP8 matrix's rows as float32 values. A value is code times scale, as in transformers'
+        Fp8Dequantize.
         """
         scales = self._scales(entry, cut)
         for place, rows in self._laid(entry.codes, cut):
@@ -318,7 +325,7 @@ class WeightReader:
             yield place, codes
 
     def _laid(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor's rows in the stored dtype. The file may store the matrix transposed."""
+        """Yield a tensor's rows in the stored dtype. The file may contain the matrix transposed."""
         if isinstance(entry, TurnedEntry):
             return self._turned(entry, cut, rows_in)
         return self._mapped(entry, cut, rows_in)
@@ -336,7 +343,7 @@ class WeightReader:
                 yield first - cut.start, stored[:, columns].contiguous().t().contiguous()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor's rows as views into its file."""
+        """Yield a tensor's rows as views into the file."""
         file, dtype = self._files[entry.path], STORED[entry.dtype]
         row_values = math.prod(entry.shape[1:])
         step = max(1, PIECE_VALUES // max(1, row_values) // rows_in) * rows_in
@@ -352,8 +359,8 @@ class WeightReader:
 
 
 def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matrices may be held as codes, in float32 only as integers. If not, all matrices are
-    held in `dtype`.
+    """Return whether matrices may be held as codes. In float32 only integer codes are possible. If the result
+    is False, all matrices are held in `dtype`.
     """
     library = native.load() if device.type == "cpu" else None
     if library is None:
@@ -374,10 +381,11 @@ def open_reader(
     quantize: Coding | None = None,
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """Map the files for `entries` and yield a reader for them. Arguments: as for WeightReader and Part.
+    """Map the files that contain `entries`, and yield a reader. The arguments are those of WeightReader and
+    Part.
 
-    The caller has checked the tensors' names and shapes, and that they can be divided by `part.count`. Raises
-    ModelError if a file cannot be mapped or is cut short.
+    The caller must have checked the tensors' names and shapes, and that they can be divided by `part.count`.
+    Raises ModelError if a file cannot be mapped or is too short.
     """
     files: dict[Path, MappedFile] = {}
     for entry in [each for whole in entries.values() for each in (whole, *whole.companions)]:

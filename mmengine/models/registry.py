@@ -1,6 +1,7 @@
-"""Finds the plugin for a model by its architecture. Plugins are entry points in the group `mmengine.models`;
-mmengine's own plugins are found in the same way as plugins from other packages. An architecture that no
-plugin claims is served by the fallback, which runs transformers' modules.
+"""Finds the plugin for a model by the model's architecture.
+
+Plugins are entry points in the group `mmengine.models`, including mmengine's own plugins. A fallback plugin,
+which runs transformers' modules, serves architectures that no other plugin supports.
 """
 
 from functools import lru_cache
@@ -34,18 +35,18 @@ ModelImpl = Literal["auto", "native", "transformers"]
 
 
 class FallbackPlugin(ModelPlugin, Protocol):
-    """A plugin without a list of architectures."""
+    """The protocol for the fallback plugin, which has no list of architectures."""
 
     def check(self, folder: Path) -> None:
-        """Raise ModelError with the reason if the plugin cannot serve the model in `folder`."""
+        """Raise ModelError, with the reason, if the plugin cannot serve the model in `folder`."""
 
 
 def plugin_for(folder: Path, impl: ModelImpl = "auto") -> ModelPlugin:
     """Return the plugin that serves the `architectures` in a folder's config.json or in a GGUF file.
 
-    `impl`: "native" for a plugin that describes the architecture, "transformers" for the fallback, "auto" for
-    the fallback only if no plugin describes the architecture. Raises ModelError for a folder that is missing
-    or holds no model, a broken config.json, and an architecture that is not served.
+    `impl`: "native" for a plugin that supports the architecture, "transformers" for the fallback, "auto" for
+    the fallback only if no plugin supports the architecture. Raises ModelError if the folder is missing or
+    has no model, if config.json is broken, or if the architecture is not served.
     """
     architectures = _architectures(folder)
     plugins = load_plugins()
@@ -73,7 +74,7 @@ def _fallback_for(folder: Path) -> FallbackPlugin:
 
 @lru_cache(maxsize=1)
 def load_plugins() -> dict[str, ModelPlugin]:
-    """Return plugins by architecture. Raises ModelError if two plugins claim the same architecture."""
+    """Return architecture -> plugin. Raises ModelError if two plugins claim the same architecture."""
     plugins: dict[str, ModelPlugin] = {}
     owners: dict[str, str] = {}
     for point in PLUGINS.points():

@@ -1,9 +1,9 @@
-"""A rank's part in a model that is split over several ranks, and how the ranks add their results.
+"""Describes a rank's part of a model that is split over several ranks, and how the ranks add their results.
 
-The first linear layer in attention or in the MLP is cut by its outputs (columns of x W^T): each rank has some
-heads, or a part of the MLP's intermediate values. The second linear layer is cut by its inputs (rows). So a
-decoder layer needs only two sums over the ranks. mmengine/models/decoder/sharding.py lists how each weight is
-cut.
+The first linear layer in attention or in an MLP is cut by its outputs (columns of x W^T). Each rank then has
+some heads, or some of the MLP's intermediate values. The second linear layer is cut by its inputs (rows). A
+decoder layer therefore needs only two sums over the ranks. mmengine/models/decoder/sharding.py lists how each
+weight is cut.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from typing import Any
 
 from mmengine.errors import ConfigError
 
-COLUMNS, ROWS = 0, 1  # The dimension that is cut in a weight [out, in].
+COLUMNS, ROWS = 0, 1  # The dimension along which a weight [out, in] is cut.
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Rank `rank` among `size` ranks.
 
-    `all_reduce` takes this rank's tensor and returns the sum over all ranks, which may be the same tensor.
-    Each rank gets the same bits. Only rank 0 has the parts that are not cut and are used once per step: the
+    `all_reduce`: takes this rank's tensor and returns the sum over all ranks, possibly in the same tensor.
+    All ranks get the same bits. Only rank 0 has the parts that are not cut and are used once per step: the
     vision tower and the LM head.
     """
 
@@ -33,8 +33,8 @@ class Shard:
         return self.rank == 0
 
     def part_of(self, count: int, what: str) -> int:
-        """Return `count` divided by the rank count. Raises ConfigError, with `what` as the name of the
-        counted items, if the result is not an integer.
+        """Return `count` divided by the number of ranks. Raises ConfigError if the result is not an integer.
+        `what`: the name for the counted items in the error.
         """
         part, rest = divmod(count, self.size)
         if rest:

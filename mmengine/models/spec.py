@@ -1,4 +1,4 @@
-"""Describes a model's sizes and attention to the runtime and the scheduler."""
+"""Describes a model's sizes and attention layers to the runtime and the scheduler."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -10,15 +10,16 @@ RunKind: TypeAlias = Literal["", "run", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """How one attention layer sees keys. Positions count a row's tokens.
+    """Describes to which keys an attention layer's queries attend, and how. A position is a token's index in
+    its row.
 
-    `kv_layer`: the attention layer whose KV this layer reads. A layer that names another, earlier layer
-    stores no KV. `window`: a query sees only keys > query - window; 0: no window. `chunk`: a query sees only
-    keys with key // chunk == query // chunk; 0: no chunks. `softcap`: a score becomes softcap *
+    `kv_layer`: the attention layer whose KV this layer reads. A layer that reads an earlier layer's KV stores
+    no KV. `window`: a query attends only to keys > query - window; 0: no window. `chunk`: a query attends
+    only to keys with key // chunk == query // chunk; 0: no chunks. `softcap`: a score becomes softcap *
     tanh(score / softcap); 0: unchanged. `scale`: multiplies scores; 0: head_dim ** -0.5. `has_sinks`: each
-    head has a learned score, which takes part in the softmax and has no value. `sees_runs`: tokens of the
-    same run (ModelSpec.runs) also see later tokens of the run, within the window. `value_dim`: the size of a
-    value head, whose other values in the KV pool are zeros; 0: head_dim.
+    head has a learned score that takes part in the softmax but has no value. `sees_runs`: tokens also attend
+    to later tokens in the same run (ModelSpec.runs), within the window. `value_dim`: the size of a value
+    head; the KV pool is filled up with zeros to head_dim. 0: head_dim.
     """
 
     kv_layer: int
@@ -31,17 +32,17 @@ class LayerAttention:
     value_dim: int = 0
 
     def is_plain(self, head_dim: int) -> bool:
-        """Return whether the layer is causal attention over all keys with the usual scale."""
+        """Return whether the layer is causal attention over all keys with the default scale."""
         scale = self.scale in (0, head_dim**-0.5)
         return scale and not (self.window or self.softcap or self.chunk or self.has_sinks or self.sees_runs)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Model sizes that the runtime and the scheduler need.
+    """The model sizes that the runtime and the scheduler need.
 
-    `runs`: in layers with `sees_runs`, "run" means the tokens of an embedding run, and "prompt" all tokens of
-    a prompt.
+    `runs`: what a run is in layers with `sees_runs`. "run": the tokens in an embedding run. "prompt": all
+    tokens in a prompt.
     """
 
     num_layers: int
@@ -51,20 +52,20 @@ class ModelSpec:
     hidden_size: int
     vocab_size: int
     max_model_len: int
-    num_deepstack: int  # A media token has (1 + num_deepstack) * hidden_size encoder features.
-    patch_width: int  # Number of values in a patch; 0 for a model without an encoder.
+    num_deepstack: int  # The encoder returns (1 + num_deepstack) * hidden_size features for a media token.
+    patch_width: int  # How many values a patch has; 0 for a model without an encoder.
     merge_size: int = 2  # An embedding is made from merge_size x merge_size patches.
-    weights_held: str = ""  # A text for users: the quantised formats of the matrices in memory, or "".
+    weights_held: str = ""  # A text for users: in which quantised formats matrices are in memory, or "".
     state: StateSpec | None = None  # The layers with recurrent states in place of KV, if any.
-    # One entry for each layer with attention, in order; (): all layers are plain and have KV of their own.
+    # One entry for each attention layer, in order. (): all layers are plain and have their own KV.
     attention: tuple[LayerAttention, ...] = ()
-    runs: RunKind = ""  # Which tokens see one another in layers with `sees_runs`.
+    runs: RunKind = ""  # Which tokens attend to one another in layers with `sees_runs`.
     atomic_runs: bool = False  # Whether one step must compute all tokens of an embedding run.
     whole_prompt: bool = False  # Whether one step must compute a request's whole prompt.
 
     @property
     def num_attention_layers(self) -> int:
-        """Return how many layers have attention. An AttentionPort numbers these layers separately."""
+        """Return how many layers have attention. An AttentionPort numbers only these layers."""
         return self.num_layers - (self.state.num_layers if self.state is not None else 0)
 
     @property
@@ -74,14 +75,14 @@ class ModelSpec:
 
     @property
     def kv_places(self) -> tuple[int, ...]:
-        """Return the place in the KV pool that each attention layer reads."""
+        """Return, for each attention layer, the place in the KV pool that the layer reads."""
         owners = sorted({layer.kv_layer for layer in self.attention})
         layers = (owners.index(layer.kv_layer) for layer in self.attention)
         return tuple(layers) or tuple(range(self.num_attention_layers))
 
     @property
     def shares_kv(self) -> bool:
-        """Return whether a layer reads the KV of another layer."""
+        """Return whether any layer reads another layer's KV."""
         return any(layer.kv_layer != number for number, layer in enumerate(self.attention))
 
     @property
@@ -89,7 +90,7 @@ class ModelSpec:
         return self.patch_width > 0
 
     def problem(self) -> str | None:
-        """Return what contradicts itself in the attention layers, or None."""
+        """Return why the attention layers contradict each other, or None if they do not."""
         layers = self.attention
         if layers and len(layers) != self.num_attention_layers:
             return f"{len(layers)} attention layers are described; the model has {self.num_attention_layers}"

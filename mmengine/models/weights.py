@@ -1,4 +1,6 @@
-"""Checks that a model's files have the right tensors with the right shapes, and opens a reader for them."""
+"""Checks that a model's files contain the right tensors with the right shapes, and opens a reader for
+them.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,11 +33,11 @@ def open_weights(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """Check every name and shape, and yield a reader for the folder's weights.
+    """Check all names and shapes, and yield a reader for the weights in a folder.
 
-    With a `shard`, the reader returns this rank's part of each tensor; `config` describes the whole model.
-    Raises ModelError for missing, wrong or superfluous tensors, and if `quantize` is set for weights that are
-    already quantised.
+    With a `shard`, the reader returns only this rank's part of each tensor, but `config` describes the whole
+    model. Raises ModelError for missing, wrong or superfluous tensors, and if `quantize` is set for weights
+    that are already quantised.
     """
     entries = names.entries(folder)
     coding = CODINGS.get(quantize)
@@ -56,6 +58,6 @@ def open_weights(
 
 
 def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """Return each tensor's shape, by canonical name, for a whole model. Linear weights are [out, in]."""
+    """Return canonical name -> shape for each tensor in a whole model. Linear weights are [out, in]."""
     shapes = decoder_tensors(config.text)
     return shapes if config.vision is None else shapes | vision_tensors(config.vision)

@@ -1,4 +1,4 @@
-"""A text decoder's sizes and options as plain data. Does not import torch."""
+"""Defines a text decoder's sizes and options as plain data. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,25 @@ from mmengine.checkpoint.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The experts in the layers that have a mixture: `count` SwiGLUs per layer.
+    """The experts in the layers that have a mixture: `count` SwiGLUs in each layer.
 
-    A token's output is the sum of its `top_k` likeliest experts' outputs, weighted by the
-    router's probabilities, which are a float32 softmax over all experts.
+    A token's output is the sum over the outputs from its `top_k` likeliest experts. They are weighted by the
+    router's probabilities, a float32 softmax over all experts.
     """
 
     count: int
     top_k: int  # At most `count`.
-    intermediate_size: int  # Size of each expert.
+    intermediate_size: int  # The intermediate size of each expert.
     layers: tuple[int, ...]  # Layers with experts; the others are dense.
-    norm_top_k: bool = True  # Whether the chosen experts' probabilities are divided by their sum.
-    # Size of an additional expert for every token, scaled by the sigmoid of its own gate; 0: none.
+    norm_top_k: bool = True  # Whether the selected experts' probabilities are divided by their sum.
+    # The size of an additional expert for all tokens, scaled by the sigmoid of its own gate; 0: none.
     shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: how many value
-    heads; divisible by `num_key_heads`.
+    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: how many value heads
+    there are, a multiple of `num_key_heads`.
     """
 
     layers: frozenset[int]
@@ -33,18 +33,18 @@ class DeltaConfig:
     num_heads: int
     key_dim: int
     value_dim: int
-    taps: int = 4  # Kernel size of the convolution before the delta rule.
+    taps: int = 4  # The kernel size of the convolution before the delta rule.
 
     @property
     def width(self) -> int:
-        """Return how many channels the convolution has; they become q, k and v."""
+        """Return how many channels the convolution has. The channels become q, k and v."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder whose layers have attention, SwiGLU and RMS norms. Some layers may have experts instead
-    of the SwiGLU, and some a delta net instead of attention.
+    """A decoder whose layers have attention, SwiGLU and RMS norms. Some layers may have experts instead of
+    the SwiGLU, and some may have a delta net instead of attention.
 
     `num_heads` is divisible by `num_kv_heads`, and `head_dim` by 2. `intermediate_size` is 0 if no layer has
     a dense SwiGLU.
@@ -63,10 +63,11 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False  # Whether attention's output projection has a bias.
     mlp_bias: bool = False
-    qk_norm: bool = False  # Whether each head of q and k is normed before rotation.
+    qk_norm: bool = False  # Whether each head in q and k is normed before rotation.
     tied: bool = False  # Whether the LM head uses the embedding's matrix.
-    rotary_dim: int = 0  # Number of values at a head's beginning that are rotated; 0: all.
-    # Whether each head's output is multiplied by the sigmoid of a gate. q_proj computes the gate after q.
+    rotary_dim: int = 0  # How many values at a head's beginning are rotated; 0: all.
+    # Whether each head's output is multiplied by the sigmoid of a gate. q_proj computes the gate after the
+    # head's q.
     gated: bool = False
     norm_offset: bool = False  # Whether norms add 1 to their weights and round once.
     delta: DeltaConfig | None = None

@@ -1,11 +1,11 @@
-"""The gated delta net in torch: a short convolution, and a matrix that each token corrects.
+"""The gated delta net in torch: a short convolution, and a matrix (the state) that each token corrects.
 
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
-where q and k are L2-normalised. If a row has many tokens, they are computed in chunks with matrix products;
-few tokens are computed one after the other. Both ways use float32. Values are rounded where transformers
-rounds them, and chunks follow its `torch_chunk_gated_delta_rule`. The CPU kernels
-(native/src/layers/delta.cpp) compute all tokens one after the other.
+Here q and k are L2-normalised. If a row has many tokens, they are computed in chunks with matrix products.
+Few tokens are computed one after another. Both ways use float32. Values are rounded where transformers rounds
+them, and chunks follow `torch_chunk_gated_delta_rule` in transformers. The CPU kernels
+(native/src/layers/delta.cpp) compute all tokens one after another.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from mmengine.models.states import StateSpec, StepStates
 from mmengine.native.decoder_weights import DeltaWeights
 
 CHUNK = 64
-FEW = 8  # Up to this many tokens, computing one token after the other is faster than a chunk.
+FEW = 8  # With at most so many tokens, computing one token after another is faster than a chunk.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DeltaMixer:
-    """A layer's gated delta net, which reads and updates a step's states."""
+    """A layer's gated delta net. It reads and updates the recurrent states in a step."""
 
     def __init__(self, config: DeltaConfig, weights: DeltaWeights[Linear], eps: float, layer: int) -> None:
         """`layer`: index among the layers with states."""
@@ -37,8 +37,8 @@ class DeltaMixer:
     def mix(self, projected: Tensor, x: Tensor, states: StepStates | None) -> Tensor:
         """Return the mixed tokens [t, values], before the output projection.
 
-        `x`: [t, hidden], the layer's normed input. `projected`: [t, width + values], the input projection for
-        x: the convolution's channels and the output gate. Without `states`, all tokens are one row that
+        `x`: [t, hidden], the layer's normed input. `projected`: [t, width + values], the input projection of
+        x: the convolution's channels and the output gate. `states`: if None, all tokens are one row that
         starts with an empty state.
         """
         width = self._spec.width
@@ -68,7 +68,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute the rows in the mask `alone`, which have one token each, at once. Writes to `mixed`."""
+        """Compute all rows in the mask `alone`, which have one token each, together. Writes to `mixed`."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)
@@ -109,9 +109,10 @@ class DeltaMixer:
         mixed[:count] = torch.cat(outputs)[stayed:]
 
     def _run(self, window: Tensor, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute a row's n tokens. Returns their outputs [n, heads, value_dim] and the state after them.
+        """Compute n tokens of a row. Returns their outputs [n, heads, value_dim] and the state after them.
 
-        `window`: [taps - 1 + n, width], the convolution's inputs for the tokens and for the taps - 1 before.
+        `window`: [taps - 1 + n, width], the convolution's inputs for the n tokens and for the taps - 1 tokens
+        before them.
         """
         if not len(inputs):
             return inputs.new_empty(0, self._spec.num_heads, self._spec.value_dim), state
@@ -127,8 +128,8 @@ class DeltaMixer:
         return F.silu(F.conv1d(window, self._taps, groups=self._spec.width))
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split [t, width] into q, k and v, float32 [t, heads, dim]. q and k are L2-normalised, and q is then
-        scaled. Both are repeated for the value heads that share them.
+        """Split [t, width] into q, k and v, float32 [t, heads, dim]. q and k are L2-normalised, and then q is
+        scaled. q and k are repeated for the value heads that share them.
         """
         c, t = self._config, len(channels)
         keys, values = c.num_key_heads * c.key_dim, c.num_heads * c.value_dim
@@ -139,12 +140,12 @@ class DeltaMixer:
         return q, k, v.reshape(t, c.num_heads, c.value_dim)
 
     def _gates(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the decay's logarithm, and beta, each float32 [t, heads]."""
+        """Return the logarithm of the decay, and beta, both float32 [t, heads]."""
         b, a = inputs[:, self._spec.width :].chunk(2, 1)
         return self._w.decay * F.softplus(a.float() + self._w.dt_bias), b.sigmoid().float()
 
     def _gated(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        """Norm each head and apply its gate."""
+        """Norm each head, and multiply it by its gate."""
         dtype, wide = mixed.dtype, mixed.float()
         normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(dtype)
         gated = self._w.norm * normed * F.silu(gate.reshape(mixed.shape).float())
@@ -154,8 +155,8 @@ class DeltaMixer:
 def one_by_one(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the delta rule for n rows with t tokens each, token after token. Returns the outputs, shaped like
-    v, and the state after the last token.
+    """Compute the delta rule for n rows with t tokens each, one token after another. Returns the outputs, in
+    the shape of v, and the state after the last token.
 
     All tensors are float32. q, k: [t, n, heads, key_dim]. v: [t, n, heads, value_dim]. decay (a logarithm)
     and beta: [t, n, heads]. state: [n, heads, key_dim, value_dim].
@@ -172,7 +173,7 @@ def one_by_one(
 def in_chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do the same as `one_by_one` with matrix products, CHUNK tokens at a time."""
+    """Do the same as `one_by_one` with matrix products, for CHUNK tokens at a time."""
     outputs = []
     q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
     decay, beta = (each.permute(1, 2, 0) for each in (decay, beta))
@@ -187,10 +188,12 @@ def in_chunks(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the delta rule on a chunk (c tokens): q, k, v [n, heads, c, dim], decay and beta [n, heads, c].
+    """Compute the delta rule for a chunk of c tokens. q, k, v: [n, heads, c, dim]. decay and beta: [n, heads,
+    c].
+
     Returns the outputs [n, heads, c, value_dim] and the state after the chunk.
     """
-    total = decay.cumsum(-1)  # Logarithm of the product of all decays since the chunk's beginning.
+    total = decay.cumsum(-1)  # The logarithm of the product of all decays since the beginning of the chunk.
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     k_beta = k * beta[..., None]

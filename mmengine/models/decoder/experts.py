@@ -1,9 +1,9 @@
-"""A layer's feed-forward in torch: a SwiGLU, or a mixture of experts that adds its terms in the same order as
-transformers.
+"""A decoder layer's feed-forward in torch: a SwiGLU, or a mixture of experts that adds its terms in the same
+order as transformers.
 
-Pairs of a token and an expert are sorted by expert, so that each expert multiplies all its tokens at once. An
-expert's output is rounded, multiplied by its probability, and rounded again. A token's `top_k` results are
-added in float32, the likeliest expert's first.
+Pairs (token, expert) are sorted by expert, so that each expert multiplies all its tokens at once. An expert's
+output is rounded, multiplied by the expert's probability, and rounded again. A token's `top_k` results are
+added in float32, the likeliest expert's result first.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from mmengine.native.feed_forward import Dense, Mixture
 FeedForward = Dense[Linear] | Mixture[Linear, Tensor]  # A mixture's tensors are [count, out, in].
 TorchLayer = LayerWeights[Linear, FeedForward]
 Gate = Callable[[Tensor], Tensor]  # Maps [t, 2 * wide] to [t, wide]: silu(first half) * second half.
-_ALIGNED_BYTES = 16  # torch's grouped products require rows aligned to so many bytes.
+_ALIGNED_BYTES = 16  # The row alignment in bytes that torch's grouped products require.
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ def _mix(weights: Mixture[Linear, Tensor], gate: Gate, x: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]:
-    """Choose each token's experts by the router's logits [t, count]. Returns the experts' probabilities in
-    the logits' dtype, and their ids (int64): [t, top_k] each, the likeliest first.
+    """Select each token's experts by the router's logits [t, count]. Returns the experts' probabilities in
+    the logits' dtype, and the experts' ids (int64). Both are [t, top_k], the likeliest expert first.
     """
     chances, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
     if norm_top_k:
@@ -60,7 +60,8 @@ def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]
 
 
 def _grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply rows x [s, in], which are sorted by expert, each by its expert's weight [out, in].
+    """Multiply each row in x [s, in] by the weight [out, in] of its expert. The rows must be sorted by
+    expert.
 
     `weights`: [count, out, in]. `ends`: int32 [count], where each expert's rows end. Does not wait for the
     device, except if torch's grouped product does not support the sizes.

@@ -1,9 +1,9 @@
 """The text decoder on a GPU, with a single kernel between two matmuls. It has not been run on a GPU yet.
 
 A layer has four matmuls, attention, and four kernels. The kernels are: the norm; the rotation, which also
-norms q and k, and stores k and v in the KV cache; adding the residual, with the next norm; and the gate.
-Cosines and sines are computed once per step. The kernels round once where text.py, like transformers, rounds
-several times.
+norms q and k, and stores k and v in the KV cache; the addition to the residual, with the next norm; and the
+gate. Cosines and sines are computed once per step. The kernels round once where text.py, like transformers,
+rounds several times.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from mmengine.models.states import StepStates
 
 
 class FusedTextDecoder(TextDecoder):
-    """A TextDecoder that runs the kernels `ops` between matmuls."""
+    """A TextDecoder that uses the kernels `ops` between matmuls."""
 
     def __init__(
         self,
@@ -46,9 +46,10 @@ class FusedTextDecoder(TextDecoder):
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """Run all layers and return the normed hidden states [t, hidden]. Fills `aux_hidden_states.rows`.
+        """Compute all layers and return the normed hidden states [t, hidden]. Fills `aux_hidden_states.rows`.
 
-        embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
+        `embeds`: [t, hidden]. `deepstack`: [n, t, hidden], zero at text tokens, or None. `positions`: int64
+        [3, t].
         """
         if adapters:
             return self._adapted(adapters).forward(embeds, deepstack, positions, attention, aux_hidden_states)
@@ -64,8 +65,8 @@ class FusedTextDecoder(TextDecoder):
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
-                # The next norm uses the same kernel as without deepstack. So text tokens, whose deepstack
-                # features are zeros, get the same bits as in a step without media.
+                # The next norm uses the same kernel as without deepstack. Text tokens, whose deepstack
+                # features are zeros, therefore get the same bits as in a step without media.
                 residual.add_(added)
                 added = deepstack[index].clone()
             normed = ops.add_norm(added, residual, next_norm, eps)

@@ -1,4 +1,6 @@
-"""Reads a decoder layer's weights in a fixed order. Each decoder passes functions that make its matrices."""
+"""Reads a decoder layer's weights in a fixed order. Each kind of decoder passes functions that make its
+matrices.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from mmengine.native.feed_forward import Dense, Mixture
 
 L = TypeVar("L")
 E = TypeVar("E")
-Names = Sequence[str]  # Names of weights [out, in], which are joined along the first dimension.
+Names = Sequence[str]  # Names of weights [out, in] that are joined along the first dimension.
 Make = Callable[[Names, Tensor | None], L]  # Takes weight names and a bias.
 MakeExperts = Callable[[Sequence[Names]], E]  # Takes weight names for each expert.
 
@@ -33,8 +35,8 @@ MakeExperts = Callable[[Sequence[Names]], E]  # Takes weight names for each expe
 class Makers(Generic[L, E]):
     """Functions that make a decoder's linear layers from weight names.
 
-    `exact`: for matrices that must not be quantised. `gated`: for a gated decoder's q, k and v, where the
-    stored q_proj has a gate after each head; the result's rows are ordered like `gates_behind`.
+    `exact`: for matrices that must not be quantised. `gated`: for q, k and v in a gated decoder. Its stored
+    q_proj has a gate after each head, and the result's rows are in the order that `gates_behind` returns.
     """
 
     linear: Make[L]
@@ -53,8 +55,8 @@ def read_layer(
     *,
     adds_bias: bool = True,
 ) -> LayerWeights[L, Dense[L] | Mixture[L, E]]:
-    """Read a layer. `adds_bias`: whether this rank has the biases of the layers whose outputs are summed over
-    all ranks.
+    """Read a layer. `adds_bias`: whether this rank has the biases for the layers whose outputs are summed
+    over all ranks.
     """
 
     def read(*names: str) -> Tensor:
@@ -99,8 +101,8 @@ def read_layer(
 
 
 def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Make[L]) -> DeltaWeights[L]:
-    """Read a delta net's weights. The decay is computed in float32 from A_log in the model's dtype, as
-    transformers does.
+    """Read a delta net's weights. As in transformers, the decay is computed in float32 from A_log in the
+    model's dtype.
     """
     return DeltaWeights(
         ba=linear("linear_attn.in_proj_b", "linear_attn.in_proj_a", biased=False, make=exact),
@@ -112,8 +114,8 @@ def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Ma
 
 
 def gates_behind(config: DecoderConfig) -> Tensor:
-    """Return the order, int64 [rows], that moves the gates to the end. The rows are joined q, k and v, where
-    q has a gate after each head.
+    """Return the order, int64 [rows], that moves the gates to the end. The rows are those of the joined q, k
+    and v, where q has a gate after each head.
     """
     heads, size = config.num_heads, config.head_dim
     q = torch.arange(2 * heads * size).view(heads, 2, size)
@@ -151,7 +153,7 @@ def _gate_up(whole: str) -> list[str]:
 
 
 def is_tied(config: DecoderConfig, weights: WeightReader) -> bool:
-    """Return whether the LM head uses the embedding's matrix. As in transformers, if the config is tied, a
-    stored head is used only if it differs from the embedding.
+    """Return whether the LM head uses the embedding's matrix. If the config is tied, a stored head is used
+    only if it differs from the embedding, as in transformers.
     """
     return HEAD not in weights or (config.tied and weights.same(HEAD, EMBEDDING))

@@ -1,5 +1,5 @@
-"""Converts a LoRA adapter to additions to a decoder's linear layers. Some layers join several of the
-modules that the adapter names.
+"""Converts a LoRA adapter to additions to a decoder's linear layers. A linear layer may join several modules
+that the adapter names separately.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tuple[LoraPart, ...]]:
-    """Yield the additions to each of a decoder's linear layers, layer by layer, ordered like
+    """Yield the additions to each linear layer in a decoder, layer by layer, in the order of
     DECODER_LINEARS.
     """
     for layer in range(config.num_layers):
@@ -24,8 +24,8 @@ def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tu
 
 
 def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[LoraPart]:
-    """Yield the additions to a gated decoder's q, k and v, reordered like the weights: gates last
-    (`layers.gates_behind`).
+    """Yield the additions to q, k and v in a gated decoder. They are reordered like the weights, with the
+    gates at the end (`layers.gates_behind`).
     """
     heads, size = config.num_heads, config.head_dim
     gates = (heads + 2 * config.num_kv_heads) * size
@@ -39,8 +39,8 @@ def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[
 
 
 def _joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Return the modules that each linear layer joins, in their outputs' order, keyed by the names in
-    DECODER_LINEARS."""
+    """Return name -> modules that the linear layer joins, in the order of their outputs. The names are
+    those in DECODER_LINEARS."""
     beginning = layer_name(layer)
     found: dict[str, tuple[str, ...]] = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -1,5 +1,5 @@
-"""The text decoder on a CPU, with compiled kernels. One call computes all layers, with the same roundings as
-text.py.
+"""The text decoder on a CPU, with compiled kernels. A single call computes all layers. Values are rounded as
+in text.py.
 
 Each matrix is packed while it is read, and only the packed matrix stays in memory.
 """
@@ -38,8 +38,8 @@ R = TypeVar("R", Tensor, Codes)
 
 
 class NativeTextDecoder:
-    """A decoder with TextDecoder's methods that uses the CPU kernels. Steps must not overlap, because they
-    share scratch memory. `experts`: the mixtures, for layers that have experts.
+    """A decoder with the methods of TextDecoder that uses the CPU kernels. Steps must not overlap, because
+    they share scratch memory. `experts`: the mixtures in the layers that have experts.
     """
 
     batch_invariant = True
@@ -67,10 +67,10 @@ class NativeTextDecoder:
         ]
         self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
         norm, dtype = read_final_norm(config, weights), weights.dtype
-        # A tied matrix is stored once: the embedding's rows are unpacked from the packed head.
+        # A tied matrix is stored once. The embedding's rows are unpacked from the packed LM head.
         tied = is_tied(config, weights)
         self._head = pack([EMBEDDING if tied else HEAD])
-        # Rows of a quantised embedding are unpacked too.
+        # Rows of a quantised embedding are unpacked from the packed matrix too.
         self._rows = self._head if tied else pack([EMBEDDING]) if weights.keeps_blocks(EMBEDDING) else None
         self._embedding = None if self._rows is not None else weights.read(EMBEDDING)
         sizes = Sizes(
@@ -111,13 +111,14 @@ class NativeTextDecoder:
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """Run all layers and return the normed hidden states [t, hidden].
+        """Compute all layers and return the normed hidden states [t, hidden].
 
-        embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
+        `embeds`: [t, hidden]. `deepstack`: [n, t, hidden], zero at text tokens, or None. `positions`: int64
+        [3, t]. Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its
+        tokens.
         """
         cos, sin = self._rotary.rows(positions)
-        report_step()  # Reported here only, after the media were encoded: all layers are a single call.
+        report_step()  # Reported only once, because a single call computes all layers.
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         pointed = None
         if self._states is not None and states is not None:
@@ -131,7 +132,7 @@ class NativeTextDecoder:
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed, lora)
 
     def adapter(self, tensors: AdapterTensors) -> PackedAdapter:
-        """Return the adapter's matrices packed for this decoder: LoadedAdapter.text."""
+        """Return the adapter's matrices packed for this decoder, for LoadedAdapter.text."""
         return PackedAdapter(decoder_parts(self._config, tensors))
 
 

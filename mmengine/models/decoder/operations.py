@@ -1,4 +1,4 @@
-"""Torch operations between a decoder layer's matmuls. They round where transformers rounds."""
+"""Torch operations between a decoder layer's matmuls. They round values where transformers rounds them."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-RmsNorm = Callable[[Tensor, Tensor, float], Tensor]  # x [t, n], weight [n], eps.
+RmsNorm = Callable[[Tensor, Tensor, float], Tensor]  # Arguments: x [t, n], weight [n], eps.
 
 
 def rms_norm_of(dtype: torch.dtype, *, once: bool = False) -> RmsNorm:
-    """Return the RMS norm for a dtype. In 16 bits, values are rounded before and after multiplying by the
-    weight; with `once` only after, and the weight must be float32.
+    """Return the RMS norm for a dtype. In 16 bits, values are rounded before and after the multiplication by
+    the weight. With `once` they are rounded only after it, and the weight must be float32.
     """
     if dtype == torch.float32:
         return _rms_norm
@@ -35,9 +35,9 @@ def norm_and_rotate(
 ) -> Tensor:
     """Norm and rotate qk [t, heads, head_dim] into a new tensor.
 
-    Each head is normed with its row of `weight` [heads, head_dim], unless `weight` is None. Then the first r
-    values of each head are rotated by `cos` and `sin` from `Rotary.rows`, whose last dimension is r. `once`:
-    as in `rms_norm_of`.
+    Each head is normed with its row in `weight` [heads, head_dim], unless `weight` is None. Then the first r
+    values in each head are rotated by `cos` and `sin`. These come from `Rotary.rows`, and their last
+    dimension is r. `once`: as in `rms_norm_of`.
     """
     if weight is not None and once:
         qk = _rms_norm_once(qk, weight, eps)

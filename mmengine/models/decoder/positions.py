@@ -1,4 +1,4 @@
-"""Rotary positions for a prompt without media. Does not import torch."""
+"""Computes rotary positions for a prompt without media. Does not import torch."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""Linear layers in torch. For bfloat16 on a CPU, torch reorders a weight to oneDNN's blocked layout in each
-call, which takes as long as the product with a few rows. This module reorders each weight once.
+"""Linear layers in torch whose weights are reordered once. For bfloat16 on a CPU, torch would otherwise
+reorder a weight to oneDNN's blocked layout in each call, which takes as long as the product with a few rows.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from torch import Tensor
 Linear = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # Takes a weight [n, k] and a bias.
 
-# oneDNN chooses a layout for an expected number of rows. The layout for 16 rows is fast for one row and for
-# thousands.
+# oneDNN selects a layout for an expected number of rows. The layout for 16 rows is fast for a single row and
+# for thousands of rows.
 _ROWS = 16
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return a function from x [t, k] to x weight^T + bias, [t, n], for a weight [n, k]. If the weight is
+    """Return a function from x [t, k] to x weight^T + bias, [t, n]. `weight`: [n, k]. If the weight is
     reordered, the function keeps no reference to `weight`.
     """
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not reorders():
@@ -30,7 +30,7 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 @cache
 def reorders() -> bool:
-    """Return whether torch's oneDNN operations for reordered bfloat16 weights work on this CPU.
+    """Return whether this CPU supports torch's oneDNN operations for reordered bfloat16 weights.
 
     The operations are private to torch. If one is missing or raises an error, the result is False.
     """

@@ -1,4 +1,6 @@
-"""Cosines and sines for rotating q and k. Frequencies may be scaled, and a token may have three positions."""
+"""Computes the cosines and sines that rotate q and k. Frequencies may be scaled, and a token may have three
+positions.
+"""
 
 import math
 
@@ -9,7 +11,7 @@ from mmengine.checkpoint.rope import RopeConfig
 
 
 class Rotary:
-    """Computes a model's cosines and sines. `axis`: int64 [head_dim / 2], for each frequency the row of the
+    """Computes a model's cosines and sines. `axis`: int64 [head_dim / 2], for each frequency the row of
     positions (time, height or width) that it uses.
     """
 
@@ -19,8 +21,8 @@ class Rotary:
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, [t, 1, head_dim] each, for positions int64 [3, t]. They are computed in float32
-        and cast to `dtype`. The first half of sin is negated, so x * cos + roll(x, head_dim / 2) * sin is the
-        rotation.
+        and cast to `dtype`. The first half of sin is negated, so the rotation is x * cos + roll(x, head_dim /
+        2) * sin.
         """
         cos, sin = (half.to(dtype) for half in self.halves(positions))
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
@@ -32,11 +34,11 @@ class Rotary:
 
 
 def axes(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Return, for each frequency, the row of the positions that it uses, int64 [head_dim / 2].
+    """Return, for each frequency, the row of positions that it uses, int64 [head_dim / 2].
 
-    Interleaved: frequency i uses the height if i % 3 == 1 and i is below three times the height's section,
-    the width if i % 3 == 2 and i is below three times the width's section, otherwise the time. Not
-    interleaved: the sections are consecutive. Without sections, all frequencies use row 0.
+    Interleaved sections: frequency i uses the height if i % 3 == 1 and i is below three times the height's
+    section. It uses the width if i % 3 == 2 and i is below three times the width's section. Otherwise it uses
+    the time. Other sections are consecutive. Without sections, all frequencies use row 0.
     """
     axis = torch.zeros(head_dim // 2, dtype=torch.long)
     if rope.sections is None:
@@ -49,8 +51,8 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Return the frequencies, float32 [head_dim / 2], with the same bits as in transformers
-    (`modeling_rope_utils`). The kind "linear" divides all frequencies by the factor. "llama3" divides
+    """Return the frequencies, float32 [head_dim / 2], with the same bits as `modeling_rope_utils` in
+    transformers. The kind "linear" divides all frequencies by the factor. The kind "llama3" divides only
     frequencies whose wavelength exceeds the original training context, with a smooth transition.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
@@ -61,7 +63,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     if rope.kind == "linear":
         return divided
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    waves = 2 * math.pi / plain  # Wavelengths in tokens.
+    waves = 2 * math.pi / plain  # The wavelengths in tokens.
     ease = (rope.original_positions / waves - low) / (high - low)
     eased = (1 - ease) * plain / rope.factor + ease * plain
     scaled = torch.where(waves > rope.original_positions / low, divided, eased)

@@ -1,5 +1,5 @@
-"""Splits a text decoder over ranks. Attention heads are divided, and so are the intermediate values of each
-SwiGLU, in a layer or an expert. The other parts are not divided: every rank has the norms, the routers and
+"""Splits a text decoder over ranks. Attention heads are divided, and so are the intermediate values in each
+SwiGLU, in a layer or in an expert. The other parts are not divided: all ranks have the norms, the routers and
 the embedding, and only rank 0 has the LM head and the vision tower.
 """
 
@@ -18,10 +18,10 @@ _CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.e
 
 
 def axis_of(name: str) -> int | None:
-    """Return the dimension along which a tensor is cut, or None if every rank gets the whole tensor.
+    """Return the dimension along which a tensor is cut, or None if each rank gets the whole tensor.
 
-    If a weight is cut by its inputs (ROWS), its bias is whole, because the bias has a value per output. Only
-    rank 0 adds such a bias.
+    If a weight is cut by its inputs (ROWS), its bias is not cut, because the bias has one value per output.
+    Only rank 0 adds such a bias.
     """
     module, _, kind = name.rpartition(".")
     whole, _, part = module.rpartition(".")
@@ -32,8 +32,8 @@ def axis_of(name: str) -> int | None:
 
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """Return the sizes for a rank's part of the decoder. Raises ConfigError if the heads or the intermediate
-    values cannot be divided by the rank count.
+    """Return the sizes for one rank's part of the decoder. Raises ConfigError if the heads or the
+    intermediate values cannot be divided by the number of ranks.
     """
     if config.delta is not None or config.gated:
         raise ConfigError("layers with recurrent states cannot be cut over ranks; use tensor_parallel 1")
@@ -54,7 +54,9 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 
 
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
-    """Raise ModelError if the weights lack a module that should be cut, because it would not be divided."""
+    """Raise ModelError if the weights lack a module that should be cut, because its weights would not be
+    divided.
+    """
     for layer in range(config.num_layers):
         for module in _cut_modules(config, layer):
             name = f"{layer_name(layer)}.{module}.weight"

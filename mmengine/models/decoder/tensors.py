@@ -1,4 +1,4 @@
-"""Lists a text decoder's tensors by canonical name."""
+"""Lists a text decoder's tensors by canonical name, with their shapes."""
 
 from mmengine.models.decoder.config import DecoderConfig, DeltaConfig, ExpertsConfig
 
@@ -7,7 +7,7 @@ EMBEDDING = "text.embed_tokens.weight"
 NORM = "text.norm.weight"
 HEAD = "lm_head.weight"
 Shapes = dict[str, tuple[int, ...]]
-Linears = list[tuple[str, int, int, bool]]  # Module name, out, in, whether the layer has a bias.
+Linears = list[tuple[str, int, int, bool]]  # (module name, out, in, whether the layer has a bias).
 
 
 def layer_name(index: int) -> str:
@@ -20,7 +20,9 @@ def expert_name(index: int) -> str:
 
 
 def decoder_tensors(c: DecoderConfig) -> Shapes:
-    """Return each tensor's shape by name; linear weights are [out, in]. A tied model may lack HEAD."""
+    """Return canonical name -> shape for each tensor. Linear weights are [out, in]. A tied model may lack
+    HEAD.
+    """
     shapes: Shapes = {
         EMBEDDING: (c.vocab_size, c.hidden_size),
         NORM: (c.hidden_size,),

@@ -1,8 +1,8 @@
-"""The text decoder in torch, over a ragged batch: t tokens from several rows, concatenated.
+"""The text decoder in torch, for a ragged batch: t concatenated tokens from several rows.
 
-Only attention and delta nets, which get the rows' boundaries from the port and the states, mix tokens. On
-small models, a decode step spends most time on launching operations. So q, k and v are one matmul, gate
-and up another, and the norms and the rotation process q and k together.
+Only attention and delta nets mix tokens. They get the rows' boundaries from the attention port and from the
+states. With small models, a decode step spends most of its time on launching operations. Therefore q, k and v
+are one matmul, gate and up are another, and the norms and the rotation process q and k together.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 class TextDecoder:
-    """Embedding, layers, final norm and LM head. Keeps no state between calls. With a `shard`, the decoder is
-    this rank's part, `config` has the part's sizes, and only rank 0 has the head.
+    """Embedding, layers, final norm and LM head. The decoder keeps no state between calls. With a `shard`,
+    the decoder is this rank's part, `config` has the part's sizes, and only rank 0 has the LM head.
     """
 
-    batch_invariant = False  # torch chooses the matmul algorithm by the number of rows.
+    batch_invariant = False  # torch selects the matmul algorithm by the number of rows.
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class TextDecoder:
             self._head = make_linear(head, None)
 
     def adapter(self, tensors: AdapterTensors) -> list[tuple[LoraPart, ...]]:
-        """Return the adapter's additions to this decoder's linear layers: LoadedAdapter.text."""
+        """Return the adapter's additions to this decoder's linear layers, for LoadedAdapter.text."""
         return list(decoder_parts(self.config, tensors))
 
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
-        """Return a copy of this decoder whose linear layers add the adapters' products for one step's
-        rows.
+        """Return a copy of this decoder whose linear layers add the adapters' products for the rows in one
+        step.
         """
         device = self._embedding.device
         own = []
@@ -127,11 +127,11 @@ class TextDecoder:
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """Run all layers and return the normed hidden states [t, hidden].
+        """Compute all layers and return the normed hidden states [t, hidden].
 
-        embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        The port gets q, k and v as views into shared tensors, which are not contiguous. Fills
-        `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
+        `embeds`: [t, hidden]. `deepstack`: [n, t, hidden], zero at text tokens, or None. `positions`: int64
+        [3, t]. The attention port gets q, k and v as views into shared tensors, which are not contiguous.
+        Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
         """
         if adapters:
             own = self._adapted(adapters)
@@ -178,7 +178,7 @@ class TextDecoder:
 
 
 def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> TorchLayer:
-    """Return the layer with additions to its linear layers. `added` has an entry for each of
+    """Return the layer with additions to its linear layers. `added` has an entry for each layer in
     DECODER_LINEARS.
     """
     qkv, out, gate_up, down = added
@@ -189,7 +189,7 @@ def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> Torc
 
 
 def attention_places(config: DecoderConfig) -> list[int]:
-    """Return, for each layer, how many attention layers come before it."""
+    """Return, for each layer, how many attention layers precede it."""
     return list(accumulate((not config.is_delta(index) for index in range(config.num_layers)), initial=0))
 
 
@@ -200,5 +200,5 @@ def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) ->
 
 
 def _unsplit(x: Tensor) -> Tensor:
-    """Return x unchanged, instead of the sum over ranks, for a decoder on a single rank."""
+    """Return x unchanged. On a single rank, this function replaces the sum over ranks."""
     return x

@@ -1,4 +1,4 @@
-"""A loaded LoRA adapter, and a step's tokens that use the adapter."""
+"""Defines a loaded LoRA adapter, and which tokens in a step use an adapter."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from mmengine.native.lora import LoraPart, PackedAdapter
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter on a device. `text`: the decoder's additions. `vision`: the adapted tower; None if the
-    adapter does not change the tower, or the model has no tower.
+    """An adapter on a device. `text`: the additions to the decoder. `vision`: the vision tower with the
+    additions; None if the adapter does not change the tower, or the model has no tower.
     """
 
     text: PackedAdapter | list[tuple[LoraPart, ...]]
@@ -19,7 +19,7 @@ class LoadedAdapter:
 
 
 class AdapterRows(NamedTuple):
-    """Tokens in a step that are computed with an adapter."""
+    """The tokens in a step that are computed with an adapter."""
 
     adapter: LoadedAdapter
     rows: np.ndarray  # int32 [n], the tokens' indices in the batch.

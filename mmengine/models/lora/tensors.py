@@ -1,4 +1,6 @@
-"""Loads an adapter's matrices as tensors, grouped like the modules that the model joins to a linear layer."""
+"""Loads an adapter's matrices as tensors, grouped by the linear layers into which the model joins its
+modules.
+"""
 
 from collections.abc import Mapping
 
@@ -12,8 +14,8 @@ from mmengine.native.lora import LoraPart
 
 
 class AdapterTensors:
-    """Reads the matrices in `files` in a dtype, on a device. `modules`: (out, in) for each module that an
-    adapter may change.
+    """Reads the matrices in `files`, in one dtype and on one device. `modules`: name -> (out, in) for each
+    module that an adapter may change.
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class AdapterTensors:
         self._device, self._dtype = device, dtype
 
     def parts(self, *modules: str) -> tuple[LoraPart, ...]:
-        """Return the additions to a linear layer that joins these modules' outputs, in this order."""
+        """Return the additions to a linear layer that joins the outputs of these modules, in this order."""
         found, offset = [], 0
         for module in modules:
             pair = self._files.pairs.get(module)

@@ -1,5 +1,5 @@
-"""Adds LoRA products to linear layers in torch, for CPUs without the compiled kernels and for GPUs. It has
-not been run on a GPU yet.
+"""Adds LoRA adapters' products to linear layers in torch, on CPUs without compiled kernels and on GPUs. It
+has not been run on a GPU yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class AddedRows(NamedTuple):
-    """Additions to a linear layer for some of a step's tokens."""
+    """Additions to a linear layer's output for some tokens in a step."""
 
     rows: Tensor  # int64 [n]
     parts: tuple[LoraPart, ...]
 
 
 def add_parts(x: Tensor, y: Tensor, parts: Sequence[LoraPart]) -> None:
-    """Add the adapter's product for x [m, k] to all rows of y [m, n]."""
+    """Add the adapter's product for x [m, k] to all rows in y [m, n]."""
     for a, b, offset, scale in parts:
         y[:, offset : offset + len(b)] += (x @ a.t() @ b.t()) * scale
 
 
 def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
-    """Return the linear layer with additions for a step's tokens."""
+    """Return the linear layer with these additions for a step's tokens."""
     if not added:
         return linear
 

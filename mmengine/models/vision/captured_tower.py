@@ -1,9 +1,10 @@
-"""The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured.
+"""The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured in
+a CUDA graph.
 
-A step writes its pixels, the position embeddings, cosines and sines for its frames (which the tower caches by
-grid), and where each frame begins. A captured size's unused patches count as one more frame with arbitrary
-pixels, which no other frame attends to; further unused frames are empty. This class has not been run on a GPU
-yet.
+A step writes these inputs: its pixels; position embeddings, cosines and sines for its frames, which the tower
+caches by grid; and where each frame begins. The patches that a captured size has in addition count as one
+more frame with arbitrary pixels, to which no other frame attends. All further frames are empty. This class
+has not been run on a GPU yet.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from mmengine.models.vision.tower import VisionTower
 
 
 class CapturedVision:
-    """Implements the plugin protocol's CapturableEncoder; a segment is a frame. `ops`: the tower's
+    """Implements the plugin protocol's CapturableEncoder. A segment is a frame. `ops`: the tower's
     kernels.
     """
 
@@ -34,7 +35,7 @@ class CapturedVision:
         self._positions = zeros(count, config.hidden_size, dtype=tower.dtype)
         self._cos = zeros(count, config.head_dim, dtype=torch.float32)
         self._sin = torch.zeros_like(self._cos)
-        # Where each of a step's frames begins, where the unused patches begin, and the end.
+        # Where each frame in a step begins, where the unused patches begin, and the end.
         self._starts = zeros(largest.num_segments + 2, dtype=torch.int32)
         width = (1 + len(config.deepstack_layers)) * config.out_hidden_size
         self._features = zeros(count // config.merge_size**2, width, dtype=tower.dtype)

@@ -1,4 +1,4 @@
-"""Defines and reads a vision tower's layers."""
+"""Defines a vision tower's layers, and reads them from weights."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ class Norm:
 
 @dataclass(slots=True)
 class TorchLinear:
-    """A linear layer in torch with the same interface as PackedLinear."""
+    """A linear layer in torch with the interface of PackedLinear."""
 
     weight: Tensor  # [out, in].
     bias: Tensor | None
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Return x weight^T + bias, plus the residual if given. Uses `out` only if there is a residual."""
+        """Return x weight^T + bias, plus the residual if given. `out` is used only if there is a residual."""
         y = F.linear(x, self.weight, self.bias)
         return y if residual is None else torch.add(residual, y, out=out)
 
 
 class Linear(Protocol):
-    """A PackedLinear or a TorchLinear, or a wrapper around either."""
+    """A PackedLinear, a TorchLinear, or a wrapper around one of these."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
@@ -55,8 +55,8 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """The layers that turn merge x merge joined patches into an embedding with the text model's width: the
-    norm, `fc1` with GELU (unless None), and `fc2`.
+    """The layers that convert merge x merge joined patches to an embedding for the text model: the norm,
+    `fc1` with GELU (unless `fc1` is None), and `fc2`.
     """
 
     norm: Norm
@@ -67,14 +67,14 @@ class Merger:
 
 class LayerReader:
     """Reads a tower's layers by canonical name. Linear layers use the CPU kernels in `library`, or torch if
-    that is None.
+    `library` is None.
     """
 
     def __init__(self, config: VisionConfig, weights: WeightReader, library: ctypes.CDLL | None) -> None:
         self._config, self._weights, self._library = config, weights, library
 
     def linear(self, *names: str, biased: bool = True) -> Linear:
-        """Return a linear layer that joins the named layers' outputs."""
+        """Return a linear layer that joins the outputs of the layers with these names."""
         weights = [f"{name}.weight" for name in names]
         bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:

@@ -1,4 +1,4 @@
-"""Builds a vision tower whose linear layers include an adapter's additions. The other parts are shared with
+"""Builds a vision tower with a LoRA adapter's additions in its linear layers. All other parts are shared with
 the original tower.
 """
 
@@ -20,7 +20,7 @@ from mmengine.native.lora import LoraPart, PackedAdapter, add_all
 
 @dataclass(slots=True)
 class TorchAdded:
-    """A torch layer with an adapter's addition."""
+    """A torch linear layer with an adapter's addition."""
 
     linear: Linear
     parts: tuple[LoraPart, ...]
@@ -33,7 +33,7 @@ class TorchAdded:
 
 @dataclass(slots=True)
 class NativeAdded:
-    """A CPU kernel layer with an adapter's addition."""
+    """A linear layer in a CPU kernel, with an adapter's addition."""
 
     linear: Linear
     library: ctypes.CDLL
@@ -46,8 +46,8 @@ class NativeAdded:
 
 
 def adapted_tower(tower: VisionTower, tensors: AdapterTensors) -> VisionTower:
-    """Return a tower that includes the adapter's additions. Parts that the adapter does not change are shared
-    with `tower`.
+    """Return a tower with the adapter's additions. Parts that the adapter does not change are shared with
+    `tower`.
     """
 
     def added(linear: Linear | None, *names: str) -> Linear | None:

@@ -1,5 +1,5 @@
-"""Attention in the vision tower. Many frames' patches are packed together, and a patch attends to its
-own frame's patches."""
+"""Computes attention in the vision tower. Patches from many frames are packed together, and a patch attends
+only to patches in its own frame."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from mmengine.native.vision import VisionKernels
 
 
 class Rotation:
-    """A pack's rotation tables and frames. `cos`, `sin`: float32 [patches, head_dim], the first half of sin
-    negated. `lengths`: each frame's number of patches. `starts`: each frame's first patch, then how many
-    patches, int32 [frames + 1].
+    """The frames in a pack, and the tables for their rotation. `cos`, `sin`: float32 [patches, head_dim]; the
+    first half of sin is negated. `lengths`: each frame's patch count. `starts`: each frame's first patch,
+    then the total patch count, int32 [frames + 1].
     """
 
     __slots__ = ("cos", "lengths", "sin", "starts")
@@ -33,8 +33,8 @@ class Rotation:
 
 
 class RotationThere(NamedTuple):
-    """A Rotation whose `starts` is a tensor on the device, int32 [frames + 1]. A frame may be empty.
-    `longest`: an upper bound for a frame's patch count.
+    """A Rotation on the device. `starts`: int32 [frames + 1]; a frame may be empty. `longest`: an upper bound
+    for a frame's patch count.
     """
 
     cos: Tensor
@@ -44,20 +44,20 @@ class RotationThere(NamedTuple):
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to `device` without waiting for the device."""
+    """Copy a host tensor to `device`, without waiting for the device."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def upload_into(tensor: Tensor, target: Tensor) -> None:
-    """Write a host tensor to `target`'s beginning without waiting for the device."""
+    """Write a host tensor to the beginning of `target`, without waiting for the device."""
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
     target[: len(tensor)].copy_(tensor, non_blocking=True)
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
-    """Do the same as `attend_torch` with one call of a CPU kernel, for frames in any order. Writes to `out`
-    if given.
+    """Do the same as `attend_torch` with a single call of a CPU kernel. The frames may be in any order.
+    Writes to `out` if it is given.
     """
     if out is None:
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
@@ -66,7 +66,7 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
 
 
 def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThere) -> Tensor:
-    """Do the same as `attend_torch` with GPU kernels, for frames in any order. Overwrites `qkv`."""
+    """Do the same as `attend_torch` with GPU kernels. The frames may be in any order. Overwrites `qkv`."""
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)
     ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
@@ -76,9 +76,10 @@ def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThe
 
 
 def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
-    """Return the attention output [p, num_heads * head_dim] for qkv [p, 3 * num_heads * head_dim], which is
-    not rotated yet. Neighbouring frames with equal lengths are computed together, so callers should place
-    such frames side by side.
+    """Return the attention output [p, num_heads * head_dim]. `qkv`: [p, 3 * num_heads * head_dim], not
+    rotated yet.
+
+    Adjacent frames with equal lengths are computed together, so callers should put such frames side by side.
     """
     head_dim = qkv.shape[1] // (3 * num_heads)
     qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
@@ -98,20 +99,22 @@ def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
 
 
 def _turned(qk: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate q and k [p, heads, head_dim] by their patches' angles, float32 [p, head_dim]."""
+    """Rotate q and k [p, heads, head_dim] by the patches' angles, float32 [p, head_dim]."""
     wide = qk.float()
     return (wide * cos.unsqueeze(1) + wide.roll(wide.shape[2] // 2, -1) * sin.unsqueeze(1)).to(qk.dtype)
 
 
 def rotated(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return qkv [p, 3 * num_heads * head_dim] with q and k rotated."""
+    """Return qkv [p, 3 * num_heads * head_dim], with q and k rotated."""
     heads = qkv.view(len(qkv), 3 * num_heads, -1)
     qk = _turned(heads[:, : 2 * num_heads], cos, sin)
     return torch.cat((qk, heads[:, 2 * num_heads :]), 1).view(qkv.shape)
 
 
 def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> Tensor:
-    """Do the same as `attend_torch` for only the patches `rows`. `qkv` has all patches, already rotated."""
+    """Do the same as `attend_torch`, but only for the patches `rows`. `qkv` has all patches, already
+    rotated.
+    """
     q, k, v = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 2, 0, 3)
     mixed = []
     for begin, end in zip(pack.starts[:-1].tolist(), pack.starts[1:].tolist(), strict=True):
@@ -124,7 +127,7 @@ def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> T
 
 
 def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (count, length) for each run of neighbouring frames with equal lengths."""
+    """Return (count, length) for each run of adjacent frames with equal lengths."""
     runs: list[tuple[int, int]] = []
     for length in lengths:
         count = runs.pop()[0] if runs and runs[-1][1] == length else 0

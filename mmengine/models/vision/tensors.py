@@ -1,13 +1,13 @@
-"""Lists a vision tower's tensors by canonical name."""
+"""Lists a vision tower's tensors by canonical name, with their shapes."""
 
 from mmengine.models.vision.config import VisionConfig
 
 Shapes = dict[str, tuple[int, ...]]
-QKV = ("q", "k", "v")  # Names of the matrices if q, k and v are stored as three.
+QKV = ("q", "k", "v")  # Names of the matrices if q, k and v are stored separately.
 
 
 def vision_tensors(c: VisionConfig) -> Shapes:
-    """Return each tensor's shape by name; linear weights are [out, in]."""
+    """Return canonical name -> shape for each tensor. Linear weights are [out, in]."""
     merged = c.hidden_size * c.merge_size**2
     time = (c.temporal_patch_size,) if c.patches_have_time else ()
     patch = (c.in_channels, *time, c.patch_size, c.patch_size)
@@ -43,5 +43,5 @@ def vision_tensors(c: VisionConfig) -> Shapes:
 
 
 def _affine(name: str, out: int, *inputs: int) -> Shapes:
-    """Return a weight's shape and its bias's, for a linear layer or (without `inputs`) a layer norm."""
+    """Return the shapes of a weight and a bias, for a linear layer or (without `inputs`) a layer norm."""
     return {f"{name}.weight": (out, *inputs), f"{name}.bias": (out,)}

@@ -1,9 +1,9 @@
-"""The vision tower, over all images and videos in a step at once.
+"""The vision tower. It encodes all images and videos in a step at once.
 
-A patch attends to the patches in its own frame. An image is one frame, and a video has a frame per temporal
-patch. With the CPU kernels, and on a GPU in 16 bits, attention is a single call per layer for frames with any
-lengths. With torch's operations, frames with equal lengths are grouped, with a batched call per length and
-layer.
+A patch attends to the patches in its own frame. An image is one frame, and a video has a frame for each
+temporal patch. With the CPU kernels, and on a GPU in 16 bits, attention in a layer is a single call for
+frames with any lengths. With torch's operations, frames with equal lengths are grouped, and each layer has a
+batched call for each length.
 """
 
 from collections import OrderedDict
@@ -31,19 +31,22 @@ from mmengine.models.vision.segments import (
 from mmengine.native.library import load
 from mmengine.native.vision import vision_kernels
 
-_WIDE = 512  # From this hidden size on, torch's float32 products of many rows beat the packed kernels.
-# Maximum number of patches in all cached position tables together. Each table covers one frame.
+# With at least this hidden size, torch's float32 products of many rows are faster than the packed kernels.
+_WIDE = 512
+# Maximum number of patches in all cached tables together. Each table is for one frame.
 _MAX_CACHED_PATCHES = 16384
 _MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated at once.
 
 
-# Takes qkv, and a tensor that may be overwritten (or None), and returns the attention output.
+# A function from qkv, and a tensor that may be overwritten (or None), to the attention output.
 Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(slots=True)
 class GridTables:
-    """A frame's tables, which depend only on its height and width. Rows are in its patches' order."""
+    """A frame's tables, which depend only on its height and width. Rows are in the order of the frame's
+    patches.
+    """
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings.
     cos: Tensor  # float32 [patches, head_dim].
@@ -51,7 +54,7 @@ class GridTables:
 
 
 class VisionTower:
-    """Encodes patches to embeddings and deepstack features."""
+    """Encodes patches to embeddings for the text model, and to deepstack features."""
 
     def __init__(self, config: VisionConfig, weights: WeightReader, device: torch.device) -> None:
         self.config = config
@@ -75,11 +78,11 @@ class VisionTower:
         self._tables: OrderedDict[tuple[int, int], GridTables] = OrderedDict()
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode the items' concatenated patches, uint8 [p, patch_width], with their grids (t, h, w).
+        """Encode the items' concatenated patches, uint8 [p, patch_width]. `grids`: (t, h, w) for each item.
 
         Returns [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then the
-        deepstack features in the order in which the text model adds them. Raises ValueError if the grids'
-        patches are not p in total, or a side is not a multiple of the merge size.
+        deepstack features in the order in which the text model adds them. Raises ValueError if the grids do
+        not have p patches in total, or if a side is not a multiple of the merge size.
         """
         self.check(patches, grids)
         pixels = patches.to(self.device, non_blocking=True)
@@ -113,7 +116,7 @@ class VisionTower:
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode without checks. If torch computes attention, equally long frames must be neighbours."""
+        """Encode without checks. If torch computes attention, frames with equal lengths must be adjacent."""
         frames = self.frames_of(grids)
         positions, cos, sin = (
             torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")
@@ -134,7 +137,7 @@ class VisionTower:
         hidden: Tensor | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Encode pixels on the device and return the features, in the tensor `features` if given.
+        """Encode pixels on the device and return the features, in the tensor `features` if it is given.
 
         `positions`: [p, hidden], added to the patch embeddings. `hidden`: memory for the hidden states, which
         may be `positions`.
@@ -152,8 +155,8 @@ class VisionTower:
         return torch.cat([self.merge(self.merger, hidden), *taps], dim=-1, out=features)
 
     def embed_patches(self, pixels: Tensor, hidden: Tensor) -> None:
-        """Embed pixels on the device, uint8 [n, patch_width], and add the result to `hidden` [n, hidden],
-        which holds the position embeddings.
+        """Embed pixels on the device, uint8 [n, patch_width], and add the result to `hidden` [n, hidden].
+        Before the call, `hidden` contains the position embeddings.
         """
         self._patch(self._normalised(pixels), residual=hidden, out=hidden)
 
@@ -162,8 +165,8 @@ class VisionTower:
     ) -> Tensor:
         """Compute a layer's operations after attention, and update `hidden` [n, hidden] in place.
 
-        `mixed`: [n, hidden], attention's output for the same patches. `inner`: a tensor to overwrite,
-        returned by an earlier call with as many patches. Returns such a tensor.
+        `mixed`: [n, hidden], the attention output for the same patches. `inner`: a tensor to overwrite, which
+        an earlier call with as many patches has returned. Returns such a tensor.
         """
         block.proj(mixed, residual=hidden, out=hidden)
         inner = block.fc1(block.norm2(hidden), out=inner)
@@ -176,8 +179,8 @@ class VisionTower:
         return self._kernels is not None
 
     def attend_rows(self, qkv: Tensor, pack: Rotation, rows: slice) -> Tensor:
-        """Return the attention output [n, hidden] for the patches `rows` of a pack, on a CPU. `qkv` has all
-        patches, and q and k must be rotated if there are no kernels (`has_kernels`).
+        """Return the attention output [n, hidden] for the patches `rows` in a pack, on a CPU. `qkv` has all
+        patches. If there are no kernels (`has_kernels`), q and k must already be rotated.
         """
         if self._kernels is None:
             return attend_turned(qkv, self.config.num_heads, pack, rows)
@@ -193,7 +196,7 @@ class VisionTower:
         return numbers
 
     def _attention(self, pack: Rotation) -> Attend:
-        """Return the attention function, which may write into its second argument."""
+        """Return the function that computes attention. It may write to its second argument."""
         ops, kernels, num_heads = self.ops, self._kernels, self.config.num_heads
         if ops is not None:
             there = pack.there()
@@ -203,7 +206,7 @@ class VisionTower:
         return lambda qkv, out: attend_native(kernels, qkv, pack, out)
 
     def _gelu(self, x: Tensor) -> Tensor:
-        """Apply GELU. May overwrite `x`."""
+        """Apply GELU. This may overwrite `x`."""
         if self._kernels is None or self.config.gelu != "tanh":
             return F.gelu(x, approximate=self.config.gelu)
         self._kernels.gelu(x)
@@ -218,7 +221,7 @@ class VisionTower:
         return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
-        """Return a frame's tables. Recently used tables are cached, up to a limit on their total patches."""
+        """Return a frame's tables. Recently used tables are cached, up to a limit for their total patches."""
         key = (height, width)
         tables = self._tables.get(key)
         if tables is not None:
@@ -235,7 +238,7 @@ class VisionTower:
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
         taps, shares = (upload(torch.from_numpy(array), self.device) for array in corners)
         positions = torch.empty(len(rows), self.config.hidden_size, dtype=self.dtype, device=self.device)
-        # In pieces, because the intermediate tensor is four times as large as the result.
+        # Computed in pieces, because the intermediate tensor is four times as large as the result.
         for start in range(0, len(rows), _MAX_INTERPOLATED):
             some = slice(start, start + _MAX_INTERPOLATED)
             learned = F.embedding(taps[some], self._positions)  # [patches, 4, hidden].
@@ -247,21 +250,23 @@ class VisionTower:
 
 
 def inverse_frequencies(c: VisionConfig) -> Tensor:
-    """Return the rotary frequencies, float32 [head_dim / 4] on the CPU; zeros without rotary embedding."""
+    """Return the rotary frequencies, float32 [head_dim / 4] on the CPU. They are zeros without rotary
+    embedding.
+    """
     quarter = c.head_dim // 2
     exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
     return torch.zeros_like(exponents) if c.rope_theta is None else 1.0 / c.rope_theta**exponents
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Map uint8 pixels to float32, (x / 255 - 0.5) / 0.5, with the same bits as transformers' Pillow
-    backend."""
+    """Convert uint8 pixels to float32, (x / 255 - 0.5) / 0.5, with the same bits as the Pillow backend in
+    transformers."""
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)
 
 
 def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each patch's row and column in a frame, int64 [height * width] each. The patches of a
-    merge x merge window follow each other."""
+    """Return each patch's row and column in a frame, int64 [height * width] each. The patches in a merge x
+    merge window are adjacent."""
     windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
     return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)
 
@@ -270,8 +275,10 @@ def interpolation(
     rows: np.ndarray, columns: np.ndarray, height: int, width: int, num_positions: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the four learned positions to interpolate for each patch at `rows` and `columns`: indices int64
-    [n, 4] and weights float32 [n, 4]. Interpolation from the square of learned positions to the frame's grid
-    is bilinear, with corners aligned.
+    [n, 4] and weights float32 [n, 4].
+
+    The learned positions form a square. The interpolation to the frame's grid is bilinear, with aligned
+    corners.
     """
     side = round(num_positions**0.5)
     row_taps, row_shares = _axis_taps(rows, height, side)

@@ -1,5 +1,5 @@
-"""Measures a vision tower's speed on this machine, by timing one layer's linear layers, and attention,
-for a few hundred patches."""
+"""Measures a vision tower's speed on this machine. It times one layer's linear layers, and its attention, for
+a few hundred patches."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.vision.tower_pass import PatchCosts
 
-PATCHES, KEYS = 256, 1024  # Patches that are timed, and the keys that they attend to.
+PATCHES, KEYS = 256, 1024  # How many patches are timed, and to how many keys they attend.
 TRIES = 3  # The fastest of so many runs is used.
 
 
@@ -43,7 +43,7 @@ def measure_tower(tower: VisionTower) -> EncoderCost:
 
 
 def _fastest(compute: Callable[[], None]) -> int:
-    """Return the shortest time in ns, at least 1."""
+    """Return the shortest time of several runs in ns, at least 1."""
     compute()  # A warm-up run, which allocates memory and starts threads.
     taken = []
     for _ in range(TRIES):

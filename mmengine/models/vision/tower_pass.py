@@ -1,9 +1,9 @@
-"""Runs an image or video through the vision tower in parts, so that other work can run in between.
+"""Encodes an image or a video in parts, so that other work can run between the parts.
 
-A layer processes the item's patches in tiles: first q, k and v for all tiles, then attention and the other
-operations for one tile after the other. So between two parts, only the hidden states, one layer's q, k and v,
-and the features so far are stored. With the CPU kernels, the features have the same bits as if the item was
-encoded at once.
+A layer processes the item's patches in tiles. First q, k and v are computed for all tiles. Then attention and
+the other operations are computed for one tile after another. Between two parts, only the hidden states, one
+layer's q, k and v, and the features so far are stored. With the CPU kernels, the features have the same bits
+as if the item was encoded at once.
 """
 
 from collections.abc import Generator, Iterator
@@ -25,8 +25,8 @@ TILE = 512
 
 
 class PatchCosts(NamedTuple):
-    """Multiply-adds per patch: for the patch embedding, in a layer before and after attention, and in a
-    merger.
+    """Multiply-adds per patch: for the patch embedding, for a layer before attention, for a layer after
+    attention, and for a merger.
     """
 
     embedding: int
@@ -45,13 +45,15 @@ class PatchCosts(NamedTuple):
         )
 
     def whole(self, c: VisionConfig) -> int:
-        """Return the multiply-adds that the tower computes for a patch, without attention."""
+        """Return how many multiply-adds the tower computes for a patch, without attention."""
         layers = c.depth * (self.before + self.behind)
         return self.embedding + layers + (1 + len(c.deepstack_layers)) * self.merger
 
 
 class TowerPass:
-    """The object that `encode_in_parts` in the plugin protocol returns."""
+    """The object that `encode_in_parts` (see the plugin protocol) returns: a pass over the tower that can
+    pause.
+    """
 
     def __init__(
         self, tower: VisionTower, patches: Tensor, grid: tuple[int, int, int], even_patches: int
@@ -61,16 +63,17 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        # Attention's cost for a patch in one layer, in multiply-adds that take as long.
+        # The cost of attention for a patch in a layer, converted to as many multiply-adds as take the same
+        # time.
         self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0
         self._stages = self._compute(patches, grid)
-        self._next = next(self._stages)  # The cost of the stage that runs next.
+        self._next = next(self._stages)  # The cost of the next stage.
 
     def advance(self, until: int, work: int) -> Tensor | None:
-        """Compute until the share `until` / `work` of the pass is done. At the pass's end, return
-        the features, as `encode` does; otherwise return None.
+        """Compute until the share `until` / `work` of the pass is done. Returns the features, as `encode`
+        does, at the end of the pass. Otherwise returns None.
         """
         while until >= work or (self._done + self._next) * work <= until * self._total:
             self._done += self._next
@@ -83,8 +86,8 @@ class TowerPass:
         return None
 
     def _compute(self, pixels: Tensor, grid: tuple[int, int, int]) -> Generator[int, None, Tensor]:
-        """Run the pass's stages. Before each stage, yield its cost; after the last, return the
-        features.
+        """Compute the stages of the pass. Yields the cost of each stage before it runs, and returns the
+        features after the last stage.
         """
         tower, costs, count = self._tower, self._costs, len(pixels)
         tables = tower.frames_of([grid])
