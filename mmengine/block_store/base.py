@@ -19,7 +19,7 @@ class BlockStore(Protocol):
     """
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return which keys are present. The answer may be inexact, because values are not read."""
+        """Return which keys are present. The result may be inexact, because values are not read."""
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         """Store the values. Each value is a sequence of consecutive pieces.

@@ -15,7 +15,7 @@ MAX_JSON_BYTES = 64 * 2**20  # A tokenizer with 250,000 entries needs 12 MB.
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError; also for a pipe or a device, which is never read."""
+    """Open a regular file for reading. Raises OSError, and never reads from a pipe or a device."""
     file = os.fdopen(os.open(path, _READ), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -20,7 +20,7 @@ from mmengine.errors import ModelError
 
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
-_SCALE = "_scale_inv"  # A scale's name is the name of its weight with this suffix.
+_SCALE = "_scale_inv"  # A scale is named like its weight, with this suffix.
 MAX_BLOCK = 2**14  # Maximum number of rows, and of columns, in a block.
 
 

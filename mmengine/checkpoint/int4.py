@@ -31,7 +31,7 @@ STORED_BYTES = {WORDS: 4, SIZES: 8}
 GROUPS = (32, 64, 128)
 PIECE_VALUES = 2**22  # Approximate maximum number of values that are unpacked at once.
 _IN_A_WORD, _MIDDLE = 8, 8
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns, its code.s position in the word.
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns: its position in a word.
 _ENDINGS: dict[Layout, tuple[str, ...]] = {
     "compressed-tensors": (
         "weight_packed",

@@ -81,7 +81,7 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Whether the shard is answered and no process writes to it. True is final, and is therefore
+        """Whether the shard is answered and no process writes to it. Cached once true, because that is final.
         cached.
         """
         log = self.log_of(shard)

@@ -110,7 +110,7 @@ def serve(
 
 
 def _check_files(images: Iterable[Path], picture: Path | None) -> None:
-    from mmengine.cli.pictures import check_picture  # lazy, as above
+    from mmengine.cli.pictures import check_picture  # Lazy import.
 
     if picture is not None:
         check_picture(picture, "--picture")
@@ -120,7 +120,7 @@ def _check_files(images: Iterable[Path], picture: Path | None) -> None:
 
 
 def _print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
-    from rich.console import Console  # lazy, as above
+    from rich.console import Console  # Lazy import.
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_header=False)

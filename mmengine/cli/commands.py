@@ -32,8 +32,8 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse the options. Raises ConfigError for an unknown option that has a replacement, and for `run
-        MODEL QUESTION`.
+        """Parse the options. Raises ConfigError for an unknown option that has a replacement, and if `run`
+        gets a model's name before the question.
         """
         given = list(args)
         try:

@@ -62,7 +62,7 @@ def _version(name: str) -> str:
 
 
 def _threads() -> str:
-    from mmengine.runtime.device.threads import choose_threads  # lazy, as below
+    from mmengine.runtime.device.threads import choose_threads  # Lazy import.
 
     threads, small = choose_threads(), choose_threads(hidden_size=1)
     beside = f"; {small.count} for a model with {small.why}" if small != threads else ""
@@ -76,7 +76,7 @@ def _kernels() -> str:
 
 
 def _quantised() -> str:
-    import torch  # lazy, as below
+    import torch  # Lazy import.
 
     from mmengine.models.held_weights import gguf_types_held
     from mmengine.models.reader import holds_codes
@@ -99,7 +99,7 @@ def _plugins() -> str:
 
 
 def _checkpoint() -> str:
-    from mmengine.models.loader import resolve_folder  # lazy, as above
+    from mmengine.models.loader import resolve_folder  # Lazy import.
 
     try:
         folder = resolve_folder(None)

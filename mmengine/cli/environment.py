@@ -54,14 +54,14 @@ def _with_advice(name: str, known: Iterable[str]) -> str:
 
 
 def _is_setting(name: str) -> bool:
-    from mmengine.engine_settings import EngineSettings  # Lazy, as above.
+    from mmengine.engine_settings import EngineSettings  # Lazy import.
 
     return name in EngineSettings.__struct_fields__
 
 
 def _option_variables() -> frozenset[str]:
     """Return the variables that set options of `mmengine serve`."""
-    from mmengine.cli.serve import serve  # Lazy, as above.
+    from mmengine.cli.serve import serve  # Lazy import.
 
     options = [get_args(each.annotation) for each in inspect.signature(serve).parameters.values()]
     found = [each[1].envvar for each in options if len(each) > 1]

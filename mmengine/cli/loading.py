@@ -94,7 +94,7 @@ class Loading(Bar):
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
-        """Keep the sizes that were chosen for this machine, for the last line."""
+        """Store the sizes that were chosen for this machine, for the last progress line."""
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
         form = built.spec.weights_held
         held = form and f", {form}"

@@ -141,7 +141,7 @@ def started(
     fds: Sequence[int] = (),
     own_group: bool = False,
 ) -> Iterator[Process]:
-    """Start `mmengine` with `arguments` as a child process. Within the context, the caller waits for its end.
+    """Start `mmengine` with `arguments` as a child process. The caller must wait for its end in the context.
 
     `cause`: how the previous process ended. `environment`: additional variables. `fds`: descriptors that the
     child inherits. `own_group`: whether the child gets its own process group, so that signals from a terminal

@@ -18,7 +18,7 @@ from mmengine.fleet.wire import (
     encode,
 )
 
-MAX_AVOIDED = 8  # number of replicas, those that failed last, that get no further attempt
+MAX_AVOIDED = 8  # how many replicas, those that failed last, get no further attempt
 FAILED_CHOICES = 8  # after so many failed choices, no replica is avoided any more
 
 

@@ -58,8 +58,8 @@ def logged_outputs(
 ) -> list[RequestOutput]:
     """Return the outputs of a request's choices that are in `logs`, each choice from its first token on.
 
-    Each log maps core ids (one id per choice) to answers. Several logs contain a choice that moved from
-    replica to replica.
+    Each log maps core ids (one id per choice) to answers. A choice that moved between replicas is in several
+    logs.
     """
     names = core_ids(request_id, sampling.n)
     found = [[log[name] for log in logs if name in log] for name in names]

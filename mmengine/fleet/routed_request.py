@@ -33,7 +33,7 @@ class RequestKeeper(Protocol):
     """Stores a request that must survive when its ingress ends."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request. Called after a replica's log has recorded it, and before the caller learns so.
+        """Store the request. Called after a replica's log has recorded it, and before the caller is told.
 
         Raises an error if the request is refused.
         """

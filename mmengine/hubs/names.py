@@ -16,7 +16,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[\w.-]{1,127}){0,7}")
 
 
 class HubName(NamedTuple):
-    """A model name at a hub. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
+    """A model's name at a hub. `revision`: a branch, a tag or a commit; None: the hub's main branch."""
 
     hub: str  # A key in TITLES.
     repo: str

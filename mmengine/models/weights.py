@@ -42,7 +42,7 @@ def open_weights(
     entries = names.entries(folder)
     coding = CODINGS.get(quantize)
     if coding is not None and any(entry.coding is not None for entry in entries.values()):
-        raise ModelError(f"the weights in {folder} are quantised already; leave quantize {quantize} away")
+        raise ModelError(f"the weights in {folder} are quantised already; remove quantize {quantize}")
     if (experts := config.text.experts) is not None:
         sizes = config.text.hidden_size, experts.intermediate_size
         entries = each_expert(entries, experts.count, *sizes)

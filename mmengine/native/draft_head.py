@@ -39,8 +39,9 @@ class HeadParts:
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """Cache positions for drafting chains for n rows, sorted by descending `most`. `most`, `kv_lens` and
-    `positions` are contiguous int32 [n].
+    """For n rows: where in the KV cache each row drafts its chain. Rows are sorted by descending `most`.
+
+    `most`, `kv_lens` and `positions` are contiguous int32 [n].
     """
 
     most: np.ndarray  # maximum number of drafts for the row, at least 1

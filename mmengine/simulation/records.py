@@ -55,7 +55,8 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        self._ending = _Open({}, set())  # gets the next ends; this first record is discarded
+        # The record to which the next ends of requests are added. This first record is discarded.
+        self._ending = _Open({}, set())
         self._names: dict[int, str] = {}  # row -> request id
 
     def begin(self, step: int, aborted: set[str]) -> None:
@@ -82,7 +83,7 @@ class Recorder:
             record["admit"] = {name: computed[name] for name in admitted}
         encoded: dict[str, list[int]] = {}
         for item in plan.encode:
-            if item.request.request_id in names:  # no if the request was preempted in the same step
+            if item.request.request_id in names:  # not if it was preempted in the same step
                 encoded.setdefault(item.request.request_id, []).append(item.index)
         record["enc"] = encoded
         here.evicted = plan.evict

@@ -24,7 +24,7 @@ class SimRequest:
     the tokens of live requests are in memory. `arrival` is a step number in a scenario, and nanoseconds in a
     trace. The model emits `stop_token` at output index `stop_at`; NEVER: the model does not emit it. `ranges`
     is the request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index
-    `bad_at` the model emits a token outside its range; NEVER: it does not.
+    `bad_at` the model emits a token outside its range; NEVER: it emits no such token.
     """
 
     request_id: str

@@ -19,7 +19,7 @@ ATTRIBUTE = "mmengine_layer"
 
 
 class Heads(NamedTuple):
-    """A layer's heads, or of the KV pool. The pool's heads are the largest of all layers."""
+    """The heads of a layer, or of the KV pool. The pool's heads are the largest of all layers."""
 
     num_heads: int
     num_kv_heads: int

@@ -1,4 +1,7 @@
-"""The plugin for all other architectures. Importing this module imports neither torch nor transformers."""
+"""The plugin object, which serves architectures that no other plugin claims.
+
+Importing this module imports neither torch nor transformers.
+"""
 
 from collections.abc import Sequence
 from importlib.util import find_spec

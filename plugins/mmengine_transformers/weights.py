@@ -96,7 +96,7 @@ def load_weights(
     entries = NAMES.entries(folder)
     coding = CODINGS.get(quantize)
     if coding is not None and any(entry.coding is not None for entry in entries.values()):
-        raise ModelError(f"the weights in {folder} are quantised already; leave quantize {quantize} away")
+        raise ModelError(f"the weights in {folder} are quantised already; remove quantize {quantize}")
     mapping = get_model_conversion_mapping(model)
     targets = _targets(model, entries, mapping)
     _check(model, folder, entries, targets)

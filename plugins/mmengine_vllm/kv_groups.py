@@ -1,5 +1,6 @@
-"""Writes KV groups as a text into the fingerprints of STARTED, for models with other groups than a single one
-of full attention. Also reads this text.
+"""Writes KV groups as a text into the fingerprints of STARTED, and reads this text.
+
+Only models with several groups, or with a group that is not full attention, need the text.
 """
 
 import json

@@ -57,8 +57,9 @@ class LogFile:
 
 
 class LogSeries:
-    """A log that continues in a new folder when the current folder has half of `max_bytes` (0: never). The
-    oldest folders are deleted, so that all folders of the series together have at most about `max_bytes`.
+    """A log that continues in a new folder when the current folder reaches half of `max_bytes` (0: never).
+
+    The oldest folders are deleted, so that all folders of the series together have about `max_bytes` at most.
     """
 
     def __init__(self, path: str, max_bytes: int, started: ev.Started):

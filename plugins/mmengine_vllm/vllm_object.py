@@ -5,7 +5,7 @@ If a version of vLLM lacks an attribute, the reader gets a default instead of an
 
 from typing import Any, TypeAlias
 
-VllmObject: TypeAlias = Any  # an object of a class of vLLM, which only `scheduler` imports
+VllmObject: TypeAlias = Any  # any object of vLLM; only `scheduler` imports vLLM
 
 
 def read(thing: VllmObject, path: str, default: VllmObject = None) -> VllmObject:

@@ -107,7 +107,7 @@ def test_int8_needs_bfloat16_and_unquantised_weights(tmp_path):
         with pytest.raises(ConfigError, match="quantize int8 holds weights as codes on one CPU in bfloat16"):
             Engine(tmp_path, device="cpu", dtype=dtype, config=EngineConfig(quantize="int8", **config))
     to_fp8(tmp_path)
-    with pytest.raises(ModelError, match="are quantised already; leave quantize int8 away"):
+    with pytest.raises(ModelError, match="are quantised already; remove quantize int8"):
         Engine(tmp_path, device="cpu", config=EngineConfig(quantize="int8"))
 
 

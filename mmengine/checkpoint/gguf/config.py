@@ -107,7 +107,7 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function that maps a tensor's transformers name to `GGUFEntry.paired_heads`. Raises
+    """Return a function from a tensor's transformers name to `GGUFEntry.paired_heads`. Raises ModelError.
     ModelError.
     """
     if not architecture_of(container).pairs_rows:

@@ -32,7 +32,7 @@ class KBlocks(NamedTuple):
     dmin: np.ndarray | None = None
 
     def values(self) -> np.ndarray:
-        """Return the values, float32 [blocks, 256], computed in the order of operations of ggml."""
+        """Return the values, float32 [blocks, 256], computed in ggml's order of operations."""
         out = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
         out *= (self.d * self.scales)[..., None]
         if self.mins is not None and self.dmin is not None:

@@ -1,4 +1,4 @@
-"""`mmengine log rerun`: tells a log's latencies under other settings."""
+"""`mmengine log rerun`: predicts a log's latencies under other settings."""
 
 import sys
 from pathlib import Path

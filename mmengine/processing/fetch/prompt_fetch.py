@@ -43,7 +43,7 @@ class PromptFetch:
         self._given_up = False
         self.found: dict[str, bytes] = {}  # URL or path -> bytes.
         self.error: tuple[str, Exception] | None = None  # The first error: (the item's name, exception).
-        self.num_bytes = 0  # Bytes that the fetcher counts; it writes this field and the next.
+        self.num_bytes = 0  # Bytes held by the fetcher, which writes this field and the next.
         self.num_running = 0
 
     def expect(self, number: int) -> None:

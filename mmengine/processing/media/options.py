@@ -44,7 +44,9 @@ class ImageOptions:
     splits: bool | None = None  # Split into tiles; None: the checkpoint's setting.
 
     def unresized(self, size: tuple[int, int], factor: int, where: str) -> tuple[int, int]:
-        """Return `size` (height, width) unchanged, because do_resize is False. Raises for a size that is
+        """Return `size` (height, width) unchanged, because do_resize is False.
+
+        Raises InvalidMedia unless height and width are multiples of `factor`.
         no multiple.
         """
         height, width = size

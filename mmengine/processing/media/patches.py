@@ -24,7 +24,7 @@ class PatchSettings:
     @property
     def factor(self) -> int:
         """Return the side length of an embedding in pixels. The sides of resized frames are multiples of
-        it.
+        this length.
         """
         return self.patch_size * self.merge_size
 
@@ -34,8 +34,8 @@ class PatchSettings:
 
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
-    """Return the size (height, width) nearest to the given size whose sides are multiples of `factor` and
-    which has `low` to `high` pixels.
+    """Return a size (height, width) near the given size. Its sides are multiples of `factor`, and it has
+    `low` to `high` pixels.
     """
     _check_ratio(height, width, f"{width} x {height}", where)
     return _fit(1, 1, height, width, factor, low, high)

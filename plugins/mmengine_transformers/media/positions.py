@@ -23,7 +23,7 @@ _BITS = 15  # Number of bits for each of the two rows.
 
 
 def grid_positions(model: Any) -> "GridPositions | None":
-    """Return the positions of a model with `get_rope_index`, or None for a model with one row of
+    """Return GridPositions for a model with `get_rope_index`, or None for a model with one row of positions.
     positions.
     """
     core = getattr(model, "model", model)
@@ -31,7 +31,9 @@ def grid_positions(model: Any) -> "GridPositions | None":
 
 
 class GridPositions:
-    """The rotary positions of a model with `get_rope_index`. `num_rows`: number of rows its decoder takes."""
+    """The rotary positions of a model with `get_rope_index`. `num_rows`: number of rows that its decoder
+    takes.
+    """
 
     def __init__(self, core: Any) -> None:
         """`core`: the module with `get_rope_index`. Raises ModelError for more than four rows."""

@@ -166,8 +166,8 @@ class OwnScheduler:
         """Do nothing, because an asynchronous step is closed when it is scheduled."""
 
     def drop_empty_step(self) -> None:
-        """Return the output of a call that only preempted to the scheduler. With asynchronous scheduling, the
-        log contains a result for such a call.
+        """Hand the output of a call that only preempted requests back to the scheduler. With asynchronous
+        scheduling, the log contains a result for such a call.
         """
         is_empty = self._flying and not self._flying[0][0].total_num_scheduled_tokens
         if is_empty and self.config.max_in_flight == 1:
@@ -226,7 +226,7 @@ class OwnScheduler:
         return ""
 
     def _drain(self) -> list[ev.Event]:
-        """Return the recorder's events since the last call, and give them to `sink` first."""
+        """Return the recorder's events since the last call. Pass these events to `sink` first."""
         entries, self._recorder.entries = self._recorder.entries, []
         events = events_of(entries, self._recorder.contents)
         if self._sink is not None:
@@ -261,7 +261,7 @@ def adapter_of(event: ev.Queued, numbers: dict[str, int]) -> tuple[str, int] | N
 
 
 def image_of(item: MediaItem) -> Image:
-    """Return an item for scheduler_alone. Its range starts at the first embedding and ends at the last."""
+    """Return an item as scheduler_alone needs it. Its range runs from the first to the last embedding."""
     start, end = item.runs[0][0], sum(item.runs[-1])
     mask = None
     if len(item.runs) > 1:

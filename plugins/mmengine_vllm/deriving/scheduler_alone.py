@@ -49,7 +49,7 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a VllmConfig for a text model. `settings`: names of EngineArgs, and the names below."""
+    """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs, and the names below."""
     settings = dict(settings)
     drafts, method = settings.pop("num_draft_tokens", 0), settings.pop("draft_method", "ngram")
     num_blocks, overlaps = settings.pop("num_blocks"), settings.pop("async_scheduling", False)

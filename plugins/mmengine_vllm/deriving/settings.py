@@ -1,4 +1,4 @@
-"""Reads the settings of vLLM's scheduler from a recorded log, for scheduler_alone."""
+"""Reads the settings of vLLM's scheduler from a recorded log, for `scheduler_alone.py`."""
 
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError
@@ -8,7 +8,9 @@ from mmengine_vllm.vllm_object import VllmObject
 
 
 def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmObject]:
-    """Return the settings for scheduler_alone. `config`, `facts`: settings and fingerprints of the log."""
+    """Return the settings for `scheduler_alone.py`. `config`, `facts`: the log's settings and
+    fingerprints.
+    """
     settings: dict[str, VllmObject] = {
         "block_size": config.block_size,
         "hash_block_size": _number(facts, "hash_block_size", config.block_size),
@@ -39,9 +41,9 @@ def settings_of(config: EngineConfig, facts: dict[str, str]) -> dict[str, VllmOb
 
 
 def _draft_method(config: EngineConfig, facts: dict[str, str]) -> str:
-    """Return a draft method that vLLM schedules by the log's rules.
+    """Return a draft method for which vLLM schedules as in the log.
 
-    Methods differ in the number of lookahead slots and in which blocks are dropped.
+    Methods differ in their number of lookahead slots, and in the blocks that are dropped.
     """
     if not config.lookahead_tokens:
         return "ngram"
