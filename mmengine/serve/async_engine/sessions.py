@@ -29,7 +29,7 @@ from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, require_
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
 MAX_WAITING = 16  # maximum number of requests that wait for a session's running request
-_POLL_S = 0.02  # seconds between two checks of a waiting turn whether the earlier request has ended
+_POLL_S = 0.02  # a waiting caller checks this often, in seconds, whether the earlier request has ended
 
 
 class AsyncSessions:
@@ -56,7 +56,7 @@ class AsyncSessions:
         return self.attach(name, media_options)
 
     def attach(self, session_id: str, media_options: Mapping[str, object] | None) -> "AsyncSession":
-        """Return the session with this id. The session's methods raise InvalidRequest if it is closed."""
+        """Return the session with this id. If the session is closed, its methods raise InvalidRequest."""
         return AsyncSession(self, session_id, media_options)
 
     async def facts(self) -> list[SessionFacts]:

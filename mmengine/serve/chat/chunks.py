@@ -45,9 +45,9 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, frozen=True):
     """New text for the choice with this `index`.
 
-    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice,
-    and its delta has `field_confidence`, if requested. If requested, `logprobs` covers the tokens since the
-    previous chunk.
+    In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice.
+    If the request asks for them, the last chunk's delta has `field_confidence`, and `logprobs` covers the
+    tokens since the previous chunk.
     """
 
     index: int

@@ -48,8 +48,10 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The message that the model generated. `content` is None if the message has tool calls and no text.
-    `field_confidence`: the fields' confidences, keyed by JSON pointer, if the response format asks for them.
+    """The message that the model generated.
+
+    `content` is None if the message has tool calls and no text. `field_confidence` maps JSON pointers to the
+    fields' confidences if the response format asks for them.
     """
 
     content: str | None

@@ -190,7 +190,7 @@ class TypedAnswers(ABC):
         model reasons first; with None, the prompt decides. Takes the same `options` as `generate`. Raises the
         same errors as `generate`, and RequestFailed if the answer was cut. `on_truncation="close"` prevents
         cut answers: the value is completed within the token budget. With `confidence`, returns a
-        ConfidentValue: the value and the confidence of each field, keyed by JSON pointer.
+        ConfidentValue, which has the value and each field's confidence by JSON pointer.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form
@@ -213,7 +213,8 @@ class TypedAnswers(ABC):
         a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify the
         values, because they share their complete parts. No other request may run until the iterator ends.
         Closing the iterator cancels the request. Reading the first value raises the same errors as
-        `generate_json`. With `confidence` each value is a ConfidentValue; only the last has confidences.
+        `generate_json`. With `confidence`, each value is a ConfidentValue, and only the last value has
+        confidences.
         """
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form

@@ -46,8 +46,8 @@ def options_from_generation(
 ) -> Options:
     """Return the options for the caller's keywords `given` and the checkpoint's generation_config `defaults`.
 
-    The caller's keywords replace defaults with the same name. As in transformers, decoding is greedy unless
-    do_sample is set, and top_k is then 50 by default. Raises InvalidRequest.
+    The caller's keywords replace defaults with the same name. As in transformers, decoding is greedy without
+    do_sample. With do_sample, top_k is 50 by default. Raises InvalidRequest.
     """
     given = {name: value for name, value in _unfold_config(given).items() if value is not None}
     values: dict[str, Any] = {"top_k": DEFAULT_TOP_K}

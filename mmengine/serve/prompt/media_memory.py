@@ -12,7 +12,7 @@ from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
-_POLL_S = 0.1  # seconds between two checks by a waiting worker whether its prompt was cancelled
+_POLL_S = 0.1  # a waiting worker checks this often, in seconds, whether its prompt was cancelled
 
 
 def media_workers(setting: int) -> int:
@@ -27,7 +27,8 @@ def media_workers(setting: int) -> int:
 def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> Decoders | None:
     """Return a process pool that decodes media, or None if the preparation threads decode media.
 
-    With `media_decoding="auto"`, processes decode media if `untrusted`, else threads.
+    With `media_decoding="auto"`, processes decode media from untrusted callers, and threads decode all other
+    media.
     """
     recipe = getattr(processor, "decoder_recipe", None)
     auto = "processes" if untrusted else "threads"

@@ -317,7 +317,7 @@ class RunningRequests:
 
 
 def _output_of(request_id: str, resumed: ResumedAnswer) -> RequestOutput:
-    """Return all that is known of a resumed choice, without text."""
+    """Return a resumed choice's whole output so far, without text."""
     logprobs, confidences = split_entries(resumed.logprobs)
     return RequestOutput(
         request_id,

@@ -46,8 +46,8 @@ class Delta(NamedTuple):
 
     `logprobs` covers the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
     `call` is a tool call's new piece. The last delta has `argument_errors` for calls whose schemas are not
-    enforced, and `field_confidence` if the request wants it. `markers` are indices in `logprobs` for tokens
-    that begin or end reasoning, which appear in no text.
+    enforced, and `field_confidence` if the request asks for it. `markers` are indices in `logprobs` for
+    tokens that begin or end reasoning, which appear in no text.
     """
 
     content: str = ""

@@ -1,4 +1,4 @@
-"""Computes the confidences of an answer's fields from its tokens."""
+"""Computes how confident the model was in each field of a JSON answer, from the answer's tokens."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,7 +9,8 @@ from mmengine.structured_output.field_confidence.fields import FieldConfidence, 
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.token_confidence import TokenConfidence
 
-# The last tokenizers, with a function each that returns a token's bytes. Reading the bytes takes 0.1 s.
+# The last tokenizers, each with a function that returns a token's bytes. Cached, since reading all bytes
+# takes 0.1 s.
 _known: deque[tuple[Tokenizer, Callable[[int], bytes]]] = deque(maxlen=4)
 
 
@@ -19,9 +20,11 @@ def answer_confidence(
     token_ids: Sequence[int],
     confidences: Sequence[TokenConfidence] | None,
 ) -> dict[str, FieldConfidence] | None:
-    """Return the confidences of an answer's fields, keyed by JSON pointer; None if the request has none.
+    """Return the confidence of each field by JSON pointer, or None if the request does not ask for
+    confidences.
 
-    `token_ids` are the whole answer's, reasoning included; `confidences` belong to the last of them.
+    `token_ids` has all tokens of the answer, including reasoning. `confidences` has an entry for each token
+    that this engine sampled, which are the last tokens.
     """
     if grammar is None or not grammar.field_confidence or confidences is None:
         return None

@@ -36,8 +36,8 @@ class Choice:
     answer with a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for
     each token: first the sampled token's pair, then the most likely tokens' pairs.
 
-    With field_confidence, `confidences` has an entry for each token that this engine sampled, which are the
-    last tokens, and `field_confidence` has the fields' confidences, keyed by JSON pointer.
+    If field_confidence is requested, `confidences` has an entry for each token that this engine sampled,
+    which are the last tokens. `field_confidence` then has the fields' confidences by JSON pointer.
 
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is then
     the text before these tokens. `content` is the text after these tokens, or None if the answer ended

@@ -108,14 +108,14 @@ _HOW = {
 
 
 class ConfidentValue(NamedTuple):
-    """An answer's value, and its fields' confidences keyed by JSON pointer; None before the answer's end."""
+    """An answer's value, and its fields' confidences by JSON pointer (None before the answer's end)."""
 
     value: object
     confidence: dict[str, FieldConfidence] | None
 
 
 def decode_answer(completion: Completion, schema: object, confidence: bool = False) -> object:
-    """Decode a JSON answer and return its value, with `confidence` a ConfidentValue.
+    """Decode a JSON answer and return its value or, with `confidence`, a ConfidentValue.
 
     Raises RequestFailed if the answer was cut; the message has the answer's beginning.
     """

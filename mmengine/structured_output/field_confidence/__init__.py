@@ -1,4 +1,4 @@
-"""Confidences of the fields of a JSON answer, computed from its tokens' confidences.
+"""Computes how confident the model was in each field of a JSON answer, from the tokens' probabilities.
 
-Knows JSON text and a schema's values. Must not know engines, requests or tokenizers.
+The package must not depend on engines, requests or tokenizers.
 """

@@ -1,4 +1,6 @@
-"""Computes the confidence of each field of a JSON answer. docs/how-to/structured_output.md defines it."""
+"""Computes each field's confidence in a JSON answer. docs/how-to/structured_output.md defines the
+confidence.
+"""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -21,10 +23,11 @@ from mmengine.token_confidence import TokenConfidence
 
 
 class FieldConfidence(msgspec.Struct, frozen=True):
-    """How sure the model was of a field's value.
+    """How confident the model was in a field's value.
 
-    `p`: the probability of the value's tokens. `min`: the smallest probability of one of them. `entropy`: in
-    nats, at the first token that decides about the value. `others`: what else the value might have been.
+    `p` is the probability of the value's tokens together, and `min` the smallest probability among them.
+    `entropy` is the entropy in nats at the first token that decides the value. `others` has other values that
+    were likely.
     """
 
     p: float
@@ -39,11 +42,11 @@ def field_confidences(
     confidences: Sequence[TokenConfidence | None],
     bytes_of: Callable[[int], bytes],
 ) -> dict[str, FieldConfidence]:
-    """Return the confidence of each field of an answer, keyed by JSON pointer.
+    """Return the confidence of each field in an answer by JSON pointer.
 
-    `source`: the normalized schema. `token_ids` are the answer's tokens from the first token of the JSON text
-    on; `confidences` has one entry for each token, None for a token that another engine computed. `bytes_of`
-    returns a token's bytes, b"" for a special token. A field with such a token has no entry.
+    `source` is the normalized schema. `token_ids` has the answer's tokens, beginning with the JSON text.
+    `confidences` has an entry for each token, None for a token that another engine computed. A field with
+    such a token has no confidence. `bytes_of` returns a token's bytes, b"" for a special token.
     """
     pieces = [bytes_of(token) for token in token_ids]
     ends = list(accumulate(map(len, pieces)))
@@ -64,9 +67,9 @@ def _steps(
     confidences: Sequence[TokenConfidence | None],
     bytes_of: Callable[[int], bytes],
 ) -> list[Step] | None:
-    """Return the tokens that have bytes of the value, and the token after them, if any.
+    """Return the tokens that contain bytes of the value, and the next token, if any.
 
-    None if one of them has no confidence.
+    Returns None if a token with bytes of the value has no confidence.
     """
     first = bisect_right(ends, span.start)
     last = bisect_left(ends, span.end)
@@ -98,7 +101,7 @@ def _confidence(text: bytes, span: Span, steps: Sequence[Step], names: Sequence[
 
 
 def _number_end(after: Step) -> list[float]:
-    """Return the logprob of the number's end: that the token after it does not continue the number."""
+    """Return the logprob that the token after a number does not continue the number."""
     if after.confidence.is_forced:
         return []
     mass = math.fsum(p for data, p in after.likely if data[:1] and data[0] in CONTINUES_NUMBER)

@@ -1,4 +1,4 @@
-"""Computes what else a field's value might have been, from the likeliest tokens beside the chosen ones."""
+"""Computes which other values a field could likely have had, from the most likely tokens at each position."""
 
 import json
 import math
@@ -21,10 +21,12 @@ _SPACE = b" \t\r\n"
 
 
 class OtherValue(msgspec.Struct, frozen=True):
-    """Another value, or the beginning of other values, and its probability at the token where they differ.
+    """Another possible value, or the beginning of other values, with its probability.
 
-    `value`: the value. `begins`: the beginning of a value as JSON text, up to the end of the other token,
-    with U+FFFD for incomplete characters. One of them is UNSET.
+    The probability is taken at the first token that differs.
+
+    `value` is the other value. `begins` is the beginning of other values as JSON text, up to and including
+    the token that differs, with U+FFFD for incomplete characters. Either `value` or `begins` is UNSET.
     """
 
     p: float
@@ -33,10 +35,10 @@ class OtherValue(msgspec.Struct, frozen=True):
 
 
 class Step(NamedTuple):
-    """A token of the text, in the bytes from `start` to `end`.
+    """A token of the answer, and its position in the JSON text: the bytes from `start` to `end`.
 
-    `likely`: the bytes and the probability of the likeliest allowed tokens in its place. `is_value`: whether
-    it has bytes of the value; if not, it is the token after the value.
+    `likely` has (bytes, probability) for the most likely allowed tokens at this position. `is_value` says
+    whether the token contains bytes of the value. Otherwise it is the token after the value.
     """
 
     start: int
@@ -49,10 +51,10 @@ class Step(NamedTuple):
 def other_values(
     text: bytes, span: Span, steps: Sequence[Step], names: Sequence[Scalar]
 ) -> tuple[OtherValue, ...]:
-    """Return the other values of the field at `span`, the likeliest first.
+    """Return other possible values for the field at `span`, most likely first.
 
-    `names`: the single values that its schema names. If there are none, a short value has the beginnings of
-    other values instead. `steps` are the value's tokens, and the token after them.
+    `names` has the values that the schema lists for the field. If it lists none, the result has beginnings of
+    other values instead, if the value is short. `steps` has the value's tokens and the token after them.
     """
     value = text[span.start : span.end]
     if names:
@@ -79,7 +81,9 @@ def _text_of(value: Scalar) -> bytes:
 
 
 def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
-    """Return whether a text that goes on with `rest` has another value than one that goes on with `value`."""
+    """Return whether a text that continues with `rest` has a different value than a text that continues with
+    `value`.
+    """
     if value.startswith(rest):
         return False
     if not rest.startswith(value):
@@ -88,7 +92,9 @@ def _differs(rest: bytes, value: bytes, of_number: bool) -> bool:
 
 
 def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> float:
-    """Return the probability of the tokens that lead to `other`, at the first token that differs."""
+    """Return the total probability of tokens that lead to the value `other`, at the first token that
+    differs.
+    """
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)
@@ -106,7 +112,7 @@ def _mass_of(other: bytes, text: bytes, span: Span, steps: Sequence[Step]) -> fl
 
 
 def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
-    """Return the first token in whose place a likely token leads to another value; None if there is none."""
+    """Return the first token at whose position another likely token leads to another value, or None."""
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)
@@ -117,7 +123,7 @@ def first_choice(text: bytes, span: Span, steps: Sequence[Step]) -> Step | None:
 
 
 def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherValue]:
-    """Return the beginnings of other values at the first token where other values are likely enough."""
+    """Return the beginnings of other values, at the first token at which other values are likely enough."""
     value = text[span.start : span.end]
     for step in steps:
         at = max(step.start - span.start, 0)
@@ -132,9 +138,10 @@ def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherVal
 
 
 def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]:
-    """Yield the bytes that each likely token adds to the value, and its probability.
+    """Yield (bytes that the token adds to the value, probability) for each likely token.
 
-    A token that begins before the value must begin with the same bytes, apart from white space.
+    If the step's token begins before the value, a likely token must begin with the same bytes, except for
+    white space.
     """
     before = text[step.start : span.start].translate(None, _SPACE) if step.start <= span.start else None
     for data, p in step.likely:
@@ -144,7 +151,10 @@ def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]
 
 
 def _after(before: bytes, data: bytes) -> bytes:
-    """Return what follows the bytes `before` in `data`; b"" if nothing does, or if other bytes precede."""
+    """Return the bytes in `data` after the prefix `before`, ignoring white space.
+
+    Returns b"" without this prefix.
+    """
     for byte in before:
         data = data.lstrip(_SPACE)
         if data[:1] != bytes((byte,)):

@@ -1,4 +1,4 @@
-"""Reads from a normalized schema which single values a field may have."""
+"""Finds the values that a normalized schema lists for a field."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,8 +11,8 @@ from mmengine.structured_output.field_confidence.spans import Path
 Scalar = str | int | float | bool | None
 Schema = dict[str, object]
 
-MAX_VALUES = 64  # A field with more single values counts as one without.
-_MAX_SCHEMAS = 256  # Schemas that are followed for one field.
+MAX_VALUES = 64  # A field with more listed values counts as a field without listed values.
+_MAX_SCHEMAS = 256  # Maximum number of schemas that are visited for a field.
 _UNIONS = ("anyOf", "oneOf", "allOf")
 
 
@@ -22,10 +22,11 @@ def _decoded(source: str) -> object:
 
 
 def values_at(source: str, path: Path) -> list[Scalar]:
-    """Return the values that a normalized schema (JSON text) names for the field at `path`.
+    """Return the values that a normalized schema (JSON text) lists for the field at `path`.
 
-    These are the values of enum and const, true and false of a boolean, and null. A field that may also have
-    other values, as an optional string, has those that are named. Returns [] if there are none, or too many.
+    Listed values are the values of enum and const, true and false for a boolean, and null. A field that may
+    also have other values, such as an optional string, still has its listed values. Returns [] if there are
+    none, or more than MAX_VALUES.
     """
     root = _decoded(source)
     schemas = list(_alternatives(root, root))
@@ -40,7 +41,7 @@ def values_at(source: str, path: Path) -> list[Scalar]:
 
 
 def _alternatives(root: object, schema: object) -> Iterator[Schema]:
-    """Yield the schema and all that its references and unions lead to."""
+    """Yield the schema, and all schemas to which its references and unions lead."""
     pending, seen = [schema], set[str]()
     for _ in range(_MAX_SCHEMAS):
         if not pending:
@@ -59,7 +60,7 @@ def _alternatives(root: object, schema: object) -> Iterator[Schema]:
 
 
 def _target(root: object, reference: str) -> object:
-    """Return the schema that a local reference names; None for another reference."""
+    """Return the schema to which a local reference leads, or None for any other reference."""
     if not reference.startswith("#"):
         return None
     found = root

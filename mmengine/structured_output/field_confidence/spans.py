@@ -1,4 +1,4 @@
-"""Finds the values in a JSON text, with their places in bytes."""
+"""Finds the values in a JSON text, with their positions in bytes."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _CLOSED_BY = {b"{": b"}", b"[": b"]"}
 
 
 class Span(NamedTuple):
-    """A value at `path`: a scalar, or an empty array or object, in the bytes from `start` to `end`."""
+    """A scalar, or an empty array or object, at `path`. It takes the bytes from `start` to `end`."""
 
     path: Path
     start: int
@@ -22,15 +22,15 @@ class Span(NamedTuple):
 
 
 def pointer_of(path: Path) -> str:
-    """Return the JSON pointer (RFC 6901) of a path."""
+    """Return a path as a JSON pointer (RFC 6901)."""
     return "".join(f"/{str(each).replace('~', '~0').replace('/', '~1')}" for each in path)
 
 
 def value_spans(text: bytes) -> Iterator[Span]:
-    """Yield the complete scalars and empty containers in a JSON text, in their order.
+    """Yield the complete scalars and the empty arrays and objects in a JSON text, in order.
 
-    The text may be cut anywhere, or go on after the value. A number or literal at the end of a cut text is
-    not complete, except if it is the whole text.
+    The text may be cut at any position, or continue after the value. A number or literal at the end of a cut
+    text counts as incomplete, unless it is the whole text.
     """
     # Open containers: the closing bracket, and the key or index of the current value.
     containers: list[tuple[bytes, str | int]] = []
@@ -73,7 +73,7 @@ def value_spans(text: bytes) -> Iterator[Span]:
 
 
 def _skip(text: bytes, at: int) -> int:
-    """Return the place after the white space at `at`."""
+    """Return the position after the white space at `at`."""
     found = _SPACE.match(text, at)
     return at if found is None else found.end()
 

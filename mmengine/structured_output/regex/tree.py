@@ -57,7 +57,7 @@ def references(nodes: Iterable[Node]) -> Iterator[Ref]:
 
 
 def regex_of(node: Node) -> str:
-    """Return a regex for the grammar engine that matches the node's texts.
+    """Return a regex, in the grammar engine's syntax, that matches the same texts as the node.
 
     The node must have no references.
     """

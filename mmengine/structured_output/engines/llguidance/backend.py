@@ -39,7 +39,7 @@ MAX_SPELLINGS = 8192  # Maximum number of forced texts whose tokens are cached.
 # Maximum number of items in a row of the parser's table. An object takes four items for each property that
 # may come next.
 MAX_ROW_ITEMS = 20_000
-MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that a mask visits.
+MAX_STEP_ITEMS = 200_000  # Maximum number of items in all rows that are visited for a mask.
 START_FUEL = 3_000_000
 STEP_FUEL = 2_000_000  # Fuel for a step with a schema.
 TEXT_STEP_FUEL = 200_000  # Fuel for a step with a regex or a Lark grammar: llguidance's default.
@@ -178,7 +178,7 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(copies, (start, stride))
         if drafts is not None:
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-            # A single thread and the matchers themselves are used again, so that the matchers report the
+            # Compute the masks again in this thread with the matchers themselves, so that they report the
             # error.
             self._fill_alone(broken, (start, stride))
 
@@ -228,9 +228,9 @@ class LLGuidance(OfTokenizer):
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
         """Return and cache the forced tokens for the forced bytes `text` after the token `last`.
 
-        These are the first tokens in `text` that no longer token could replace. How many there are also
+        These are the leading tokens in `text` that no longer token could replace. How many there are also
         depends on the texts that the grammar allows after `text`. Different results for the same `text` never
-        conflict: the longer list begins with the shorter list. They may therefore be cached.
+        conflict: the longer list begins with the shorter list. The results may therefore be cached.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:

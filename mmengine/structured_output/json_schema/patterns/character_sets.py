@@ -68,9 +68,7 @@ def _lacks_nul(ranges: Ranges) -> bool:
 
 @lru_cache(maxsize=256)
 def drops_nul(regex: str) -> bool:
-    """Return whether a set in the pattern is written without U+0000 although the set's meaning includes
-    it.
-    """
+    """Return whether some set in the pattern is written without U+0000 but means a set with U+0000."""
     for text in set(_CLASS.findall(regex)):
         plain = _CATEGORY.sub("", text)
         if plain not in ("[]", "[^]") and parse_regex(plain) != parse_regex(plain, meaning=restore_nul):

@@ -1,7 +1,7 @@
-"""Resolves a $dynamicRef: its target is the outermost resource on the evaluation path with the anchor.
+"""Resolves a $dynamicRef to the outermost resource on the evaluation path that defines the anchor.
 
-An evaluation path begins at the root and follows subschemas and references. Only if all paths to the
-$dynamicRef have the same outermost resource, the target is unique, and the keyword is treated like a `$ref`.
+An evaluation path begins at the root and follows subschemas and references. The target is unique only if all
+paths to the $dynamicRef have the same outermost resource. The keyword is then treated like a `$ref`.
 """
 
 from mmengine.structured_output.json_schema.reading.document import Document, split_uri
@@ -27,7 +27,8 @@ def dynamic_target(document: Document, place: int) -> int:
     if found.get(document.resources[uri]) != start or len(found) == 1:
         return start
     # If the root has the anchor, it is always the outermost resource. In draft 2019-09, whose anchors have no
-    # name, this holds only if every resource has an anchor, because others end the search.
+    # name, this holds only if every resource has an anchor, because a resource without an anchor ends the
+    # search.
     if 0 in found and (name or len(found) == len(set(document.resources.values()))):
         return found[0]
     if name and name not in document.ways:

@@ -1,8 +1,8 @@
 """Finds the parts of a schema that some finite value satisfies, and explains why a schema has no value.
 
 A part is the schema for an item or a property. A part is satisfiable if some shape for the part needs only
-satisfiable parts. The result is the least fixed point of this rule. Endless recursion therefore needs no
-separate check, because such a part never becomes satisfiable.
+satisfiable parts. The result is the least fixed point of this rule. Endless recursion needs no separate
+check, because an endlessly recursive part never becomes satisfiable.
 """
 
 from dataclasses import dataclass, field
@@ -55,8 +55,9 @@ class Satisfiable:
             self._explain(root, frozenset())
 
     def _check(self, conj: Conjunction) -> bool:
-        """Return whether a part is satisfiable with the parts in `satisfied`, and add it to `satisfied` if
-        so.
+        """Add a part to `satisfied` if other parts there make it satisfiable.
+
+        Returns whether it was added.
         """
         for shape in self.shapes.of(conj):
             for constraint in shape.values():
