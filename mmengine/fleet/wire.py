@@ -300,7 +300,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
         return _encode(message)
     except TypeError as error:
         raise InvalidRequest(
-            f"a request for another process has a value without a wire form: {error}"
+            f"a request for another process has a value that cannot be encoded: {error}"
         ) from None
 
 

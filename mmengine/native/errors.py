@@ -2,4 +2,4 @@
 
 
 class NativeKernelsError(Exception):
-    """The kernels cannot be compiled or loaded. The log line "CPU kernels are off: …" ends with the text."""
+    """The kernels cannot be compiled or loaded. The log line "CPU kernels are off …" ends with the text."""

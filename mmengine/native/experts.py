@@ -51,9 +51,9 @@ class PackedExperts:
             one = structure(weight)
             one.packed = self._packed.ctypes.data + index * num_bytes
             if getattr(weight, "runs", ()) != getattr(weights[0], "runs", ()):
-                raise ValueError(f"expert {index} differs from the first in its blocks' types")
+                raise ValueError(f"expert {index} and the first expert differ in block types")
             if any(getattr(one, name) != getattr(self.c, name) for name in _ALIKE):
-                raise ValueError(f"expert {index} differs from the first in shape or form")
+                raise ValueError(f"expert {index} and the first expert differ in shape, dtype or code format")
             pack_rows(library, one, weight, one.n // 2 if gate_up else 0)
 
 

@@ -50,7 +50,7 @@ def _status() -> LibraryStatus:
     try:
         return _open_best_isa()
     except NativeKernelsError as problem:
-        _log.warning("CPU kernels are off, torch computes instead, slower: %s", problem)
+        _log.warning("CPU kernels are off, so torch computes, which is slower: %s", problem)
         return LibraryStatus(None, f"off: {problem}")
 
 

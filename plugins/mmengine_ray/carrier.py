@@ -24,9 +24,7 @@ class RayCarrier:
             async for word in words:
                 yield word
         except BackPressureError:
-            raise QueueFull(
-                "all replicas and the queue before all replicas are full: try again later"
-            ) from None
+            raise QueueFull("all replicas and the queue in front of them are full: try again later") from None
         except (RayError, RayServeException) as error:
             raise ReplicaLost(type(error).__name__) from None
         finally:

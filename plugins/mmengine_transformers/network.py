@@ -90,9 +90,7 @@ class HostedNetwork:
     ) -> Tensor:
         """See VisionLanguageModel. Raises ConfigError for draft heads, which hosted models do not support."""
         if aux_hidden_states is not None:
-            raise ConfigError(
-                "draft heads read layers that only described models give; use spec none or ngram"
-            )
+            raise ConfigError("draft heads need a model that mmengine describes; use spec none or ngram")
         report_step()
         return self._body(self._input_ids, embeds, positions, attention, deepstack)
 

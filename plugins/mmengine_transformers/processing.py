@@ -32,7 +32,7 @@ class HostedProcessor(ChatProcessor):
         if isinstance(settings, HostedMedia) and 0 < settings.max_images < images:
             raise InvalidRequest(
                 f"the prompt has {images} images; the limit of this model is {settings.max_images}, because "
-                "its processor treats several images otherwise than one: send one image in a request",
+                "its processor treats several images differently from one: send one image per request",
                 path=("messages",),
             )
 

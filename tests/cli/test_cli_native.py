@@ -40,7 +40,7 @@ def test_one_line_and_the_same_answer(call_anew, tmp_path, change, said):
     assert (result.returncode, result.stdout) == (0, answer.stdout)
     usual = answer.stderr.splitlines()
     (line,) = (each for each in result.stderr.splitlines() if each not in usual)
-    assert line.startswith("CPU kernels are off, torch computes instead, slower: ") and said in line
+    assert line.startswith("CPU kernels are off, so torch computes, which is slower: ") and said in line
 
 
 def test_env_names_the_types_that_stay_codes(call_anew):

@@ -88,7 +88,7 @@ def test_values_without_a_wire_form_are_refused():
     ask = wire.ReplicaRequest(
         "r", wire.wire_prompt(Prompt([{"role": "user", "content": object()}])), SamplingParams()
     )
-    with pytest.raises(InvalidRequest, match="without a wire form: object"):
+    with pytest.raises(InvalidRequest, match="that cannot be encoded: object"):
         wire.encode(ask)
     for data in (b"", b"\x80", msgspec.msgpack.encode({"request_id": 1})):
         with pytest.raises(InvalidRequest, match="an invalid request"):

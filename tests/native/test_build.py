@@ -18,7 +18,7 @@ from mmengine.native.errors import NativeKernelsError
 from mmengine.strict_modes import open_strict
 
 SOURCE = 'extern "C" int mm_allow_amx() { return 1; }\nextern "C" int mm_answer() { return 42; }\n'
-LINE = "CPU kernels are off, torch computes instead, slower: "
+LINE = "CPU kernels are off, so torch computes, which is slower: "
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in native_compile.NAMES), reason="no C++ compiler here"
 )

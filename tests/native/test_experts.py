@@ -187,5 +187,5 @@ def test_a_shared_expert_is_added_as_transformers_adds_it(library):
 
 def test_experts_of_different_shapes_are_refused(library):
     weights = drawn(torch.float32)
-    with pytest.raises(ValueError, match="expert 1 differs from the first in shape or form"):
+    with pytest.raises(ValueError, match="expert 1 and the first expert differ in shape"):
         PackedExperts(library, [ChunkedWeight.of(weights.down[0]), ChunkedWeight.of(weights.gate_up[0])])

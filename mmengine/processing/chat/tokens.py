@@ -73,7 +73,7 @@ class ChatTokenizer:
         for token in added:
             if token["special"] and any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
                 raise ModelError(
-                    f"{origin}: {token['content']!r} strips its neighbours; that is not supported"
+                    f"{origin}: {token['content']!r} strips the text next to it, which is not supported"
                 )
 
     @cached_property

@@ -121,5 +121,5 @@ def _read(rows: np.ndarray) -> tuple[Header, int, int]:
     except msgspec.MsgspecError as error:
         raise ValueError(f"the packed item is damaged: {error}") from None
     if any(each.start < 0 or start + each.start + each.num_bytes > size for each in header.tensors):
-        raise ValueError("the packed item is damaged: a tensor leaves its rows")
+        raise ValueError("the packed item is damaged: a tensor ends outside the rows")
     return header, start, size
