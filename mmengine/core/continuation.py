@@ -47,8 +47,8 @@ class OpenLog:
         ]
         if changed and not (resume is not None and resume.force):
             raise LogError(
-                f"the log in {self.folder} was written with other {', '.join(changed)}; answers would be a "
-                "mixture of both. Use the same model, or insist with --force-resume"
+                f"the log in {self.folder} was written with a different {', '.join(changed)}; an answer "
+                "could mix tokens from both. Use the same model, or continue anyway with --force-resume"
             )
         self.resumed.fingerprints = now
 
@@ -113,8 +113,8 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
     version = resumed.started.decision_version
     if version != DECISION_VERSION:
         raise LogError(
-            f"the log in {opened.folder} was written under decision rules {version}, and this build has "
-            f"rules {DECISION_VERSION}; finish it with mmengine {resumed.started.engine_version}, or name "
+            f"the log in {opened.folder} was written under decision rules {version}, but this build has "
+            f"rules {DECISION_VERSION}; finish it with mmengine {resumed.started.engine_version}, or choose "
             "another folder"
         )
     opened.sink.expect(resumed.undelivered.undelivered.copy())

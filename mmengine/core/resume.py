@@ -149,7 +149,7 @@ def _config_of(started: ev.Started, folder: Path) -> EngineConfig:
     except ConfigError as error:
         raise LogError(
             f"the log in {folder} was begun by mmengine {started.engine_version}, with settings that this "
-            f"build, {__version__}, does not take: {error}"
+            f"build, {__version__}, does not support: {error}"
         ) from None
 
 

@@ -89,7 +89,7 @@ class SessionManager(Observer):
             opened = self._inbox.opening[session_id]
             session = SessionState(session_id, opened.cache_salt, opened.idle_ns, opened.envelope)
         if session is None or session_id in self._inbox.closing:
-            text = f"no session {session_id!r} is open; it was closed, or never was"
+            text = f"no session {session_id!r} is open; it was closed or never opened"
             raise InvalidRequest(text, code=ErrorCode.SESSION_NOT_FOUND, path=FieldPath("session_id"))
         return session
 

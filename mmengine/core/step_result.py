@@ -21,7 +21,7 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
     _check_drafts(result, state, len(sampled))
     for entries in (result.stops, result.errors, result.logprobs, result.prompt_logprobs):
         if entries and any(not 0 <= entry[0] < len(sampled) for entry in entries):
-            raise ExecutorFailed(f"the executor names a row beyond the {len(sampled)} that sampled")
+            raise ExecutorFailed(f"the executor's result has an index beyond the {len(sampled)} sampled rows")
     return ev.Executed(
         result.token_ids.tobytes(),
         tuple(result.stops),

@@ -74,10 +74,10 @@ def why_not_held(folder: Path) -> str:
             try:
                 _take(first)
             except OSError as error:
-                return f"the file system of {folder} locks no files ({error.strerror})"
+                return f"the file system of {folder} does not support file locks ({error.strerror})"
             with suppress(OSError):
                 _take(second)
-                return f"two could lock one file in {folder} at once"
+                return f"two processes could lock the same file in {folder} at once"
             return ""
         finally:
             os.close(second)

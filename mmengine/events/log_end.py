@@ -54,14 +54,16 @@ def check_end(walk: Walk) -> None:
             return
         walk = walk_segment(filled[-1])
     if (lost := _lost(walk)) is not None:
-        raise CorruptLog(f"{lost.text}; bring it back, or go on without it in the mode salvage", MISSING)
+        raise CorruptLog(
+            f"{lost.text}; restore the missing file, or continue without it in the mode salvage", MISSING
+        )
 
 
 def _end(folder: Path) -> LogEnd:
     paths = segment_paths(folder)
     filled = [path for path in paths if path.stat().st_size]
     if not filled:
-        return LogEnd(MISSING, "the end is missing: no segment has a byte in it")
+        return LogEnd(MISSING, "the end is missing: all segments are empty")
     walk = walk_segment(filled[-1])
     lost = _lost(walk)
     if lost is not None:

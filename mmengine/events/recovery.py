@@ -53,7 +53,7 @@ class Cut:
 
     def __str__(self) -> str:
         lost = f"; {self.num_lost} records from {self.first_lost} on are lost" if self.num_lost else ""
-        return f"{self.path.name}, byte {self.offset}: {self.num_bytes} bytes do not count, {self.what}{lost}"
+        return f"{self.path.name}, byte {self.offset}: {self.num_bytes} bytes are ignored: {self.what}{lost}"
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Walk:
                     break
         recovery.is_closed = self.scan.is_closed
         if not self._is_last and recovery.mode == "strict" and self.scan.header and not self.scan.is_closed:
-            raise CorruptLog(f"{self.path.name} has no footer: it is not known to be whole", "truncated")
+            raise CorruptLog(f"{self.path.name} has no footer, so it may be incomplete", "truncated")
 
     def _skip(self, error: TornRecord | DamagedRecord) -> int | None:
         """Return the offset at which to continue after damage, or None if the rest of the segment has no

@@ -286,7 +286,7 @@ def _opened_file(path: Path) -> tuple[Path, int]:
     except FileNotFoundError:
         if path.name.endswith(SUFFIX):
             return _opened_file(path.with_name(path.stem + PACKED_SUFFIX))
-        raise LogError(f"{path} went away while the log was read") from None
+        raise LogError(f"{path} was removed while the log was read") from None
     except OSError as error:
         raise LogError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -188,7 +188,7 @@ class LogWriter:
     def _on_reserve(self) -> str:
         return (
             f"the disk of the log in {self._folder} is full: {os.strerror(errno.ENOSPC)}; running requests "
-            "are finished on a small reserve"
+            "continue on reserved disk space"
         )
 
     def _store(self, frames: list[bytes]) -> None:

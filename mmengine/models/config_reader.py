@@ -34,7 +34,7 @@ def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[s
     for fields in (root, *(root.child(part) for part in parts)):
         if fields is not root and fields.values.get("quantization_config") is not None:
             root.fail(
-                f"{fields.prefix}quantization_config is not supported; {SUPPORTED}, and of the whole file"
+                f"{fields.prefix}quantization_config is not supported, only for the whole model; {SUPPORTED}"
             )
         if fields.values.get("auto_map") is not None:
             root.fail(f"{fields.prefix}auto_map requires the model's own code, which is never run")
@@ -122,7 +122,7 @@ def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -
     for field, plain in ROUTERS.items():
         if fields.values.get(field, plain) not in (plain, None):
             found = repr(fields.values[field])[:60]
-            fields.fail(f"{fields.prefix}{field} {found} is not supported: routers are a softmax alone")
+            fields.fail(f"{fields.prefix}{field} {found} is not supported: only softmax routers are")
     return ExpertsConfig(
         count,
         top_k=fields.integer("num_experts_per_tok", 1, count),

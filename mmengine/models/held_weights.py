@@ -80,9 +80,8 @@ class HeldWeights:
         if self._activations == "int8" and not self._forms & WHOLE_NUMBERS:
             held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name
             raise ModelError(
-                f"activations int8 multiplies whole numbers, and no matrices are held as such ({held}); add "
-                "quantize int8, use an int4 folder or a Q8_0, Q4_0 or Q4_1 "
-                "GGUF file, or leave activations out"
+                f"activations int8 needs matrices with integer codes, but this model has none ({held}); add "
+                "quantize int8, use an int4 folder or a Q8_0, Q4_0 or Q4_1 GGUF file, or remove activations"
             )
 
 

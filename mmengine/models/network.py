@@ -164,7 +164,7 @@ def load_network(
     if quantize != "none" and not fits(whole.text.head_dim, where, DTYPES[dtype]):
         raise ConfigError(
             f"quantize {quantize} needs the CPU's kernels, which do not compute heads of "
-            f"{whole.text.head_dim} in {dtype}; leave quantize out"
+            f"{whole.text.head_dim} in {dtype}; remove quantize"
         )
     config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
     leads = shard is None or shard.leads
@@ -178,8 +178,8 @@ def load_network(
     except torch.OutOfMemoryError:
         total = torch.accelerator.get_memory_info(where)[1] / 2**30
         raise ModelError(
-            f"the weights of {folder} in {dtype} do not fit {device} of {total:.1f} GiB; take a GPU with "
-            "more memory or with nothing else on it, or cut the model over several (tensor_parallel)"
+            f"the weights of {folder} in {dtype} do not fit into the memory of {device} ({total:.1f} GiB); "
+            "use a GPU with more free memory, or several GPUs (tensor_parallel)"
         ) from None
     return Network(config, text, vision, where, DTYPES[dtype], held)
 
@@ -200,7 +200,7 @@ def text_decoder(
         if batch_invariant and config.experts is not None:
             raise ConfigError(
                 "batch_invariant: experts are multiplied by torch on a GPU, whose products depend on the "
-                "batch; leave batch_invariant out"
+                "batch; remove batch_invariant"
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)

@@ -59,8 +59,8 @@ class FeatureStore:
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"the encoder cache of {self._capacity} embeddings needs "
-                f"{self._capacity * width * dtype.itemsize / 2**30:.2f} GiB on {device}, which could not be "
-                "had; lower encoder_cache_size"
+                f"{self._capacity * width * dtype.itemsize / 2**30:.2f} GiB on {device}, which cannot be "
+                "allocated; lower encoder_cache_size"
             ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:

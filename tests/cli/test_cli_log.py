@@ -139,7 +139,7 @@ def half_a_frame(paths):
     [
         (gone_segment, 13, "says that another segment follows record"),
         (emptied_segment, 13, "the end is missing"),
-        (only_an_empty_one, 13, "no segment has a byte in it"),
+        (only_an_empty_one, 13, "all segments are empty"),
         (no_footer, 14, "or the file was cut there, between two frames"),
         (no_last_frame, 14, "or the file was cut there, between two frames"),
         (half_a_frame, 6, "cut short"),

@@ -134,7 +134,7 @@ def test_other_weights_are_refused_unless_forced(begun):
     before = {"weights": "a" * 64, "dtype": "float32"}
     opened.resumed.fingerprints = before
     with pytest.raises(
-        LogError, match=r"other dtype \(was float32, is bfloat16\), weights \(was aaaaaaaaaaaa, is bbbb"
+        LogError, match=r"a different dtype \(was float32, is bfloat16\), weights \(was aaaaaaaaaaaa, is bbbb"
     ):
         opened.check_fingerprints({"weights": "b" * 64, "dtype": "bfloat16"}, Resume())
     opened.check_fingerprints(before, Resume())

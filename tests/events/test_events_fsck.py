@@ -144,7 +144,7 @@ WRONG = {
     lose_the_last: ("end", "says that another segment follows record"),
     lose_the_last_three: ("end", "says that another segment follows record"),
     empty_the_last: ("end", "says that another segment follows record"),
-    empty_the_only_one: ("end", "no segment has a byte in it"),
+    empty_the_only_one: ("end", "all segments are empty"),
     keep_a_state_from_behind: ("end", "a snapshot holds the state after record 103"),
     kill: ("unclosed", "killed after record 95, or the file was cut there, between two frames"),
     cut_between_two_frames: ("unclosed", "killed after record 94, or the file was cut there"),

@@ -113,7 +113,7 @@ def test_running_requests_end_on_the_reserve(tmp_path, monkeypatch):
     users = Users(tmp_path / "log", reserve_bytes=100_000)
     assert disk.reserve == 100_000
     refusal = users.run_until_refused()
-    assert "no new requests: the disk of the log" in refusal and "on a small reserve" in refusal
+    assert "no new requests: the disk of the log" in refusal and "on reserved disk space" in refusal
     assert disk.reserve == 0 and users.core.has_work
     users.finish()
     users.check_all()

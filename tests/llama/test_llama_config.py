@@ -111,7 +111,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
         ),
         ("Qwen3Moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
         ("Qwen3Moe", {"mlp_only_layers": ["1"]}, "mlp_only_layers must be a list"),
-        ("Qwen3Moe", {"n_group": 4}, "n_group 4 is not supported: routers are a softmax alone"),
+        ("Qwen3Moe", {"n_group": 4}, "n_group 4 is not supported: only softmax routers are"),
         ("Qwen3Moe", {"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
         ("Qwen3", {"layer_types": ["sliding_attention"]}, "layer_types is"),
         ("Mistral", {"sliding_window": 4096}, "sliding_window 4096 needs"),

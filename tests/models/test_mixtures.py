@@ -213,7 +213,7 @@ def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
     folder = rewritten(made[0], tmp_path / "model", dict)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": 25}))
-    with pytest.raises(ConfigError, match="cannot cut 25 values of an expert's middle"):
+    with pytest.raises(ConfigError, match="cannot cut 25 intermediate values of an expert"):
         plugin.load_model(folder, device="cpu", dtype="float32", shard=Shard(0, 2, None))
 
 

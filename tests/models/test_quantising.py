@@ -123,8 +123,8 @@ def test_activations_in_int8(tmp_path):
         assert engine.built.spec.weights_held == "int8, int8 activations (outside parity)"
         assert engine.built.core._started.fingerprints["dtype"] == "bfloat16/int8/activations int8"
     for config, error in (
-        (EngineConfig(activations="int8"), r"no matrices are held as such \(bfloat16\); add quantize int8"),
-        (EngineConfig(quantize="fp8", activations="int8"), r"no matrices are held as such \(FP8\)"),
+        (EngineConfig(activations="int8"), r"but this model has none \(bfloat16\); add quantize int8"),
+        (EngineConfig(quantize="fp8", activations="int8"), r"but this model has none \(FP8\)"),
     ):
         with pytest.raises(ModelError, match=error):
             Engine(tmp_path, device="cpu", dtype="bfloat16", config=config)

@@ -92,8 +92,8 @@ def test_a_refusal_shows_the_sum_and_the_setting_to_lower():
     assert str(refused.value) == (
         "the KV cache does not fit: 4097 blocks of 2,097,152 bytes are 8.00 GiB, and 80.00 - 62.00 (taken, "
         "with the weights) - 5.00 (the peak of a step) - 1.00 (the encoder cache) - 8.00 (reserve) = 4.00 "
-        "GiB are left for them; lower num_blocks or max_model_len, or encoder_budget, or cut the model over "
-        "more GPUs (tensor_parallel)"
+        "GiB are left for them; lower num_blocks or max_model_len, or encoder_budget, or use more GPUs "
+        "(tensor_parallel)"
     )
 
 
@@ -286,5 +286,7 @@ def test_weights_that_do_not_fit_are_refused(monkeypatch):
 
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (GIB, 80 * GIB))
     monkeypatch.setattr("mmengine.models.network.text_decoder", full)
-    with pytest.raises(ModelError, match=r"do not fit cpu of 80\.0 GiB; take a GPU with more memory"):
+    with pytest.raises(
+        ModelError, match=r"do not fit into the memory of cpu \(80\.0 GiB\); use a GPU with more free"
+    ):
         plugin.load_model(checkpoint_path(), device="cpu", dtype="float32")

@@ -109,7 +109,7 @@ def check_request(request: Request, config: EngineConfig, *, max_media: int | No
 
 def _check_adapter(adapter: Adapter, config: EngineConfig) -> None:
     if not isinstance(adapter, Adapter) or not 1 <= len(adapter.digest) <= MAX_DIGEST_BYTES:
-        raise InvalidRequest(f"an adapter is known by a digest of 1 to {MAX_DIGEST_BYTES} bytes")
+        raise InvalidRequest(f"the digest of an adapter must have 1 to {MAX_DIGEST_BYTES} bytes")
     _check_text("adapter", adapter.name, 0, MAX_ID_CHARS)
     if not config.max_loras:
         raise InvalidRequest(

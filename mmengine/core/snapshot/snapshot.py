@@ -73,7 +73,7 @@ def filled(body: Body) -> State:
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, ConfigError) as error:
         raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
     if digest != body.digest:
-        raise CorruptLog("the snapshot gives another state than the one it was taken of")
+        raise CorruptLog("the restored state differs from the state that the snapshot was taken of")
     return state
 
 

@@ -41,15 +41,15 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
     if experts is not None:
         experts = replace(
             experts,
-            intermediate_size=shard.part_of(experts.intermediate_size, "values of an expert's middle"),
-            shared_size=shard.part_of(experts.shared_size, "values of the shared expert's middle"),
+            intermediate_size=shard.part_of(experts.intermediate_size, "intermediate values of an expert"),
+            shared_size=shard.part_of(experts.shared_size, "intermediate values of the shared expert"),
         )
     return replace(
         config,
         experts=experts,
         num_kv_heads=shard.part_of(config.num_kv_heads, "KV heads"),
         num_heads=shard.part_of(config.num_heads, "heads"),
-        intermediate_size=shard.part_of(config.intermediate_size, "values of an MLP's middle"),
+        intermediate_size=shard.part_of(config.intermediate_size, "intermediate values of an MLP"),
     )
 
 

@@ -112,7 +112,7 @@ class VisionTower:
         for t, h, w in grids:
             if min(t, h, w) < 1 or h % merge or w % merge:
                 raise ValueError(
-                    f"a grid must be positive with sides of multiples of {merge}, not {(t, h, w)}"
+                    f"the sides of a grid must be positive multiples of {merge}, not {(t, h, w)}"
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:

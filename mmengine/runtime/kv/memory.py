@@ -83,7 +83,7 @@ class Memory:
         return (
             f"the KV cache does not fit: {num_blocks} blocks of {block_bytes:,} bytes are "
             f"{_gib(num_blocks * block_bytes)} GiB, and {self} are left for them; lower num_blocks or "
-            f"max_model_len{self._largest()}, or cut the model over more GPUs (tensor_parallel)"
+            f"max_model_len{self._largest()}, or use more GPUs (tensor_parallel)"
         )
 
     def _largest(self) -> str:

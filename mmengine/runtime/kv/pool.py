@@ -83,8 +83,8 @@ class KVPool:
         except (RuntimeError, MemoryError, ValueError, OSError, OverflowError) as error:
             need = num_blocks * bytes_per_block([spec], dtype, block_size)
             raise ConfigError(
-                f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device.name}, which could not be "
-                "had; lower num_blocks"
+                f"{num_blocks} KV blocks need {need / 2**30:.2f} GiB on {device.name}, which cannot be "
+                "allocated; lower num_blocks"
             ) from error
         self._host = HostBlocks(swap_blocks, (spec.num_kv_layers, *shape[2:]), dtype, device, copy_stream)
         self.num_blocks = num_blocks

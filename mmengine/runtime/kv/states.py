@@ -34,8 +34,8 @@ class StatePool:
         except (RuntimeError, MemoryError, ValueError, OSError, OverflowError) as error:
             need = slots * spec.slot_bytes(placement.dtype.itemsize) / 2**30
             raise ConfigError(
-                f"{slots} slots for recurrent states need {need:.2f} GiB on {device.name}, which could not "
-                "be had; lower num_state_slots"
+                f"{slots} slots for recurrent states need {need:.2f} GiB on {device.name}, which cannot be "
+                "allocated; lower num_state_slots"
             ) from error
         self._lengths = np.zeros(slots, np.int64)  # number of tokens that each state covers
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)

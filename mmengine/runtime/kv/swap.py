@@ -60,8 +60,8 @@ class HostBlocks:
             ]
         except RuntimeError as error:
             raise ConfigError(
-                f"{count} swap blocks need {count * block_bytes / 2**30:.2f} GiB of host memory, which could "
-                "not be had; lower swap_blocks"
+                f"{count} swap blocks need {count * block_bytes / 2**30:.2f} GiB of host memory, which "
+                "cannot be allocated; lower swap_blocks"
             ) from error
         self._device = device.torch_device
         self._copy_stream = copy_stream or (device.copy_stream() if count else InlineCopies())

@@ -165,7 +165,7 @@ class Followers:
                 gone = gone or rank
         if gone:
             end = f"rank {gone} of {len(self._channels) + 1} {self._ended(gone)}"
-            self._lost = "; ".join([*reports, end, "start the engine again, which goes on with its log"])
+            self._lost = "; ".join([*reports, end, "restart the engine, which continues its log"])
         return reports
 
     def _ended(self, rank: int) -> str:
