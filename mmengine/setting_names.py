@@ -18,8 +18,7 @@ _QUANTIZE = "use {set}quantize=int8 or fp8, or a checkpoint that is quantised"
 _MEDIA = "use {set}max_media_per_request=N"
 _PROCESSOR = "the model's own processor is used; leave it out"
 # Names in vLLM, transformers and llama.cpp that mmengine does not have, each with its advice. {set} and
-# {option}
-# are replaced by the notation of the command line or of Python.
+# {option} are replaced by the notation of the command line or of Python.
 FOREIGN = {
     "attn_implementation": "attention is chosen for the device; leave it out",
     "cache_dir": "set the variable HF_HOME",
@@ -88,8 +87,7 @@ def advice_for(name: str, known: Iterable[str] = (), *, is_command_line: bool = 
     """Return advice for the unknown setting `name`, or "" if there is none.
 
     For another library's name, the advice is what to use instead. For a misspelt name, the advice is the
-    nearest
-    name in EngineConfig and `known`.
+    nearest name in EngineConfig and `known`.
     """
     if name in FOREIGN:
         marks = {"set": "--set ", "option": "--"} if is_command_line else {"set": "", "option": ""}

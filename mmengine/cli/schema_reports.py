@@ -23,7 +23,7 @@ from mmengine.structured_output.report.report import SchemaReport, check_schema
 if TYPE_CHECKING:
     from mmengine.structured_output.engines.base import Backend
 
-MAX_ROWS = 40  # If a table would have more rows, exact schemas are left out.
+MAX_ROWS = 40  # A longer table leaves out schemas with the verdict `exact`.
 MAX_POINTERS = 3  # Maximum number of JSON pointers that are printed for a note.
 STDIN = Path("-")
 
@@ -67,7 +67,7 @@ def _backend(name: str, folder: Path) -> "Backend":
 
     tokenizer = plugin_for(folder).load_processor(folder).tokenizer
     tokens = tokenizer.token_bytes()
-    # Any token can be the end token, because no answer is generated.
+    # Any token can be the end token, because no text is generated.
     eos = max(tokenizer.special_ids, default=len(tokens) - 1)
     make = GRAMMAR_BACKENDS.load(name)
     return make(lambda: tokens, tokenizer.encode, tokenizer.special_ids, [eos], len(tokens))
@@ -176,7 +176,7 @@ def _costs(report: SchemaReport) -> str:
 
 
 def _print_table(reports: list[Checked], verdicts: Counter[str]) -> None:
-    from rich.table import Table  # lazy: JSON needs none of it
+    from rich.table import Table  # Lazy: only tables need rich.
 
     out, table = console(), Table(box=None, pad_edge=False)
     for name in ("file", "verdict", "keyword", "where", "why", "ms", "mask µs"):

@@ -22,7 +22,7 @@ from mmengine.request import MediaItem
 from mmengine_transformers.names import NAMES
 from mmengine_transformers.torchvision import import_reason
 
-if TYPE_CHECKING:  # This module imports torch and transformers, which are slow to load.
+if TYPE_CHECKING:  # `network` imports torch and transformers, which are slow to load.
     from mmengine_transformers.network import HostedNetwork
 
 
@@ -69,7 +69,7 @@ class TransformersPlugin:
         activations: Literal["model", "int8"] = "model",
     ) -> "HostedNetwork":
         """See ModelPlugin. Raises ModelError for a model that cannot be served, and ConfigError for
-        settings.
+        an unsupported setting.
         """
         from mmengine_transformers.network import load_network
 

@@ -12,7 +12,9 @@ _PLAIN_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
 def sampling_of(request: VllmObject, *, hides: bool) -> SamplingParams:
-    """Return the sampling options on which scheduling may depend. Without `hides`, return more options."""
+    """Return the sampling options on which scheduling may depend. With `hides`, leave out
+    the stop tokens and the options in _PLAIN_NUMBERS.
+    """
     theirs = request.sampling_params
     if theirs is None:
         return PREFILL
