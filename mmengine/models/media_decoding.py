@@ -13,9 +13,7 @@ Encoded = bytes | Path  # An encoded file, as bytes or as a path.
 
 
 class FrameTimes(NamedTuple):
-    """The rate at which the listed frames follow, and their indices in the original video; None if
-    unknown.
-    """
+    """The listed frames' rate per second, and their indices in the original video; None if unknown."""
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None

@@ -8,9 +8,9 @@ Each event is a pure function of the state after the previous event was applied:
     STATESKEPT   recurrent states of the rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-A block that one event schedules can therefore be a prefix hit for the next event. A step has no prefill or
-decode phase: each request computes the tokens that it has and that are not computed yet. vLLM's rules decide
-in another order (core/decide/vllm/scheduler.py).
+A block that one event schedules can therefore be a prefix hit for the next event. There is no
+prefill or decode phase: a step computes each request's known tokens whose KV does not exist yet, as far as
+the budget allows. vLLM's rules decide in another order (core/decide/vllm/scheduler.py).
 
 With max_in_flight 2 the scheduler decides a step while the previous step runs, if no decision depends on the
 result of the previous step (core/state/overlap.py). The token that a running row will get from the previous

@@ -29,8 +29,8 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """Put the request's tokens and blocks into the row. `num_cached`: prefix hit count, in blocks.
-    `computed`: how many tokens have KV.
+    """Put the request's tokens and blocks into the row. `num_cached`: how many of `blocks` are prefix
+    hits. `computed`: how many tokens have KV.
     """
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:

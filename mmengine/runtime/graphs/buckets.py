@@ -73,7 +73,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
     All padding tokens store their KV in the dummy block. Padding rows also read the dummy block, and padding
     tokens in a real row read the row's blocks. Padding tokens come after a row's real tokens, so the real
     tokens attend to the same KV as without padding. No real row may read the dummy block: attention
-    multiplies KV that is masked by 0, and the dummy block may contain NaN from a failed row.
+    multiplies masked KV by 0, and the dummy block may contain NaN from a failed row, which would remain NaN.
     """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)

@@ -50,7 +50,7 @@ def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
 def keep_typical(logits: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
     """Keep the smallest set of typical tokens whose mass is at least `typical_p`.
 
-    A token is more typical, the closer its information (-log p) is to the distribution's entropy
+    The closer a token's information (-log p) is to the distribution's entropy, the more typical is the token
     (Meister et al., Locally Typical Sampling, 2023).
     """
     logprobs = logits.log_softmax(dim=-1)
