@@ -133,7 +133,7 @@ class TorchExecutor:
         return self._runner.use_store(store, config, fingerprints)
 
     def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
-        """Register a function that reads the adapter with this digest. A row's first use calls the function."""
+        """Register a function that reads the adapter with this digest when a row first needs the adapter."""
         self._runner.adapters.register(digest, read)
 
     def forget_adapter(self, digest: bytes) -> None:

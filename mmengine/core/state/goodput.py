@@ -1,22 +1,22 @@
-"""Chooses which drafters draft and how many drafts each row has, so that the engine produces most tokens per
-time.
+"""Chooses which drafters draft and how many drafts each row has, so that the engine produces the most tokens
+per time.
 
 The name and the aim come from goodput (accepted tokens per time) in SmartSpec (Liu et al., "Optimizing
 Speculative Decoding for Serving Large Language Models Using Goodput", arXiv 2406.14066). SmartSpec predicts
 goodput from acceptance rates and a linear model of step times. Here each draft level's goodput is measured.
 Only the number of each row's drafts is computed from the probability that drafts are accepted.
 
-The arbiter is a fold over the times and tokens of steps. It uses only integers, so a replay of the log makes
-the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
-drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
-(step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level, each row has
-as many drafts as are likely enough to be accepted: draft j has the probability p^j, where p is estimated for
-each row and drafter.
+The arbiter (draft_arbiter.py) is a fold over the times and tokens of steps. It uses only integers, so a
+replay of the log makes the same choices. For each bucket of batch sizes there are several draft levels: no
+drafter drafts, all drafters draft, or all except the last ones. A level's goodput is computed from its last
+few steps (step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level,
+each row has as many drafts as are likely enough to be accepted: draft j has the probability p^j, where p is
+estimated for each row and drafter.
 
-Avoiding a loss of time is more important than a gain. A trial is compared with steps without drafts that ran
-just before. If a trial loses too much, it ends at once. The next trial waits until the loss is small compared
-with the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for smaller
-batches.
+Avoiding a loss of time is more important than a gain. A trial turns drafts on to find out whether they save
+time. It is compared with steps without drafts that ran just before. If a trial loses too much, it ends at
+once. The next trial waits until the loss is small compared with the time since then (draft_trials.py). A loss
+also counts for larger batches, and a gain for smaller batches.
 
 A level change costs time, because a drafter that did not draft must first read the tokens that it
 missed. The level is therefore reviewed only when requests arrive and then every few steps. A shrinking batch
