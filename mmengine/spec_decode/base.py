@@ -1,5 +1,7 @@
 """The interface for drafters, which propose tokens for speculative decoding.
 
+A row is a running request's slot in the batch.
+
 A draft is a token that a drafter proposes as the next token. The model computes drafts together with the
 known tokens. A draft is accepted only if the model samples the same token. A drafter can therefore make an
 answer faster or slower, but never change the answer.

@@ -1,4 +1,4 @@
-"""Keeps the tokens of all running rows for drafters."""
+"""Keeps the tokens of all running rows for drafters. A row is a running request's slot in the batch."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ TOGETHER = 64  # maximum number of steps whose tokens `settle` writes together
 class Texts:
     """The token ids of all rows. Drafters can only read them.
 
-    `tokens` (int32 [max_rows, width]) has each row's prompt and answer. `lengths` (int64 [max_rows]) is the
-    number of tokens of prompt and answer, and `num_prompt` (int64 [max_rows]) that of the prompt. Memory
-    pages that no row has used are not allocated. Tokens from `append_later` are visible only after `settle`,
-    which must be called before every read.
+    `tokens` (int32 [max_rows, width]) has each row's prompt and answer. `lengths` (int64 [max_rows]) counts
+    the tokens in prompt and answer, and `num_prompt` (int64 [max_rows]) counts the tokens in the prompt.
+    Memory pages that no row has used are not allocated. Tokens from `append_later` are visible only after
+    `settle`, which must be called before every read.
     """
 
     def __init__(self, max_rows: int, width: int):

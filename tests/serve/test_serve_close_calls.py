@@ -58,7 +58,7 @@ def test_calls_are_closed_at_each_budget(engine, form):
             assert answer.usage["completion_tokens"] <= first + more
     with pytest.raises(RequestFailed, match="is not possible: the shortest answer found needs"):
         engine.chat(prompt(form), tools=ALL, tool_choice=NAMED, max_tokens=20, response_format=CLOSE)
-    with pytest.raises(InvalidRequest, match="text has no form that could be completed"):
+    with pytest.raises(InvalidRequest, match="text has no format that could be completed"):
         engine.generate(["?"], response_format=CLOSE)
 
 

@@ -269,7 +269,7 @@ def test_another_process_goes_on_to_the_same_end(tmp_path):
             "on_truncation must be length or close",
         ),
         ({"grammar": {"regex": "a", "on_truncation": True}}, "grammar.on_truncation must be length or close"),
-        ({"response_format": {"type": "text", "on_truncation": "close"}}, "text has no form"),
+        ({"response_format": {"type": "text", "on_truncation": "close"}}, "text has no format"),
     ],
 )
 def test_valid_options(asked, says):

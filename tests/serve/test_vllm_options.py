@@ -64,7 +64,7 @@ def test_translated(options: dict[str, Any], form: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json and guided_regex each request a form"),
+        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex each request an answer format"),
         ({"guided_json": SCHEMA, "response_format": FORMAT}, "response_format and guided_json each request"),
         (
             {"structured_outputs": {"json": SCHEMA, "regex": "a"}},

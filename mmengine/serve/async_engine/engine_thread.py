@@ -89,7 +89,10 @@ class EngineThread:
         return result.result()
 
     def join(self) -> None:
-        """Wait until the thread and its replacements after hangs have ended. A hung thread is not awaited."""
+        """Wait until the thread and its replacements after hangs have ended.
+
+        Does not wait for a hung thread.
+        """
         while (thread := self._thread).is_alive() and not self._is_stuck:
             thread.join(0.05)
 

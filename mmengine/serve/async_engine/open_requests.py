@@ -120,7 +120,7 @@ class OpenRequests:
                 engine.requests.delivered(request_id)
 
     def acknowledge(self, engine: Engine) -> None:
-        """Mark each request as accepted whose events are now in the log on disk."""
+        """Mark requests as accepted if their events are now in the log on disk."""
         waiting, self._unwritten = self._unwritten, []
         written: list[Channel] = []
         for channel in waiting:

@@ -249,7 +249,8 @@ class Preparation:
     ) -> tuple[MediaInput, ...]:
         """Decode the session's older media in order until the media memory is full, and return them.
 
-        The first item is decoded even if the memory is full. A step decodes a remaining item when needed.
+        The first item is decoded even if the memory is full. A step later decodes each remaining item that
+        the step needs.
         """
         memory, channel = self._engine().media_memory, request.channel
         memory.release(channel)  # the request's own pixels must not block the wait

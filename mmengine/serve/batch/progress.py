@@ -70,7 +70,9 @@ class RequestIndex:
         return part
 
     def wanted(self, answered: set[int]) -> Callable[[str], bool]:
-        """Return a function that takes a core request id and returns whether its answer is still needed."""
+        """Return a function that takes an answer's id in the core and returns whether the answer is still
+        needed.
+        """
         missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 

@@ -32,8 +32,8 @@ from mmengine.serve.text.response_format import ResponseFormat
 _CHUNK = 2**20
 _OWN_FIELDS = ("custom_id", "messages")
 OPENAIS_FORM = (
-    "this is OpenAI's form, which mmengine serve --log takes at /v1/batches; run --batch takes the fields of "
-    "body on the line itself, beside custom_id, and no method, url and model"
+    "this is OpenAI's batch format, which mmengine serve --log accepts at /v1/batches; for run --batch, put "
+    "the fields of body beside custom_id, and leave out method, url and model"
 )
 
 

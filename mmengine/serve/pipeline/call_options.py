@@ -93,8 +93,8 @@ def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     idle = sorted(name for name in beside if name not in _HOLDS_IN_A_CALL and name not in REFUSED)
     if idle:
         warnings.warn(
-            f"{', '.join(idle)}: as in transformers, generation options beside the prompts change nothing; "
-            "give them as generate_kwargs={…}, or when the pipeline is made",
+            f"{', '.join(idle)}: as in transformers, generation options have no effect as call keywords; "
+            "pass them as generate_kwargs={…}, or to the constructor",
             stacklevel=4,
         )
     inner = given.get("generate_kwargs", defaults.get("generate_kwargs")) or {}
@@ -159,7 +159,7 @@ def _asks(name: str, value: object) -> bool:
 def _why(name: str) -> str:
     if name == "truncation":
         return "prompts are not cut; shorten them"
-    return "prompts and pixels are prepared as the checkpoint says; leave it out"
+    return "the checkpoint determines how prompts and pixels are prepared; leave it out"
 
 
 _PIXELS = ("image_mean", "image_std", "rescale_factor", "resample", "crop_size", "do_center_crop", "do_pad")
@@ -191,7 +191,7 @@ def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object
     idle = sorted(str(name) for name in found if name not in known)
     if idle and "chat_template" not in found:
         warnings.warn(
-            f"{', '.join(idle)[:200]}: neither the pipeline nor the chat template has this option;  "
+            f"{', '.join(idle)[:200]}: neither the pipeline nor the chat template has this option; "
             "it has no effect",
             stacklevel=4,
         )

@@ -140,7 +140,9 @@ def _check_engine(engine: Engine, options: Mapping[str, Any], device: str, dtype
     if dtype not in ("auto", str(built.dtype)):
         wrong.append("dtype")
     if wrong:
-        raise ConfigError(f"{wrong[0]} has no effect on an Engine that is loaded; give it to mmengine.Engine")
+        raise ConfigError(
+            f"{wrong[0]} has no effect on an existing Engine; pass it to mmengine.Engine instead"
+        )
 
 
 def _with_revision(model: Any, revision: Any) -> Any:

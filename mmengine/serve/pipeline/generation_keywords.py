@@ -71,7 +71,7 @@ CHANGES_NOTHING = frozenset(
         "use_model_defaults",
     }
 )
-_FORM = "request a form of the answer with response_format= or grammar="
+_FORM = "set the answer's format with response_format= or grammar="
 _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"

@@ -92,9 +92,9 @@ def group_inputs(
     if text is None and (_is_chat(images) or _are_chats(images) or _is_prompt(images)):
         images, text = None, images
     if text is None:
-        raise InvalidRequest(f"{FIELD} need a text that says what to do with them", path=FieldPath("images"))
+        raise InvalidRequest(f"{FIELD} need a text: pass text= too", path=FieldPath("images"))
     if images is not None and (_is_chat(text) or _are_chats(text)):
-        raise InvalidRequest("in a chat, images stand in the messages; give either a chat or images")
+        raise InvalidRequest("images of a chat must be in its messages: pass either a chat or images")
     if _is_chat(text):
         return [[(text, ())]], False
     if _are_chats(text):
@@ -130,7 +130,7 @@ def without_video_urls(chat: Chat) -> Chat:
     if not any(_is_video_url(part) for message in chat for part in _parts(message)):
         return chat
     warnings.warn(
-        "video_url: as in transformers, such a part of a message is not read; give "
+        "video_url: as in transformers, message parts of this type are ignored; use "
         '{"type": "video", "url": …} or {"type": "video", "path": …}',
         stacklevel=5,
     )

@@ -105,7 +105,7 @@ class Pipeline:
 
         - `text=chat` or `images=chat`, where a chat is a list of messages: returns a list with a record for
           each answer.
-        - A list of chats, or of strings: returns a list of such lists.
+        - A list of chats, or of strings: returns a list with such a list of records for each.
         - `images=` with `text=`, strings with placeholders: returns a list of records.
         - A generator, iterator or dataset of these: returns an iterator over the results, which are computed
           ahead.
@@ -115,9 +115,9 @@ class Pipeline:
         (docs/how-to/structured_output.md). `logprobs=` requests logprobs.
 
         A record is a dict with `input_text` and `generated_text`. With `return_tensors=True`, the text is
-        replaced by `generated_token_ids` (prompt and answer, int64). With `logprobs`, it also has a field
-        `logprobs`. If prompts fail or are refused, the first error is raised after all other prompts have
-        ended.
+        replaced by `generated_token_ids` (prompt and answer, int64). With `logprobs`, the record also has a
+        field `logprobs`. If prompts fail or are refused, the first error is raised after all other prompts
+        have ended.
         """
         call = self._call_options(options)
         source = source_of(images, text)

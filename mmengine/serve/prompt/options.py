@@ -284,15 +284,15 @@ def _check_ends(sampling: SamplingParams) -> None:
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise InvalidRequest(
-                f"{FIELD} cannot go with a schema or a grammar, which alone says where the answer ends; "
+                f"{FIELD} cannot go with a schema or a grammar, which alone decides where the answer ends; "
                 "leave it out",
                 path=FieldPath(name),
             )
     for name in ("suppress_tokens", "bad_words_ids", "no_repeat_ngram_size"):
         if getattr(sampling, name):
             raise InvalidRequest(
-                f"{FIELD} cannot go with a schema or a grammar: it may exclude all that the form allows, "
-                "and then no token is left; leave it out",
+                f"{FIELD} cannot go with a schema or a grammar: it may exclude all tokens that the grammar "
+                "allows; leave it out",
                 path=FieldPath(name),
             )
 

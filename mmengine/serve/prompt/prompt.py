@@ -201,7 +201,7 @@ def core_requests(
 
 
 def core_ids(request_id: str, count: int) -> list[str]:
-    """Return the core request ids for the `count` answers to a prompt."""
+    """Return the ids under which the core runs the `count` answers to a prompt."""
     return [request_id] if count == 1 else [f"{request_id}/{index}" for index in range(count)]
 
 

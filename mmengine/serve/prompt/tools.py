@@ -32,8 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's rule
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 NO_TEMPLATE = (
-    "tools need a chat template that shows a model its tools and how to call them, and this model's does "
-    "not; give one that does (mmengine serve --chat-template, or chat_template among template_options)"
+    "tools need a chat template that describes the tools and the calls, and this model's template does not; "
+    "give another template (mmengine serve --chat-template, or chat_template in template_options)"
 )
 
 Json = Mapping[str, object]
@@ -211,7 +211,7 @@ def call_grammar(
     if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
             f"{FIELD} beside tools must be json_schema or json_object, or structured_outputs.json; "
-            "leave out the tools, or give another form",
+            "leave out the tools, or give another format",
             path=FieldPath("response_format"),
         )
     selection = calls.selection

@@ -54,7 +54,9 @@ def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
             if form:
                 requested[name] = form
     if len(requested) > 1:
-        raise InvalidRequest(f"{' and '.join(requested)} each request a form: give one of them")
+        raise InvalidRequest(
+            f"{' and '.join(requested)} each request an answer format: give only one of them"
+        )
     form = next(iter(requested.values()), {})
     return form.get("response_format"), form.get("grammar")
 
@@ -82,7 +84,7 @@ def _form(where: FieldPath, value: object) -> dict[str, object]:
         if value is False or value in _IDLE.get(kind, ()):
             return {}
         raise InvalidRequest(
-            f"{FIELD} cannot be kept: {_REFUSED.get(kind, 'there is no fall-back')}", path=where
+            f"{FIELD} is not supported: {_REFUSED.get(kind, 'there is no fallback')}", path=where
         )
     if kind not in KINDS:
         names = dict.fromkeys((*KINDS, *_REFUSED, *_IDLE))

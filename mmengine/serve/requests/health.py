@@ -127,9 +127,7 @@ class StallWatch:
         return self._core.stalled if since and time.monotonic() - since > STUCK_S else ""
 
     def check(self, limit_s: float | None = None) -> None:
-        """Raise LogError if the disk is full and there were no outputs for `limit_s` seconds (default:
-        60).
-        """
+        """Raise LogError if a full disk has prevented outputs for `limit_s` seconds (default: 60)."""
         limit_s = STALL_LIMIT_S if limit_s is None else limit_s
         if self._since and time.monotonic() - self._since > limit_s:
             raise LogError(f"no progress for {limit_s:g} seconds: {self._core.stalled}")

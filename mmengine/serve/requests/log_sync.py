@@ -35,7 +35,7 @@ class LogSyncer:
     def notify(self) -> None:
         """Record that events were committed to the log. Raises LogError if an earlier sync failed."""
         if self._error is not None:
-            raise LogError(f"the log could not be forced to the disk: {self._error.strerror}")
+            raise LogError(f"the log could not be synced to the disk: {self._error.strerror}")
         self._dirty.set()
 
     def _run(self) -> None:

@@ -1,6 +1,7 @@
 """Resumes the requests in a log: reloads their media, and compiles their grammars again.
 
-Callers can then find the previous process's requests and attach to them.
+Callers can then find the previous process's requests and attach to them. In the core, each choice is a
+separate request with its own id, the core id.
 """
 
 from collections.abc import Iterable, Mapping

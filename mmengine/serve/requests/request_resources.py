@@ -59,7 +59,7 @@ class GrammarMemory:
     def shared(self, grammar: GrammarRequest) -> GrammarRequest:
         """Return `grammar` with the shared object for an equal source.
 
-        Without one, `grammar` is unchanged.
+        Without an equal source, returns `grammar` unchanged.
         """
         with self._lock:
             known = self._known.get(grammar.source)
@@ -83,7 +83,7 @@ def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
 
 
 class RequestResource(Protocol):
-    """A resource that requests hold. The requests are identified by core ids."""
+    """A resource that requests hold. A core id identifies each choice: its request id in the engine core."""
 
     def release(self, request_id: str, /) -> None:
         """Release the resources that an ended request holds. An unknown id is no error."""

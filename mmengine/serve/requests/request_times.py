@@ -77,7 +77,7 @@ class _Live:
 class RequestTimes:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        # Called with the core id when an answer has ended.
+        # Called with an answer's id in the core when the answer has ended.
         self.report: Callable[[str, Times], None] | None = None
         self._before = -1.0  # when the last step with outputs returned
         self._all: list[Buckets] = []

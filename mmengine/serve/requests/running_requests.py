@@ -1,4 +1,7 @@
-"""Tracks running requests, and converts the core's outputs to outputs for callers."""
+"""Tracks running requests, and converts the core's outputs to outputs for callers.
+
+In the core, each choice is a separate request with its own id, the core id.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

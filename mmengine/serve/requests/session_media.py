@@ -52,7 +52,7 @@ class SessionMedia:
             raise QueueFull(
                 f"sessions keep {self.num_bytes} of {self._max_bytes} bytes of images and frames "
                 "(session_media_bytes) and have no room for these; close one, or give the engine a log, "
-                "beside which they stand on the disk"
+                "so that they are kept on the disk"
             )
         self._kept[session.session_id], self.num_bytes = kept, num_bytes
 

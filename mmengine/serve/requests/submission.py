@@ -171,7 +171,7 @@ class Submission:
         if highest >= self._vocab_size:
             raise InvalidRequest(
                 f"{FIELD} contain the token {highest}, but this model's ids end at {self._vocab_size - 1}: "
-                "send them to an engine with the model that made them",
+                "send them to an engine with the model that generated them",
                 path=FieldPath("outputs"),
             )
 

@@ -28,7 +28,7 @@ from mmengine.token_confidence import TokenConfidence
 Entry = tuple[tuple[int, float], ...]
 
 
-# VLLM's stop_reason for an answer that ended because of a repetition.
+# vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
 # Values of `Choice.detail` for answers that a stop string may have ended.
 _AT_STOP = ("string", CUT, "closed")

@@ -43,13 +43,13 @@ class ByteDetokenizer:
         return text
 
     def finish(self) -> str:
-        """Return the rest: a cut character, as decoding of the whole answer would show it."""
+        """Return the incomplete last character, if any, as U+FFFD."""
         self._holds = False
         return self._decoder.decode(b"", True)
 
 
 class Detokenizer:
-    """Decodes a growing token list with any tokenizer. Each new token costs decoding O(1) tokens."""
+    """Decodes a growing token list with any tokenizer. For each new token, O(1) tokens are decoded."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
@@ -71,7 +71,7 @@ class Detokenizer:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Return the rest: a cut character, as decoding of the whole answer would show it."""
+        """Return the incomplete last character, if any, as U+FFFD."""
         return self._decode(self._window)[self._emitted :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
@@ -100,8 +100,8 @@ class UntilStop:
     """Cuts a text before its first stop string.
 
     After a stop string, `stopped` is true, `stopped_by` is the string, and `cut_off` is the dropped text,
-    which begins with the string. Later text is dropped too, or with `closes` returned, because it completes
-    the JSON value.
+    which begins with the string. Later text is dropped too. With `closes`, later text is returned instead,
+    because it completes the JSON value.
     """
 
     def __init__(self, stop: Sequence[str], closes: bool = False):
@@ -113,7 +113,7 @@ class UntilStop:
     def push(self, new: str, *, counts: bool = True) -> str:
         """Return the text that cannot belong to a stop string.
 
-        `counts` says whether a stop string that ends in `new` counts.
+        With `counts` False, stop strings that end in `new` are ignored.
         """
         if not self._stop:
             return new
@@ -141,8 +141,8 @@ class TextStream:
 
     A stop string counts only if the token that completes it comes after the first `min_tokens` tokens and
     after the token sequence `after`. Then `stopped` becomes true, and `stopped_by` is the string. The text
-    ends before the stop string. Later tokens are ignored, or with `closes` decoded, because they complete the
-    JSON value.
+    ends before the stop string. Later tokens are ignored. With `closes`, later tokens are decoded instead,
+    because they complete the JSON value.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return how long the longest suffix is that an incomplete stop string forms."""
+    """Return the length of the longest suffix with which a stop string may begin."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):

@@ -116,7 +116,7 @@ class Reasoning:
         if not self._end:
             raise InvalidRequest(
                 f"{FIELD} needs a marker that ends reasoning and that answers can contain; set "
-                "reasoning_end to what the model ends its reasoning with, or leave the budget out",
+                "reasoning_end to the model's marker, or leave the budget out",
                 path=FieldPath("thinking_token_budget"),
             )
         is_open, start, end = self.tokens(options, prompt_token_ids)
@@ -148,8 +148,8 @@ class Reasoning:
 
     def _why_not(self) -> str:
         if not self._end_text:
-            return "reasoning true needs a marker after which the form begins, and reasoning_end is empty"
+            return "reasoning true needs a marker that ends reasoning, but the setting reasoning_end is empty"
         return (
             f"reasoning true needs reasoning_end, {shown(self._end_text)}, but this tokenizer has no tokens "
-            "for it that an answer can say; set reasoning_end to what the model ends its reasoning with"
+            "for it that an answer can contain; set reasoning_end to the model's marker"
         )

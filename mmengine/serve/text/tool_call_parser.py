@@ -185,7 +185,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return how long the longest suffix is that an incomplete `marker` forms."""
+    """Return the length of the longest suffix with which `marker` may begin."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size

@@ -21,20 +21,19 @@ class Target:
 class HeadConfig:
     """The configuration of a draft head.
 
-    In the KV cache, the head's layers come after the target's vocabulary size layers and may have other
-    sizes.
+    In the KV cache, the head's layers come after the target's layers and may have other sizes.
     """
 
     family: str  # the architecture's name, or "speculators"
-    hidden_size: int  # h
-    target_hidden_size: int  # H
+    hidden_size: int  # the head's hidden size, h in shapes
+    target_hidden_size: int  # the target's hidden size, H in shapes
     embed_size: int  # size of a token embedding
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int  # the target's
+    vocab_size: int  # the target's vocabulary size
     draft_vocab_size: int
     aux_layers: tuple[int, ...]  # each i means L_in(i), see aux_layers.py; ascending
     rms_norm_eps: float

@@ -50,7 +50,7 @@ class Position(NamedTuple):
         return Position(string=string if len(string) <= MAX_KNOWN else _UNKNOWN * (MAX_KNOWN + 1))
 
     def advance(self, text: bytes) -> "Position":
-        """Return the position after `text`, which begins here."""
+        """Return the position after `text`, which begins at this position."""
         inside, last, string, escaped = self[:4]
         for byte in text:
             if string is not None:

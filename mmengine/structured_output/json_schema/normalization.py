@@ -102,11 +102,11 @@ def _normalize(
 def paused_collection() -> Iterator[None]:
     """Pause Python's cyclic garbage collector inside the block.
 
-    All threads share the collector. It resumes when no thread is inside such a block.
+    All threads share the collector. The collector resumes when no thread is inside such a block.
 
-    Normalizing a large schema creates a hundred thousand objects that live until it ends. The collector would
-    traverse these and all other objects again and again. Each traversal takes 0.1 s, during which no other
-    thread runs, not even the event loop's.
+    Normalizing a large schema creates a hundred thousand objects that live until the normalization ends. The
+    collector would traverse these and all other objects again and again. Each traversal takes 0.1 s, during
+    which no other thread runs, not even the event loop's.
     """
     global _num_pauses, _was_enabled
     with _collector_lock:

@@ -152,7 +152,7 @@ def grammar_of(
         found = _format_of(asked)
         if found is None and truncation == "close":
             raise InvalidRequest(
-                f"{FIELD}: text has no form that could be completed",
+                f"{FIELD}: text has no format that could be completed",
                 path=FieldPath("response_format", "on_truncation"),
             )
     elif grammar is not None:

@@ -1,4 +1,4 @@
-"""Keeps the grammar state of a row: the row's tokens, and matchers that have consumed them.
+"""Keeps the grammar state of a row (a running request's slot): tokens, and matchers that have consumed them.
 
 A draft grammar allows only some of the grammar's texts and therefore forces more tokens, which can be
 drafted. Every token that a draft grammar allows is also allowed by the grammar. As long as the text fits a

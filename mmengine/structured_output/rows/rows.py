@@ -1,4 +1,5 @@
-"""Keeps the grammar state of all running rows, and computes their token masks.
+"""Keeps the grammar state of all running rows, and computes their token masks. A row is a running request's
+slot.
 
 The state depends only on the rows' tokens and is not stored. Whenever a row is assigned to a request (at
 first, after a preemption, after a crash), a new matcher consumes all generated tokens again.

@@ -1,4 +1,7 @@
-"""Lists all values that a schema allows, if there are only a few."""
+"""Lists all values that a schema allows, if there are only a few.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+"""
 
 from fractions import Fraction
 from itertools import product

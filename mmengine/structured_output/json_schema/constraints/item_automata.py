@@ -3,6 +3,8 @@
 A state consists of the item count, the match count for each `contains`, and the values that have occurred
 (for uniqueItems). An edge is the next item's schema. If the sets of values make too many states,
 `DistinctItems` describes the same arrays with a bit for each value.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from collections.abc import Callable

@@ -2,10 +2,10 @@
 
 A constraint combines the keywords of all schemas that apply to a value.
 
-A `Conjunction` is the schema for an item or a property: a tuple with the places of all schemas that must
-hold. A place is an index into the document's list of schemas. () is the schema true. Intersecting two
-constraints only joins such tuples. shapes.py expands a conjunction when it is needed, so recursive schemas
-are no problem here.
+A part is an item or a property. A `Conjunction` is the schema for a part: a tuple with the places of all
+schemas that must hold. A place is an index into the document's list of schemas. () is the schema true. A
+shape maps each allowed JSON type to a constraint. Intersecting two constraints only joins tuples of places.
+shapes.py expands a conjunction when it is needed, so recursive schemas are no problem here.
 """
 
 from fractions import Fraction

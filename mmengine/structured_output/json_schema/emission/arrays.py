@@ -4,6 +4,8 @@ The grammar engine's JSON Schema cannot express `contains` and `uniqueItems`, wh
 an array is written as an automaton under the key `x-steps` or `x-distinct`, which json_schema_lark.py
 translates. `uniqueItems` is added too: the grammar engine does not support this keyword, so it refuses an
 automaton that was not translated.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from collections import defaultdict

@@ -1,4 +1,7 @@
-"""Writes shapes as the small JSON Schema subset that the grammar engine enforces exactly."""
+"""Writes shapes as the small JSON Schema subset that the grammar engine enforces exactly.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+"""
 
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -255,9 +258,7 @@ class Emitter:
     def _object(
         self, constraint: Object, conj: Conjunction, names: list[str], required: tuple[str, ...]
     ) -> Json:
-        """Return an object's schema. Properties in `names` may be present; other named properties must be
-        absent.
-        """
+        """Return an object's schema, in which `names` are the only named properties that may be present."""
         yes = self.satisfiable.satisfied
         out: Json = {"type": "object"}
         properties: dict[str, Json | bool] = {name: self._part(constraint.property(name)) for name in names}

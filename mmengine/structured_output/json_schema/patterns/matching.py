@@ -11,8 +11,8 @@ from mmengine.structured_output.regex.parser import UnsupportedRegex, parse_rege
 
 MAX_STEPS = 2_000_000  # Maximum number of visited states for a schema.
 MAX_ACTIVE_STATES = (
-    # Maximum number of simultaneous states of a pattern. The grammar engine aborts an answer at a few
-    # hundred.
+    # Maximum number of simultaneous states of a pattern. With a few hundred states, the grammar engine aborts
+    # an answer.
     150
 )
 PROBE_LENGTH = 48  # Length of the text with which the number of states is checked.

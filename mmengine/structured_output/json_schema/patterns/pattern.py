@@ -4,8 +4,8 @@ JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different c
 `\w`, `\s` and `$` have different meanings in them. A pattern is therefore rewritten without ambiguous
 constructs: character sets become explicit ranges, groups lose their names, and anchors become explicit.
 Constructs that are not regular (lookaround, back references) are refused. Nested repetitions are allowed,
-because the grammar engine follows all paths at once. Counted repetitions are refused if this would take too
-many simultaneous states.
+because the grammar engine follows all paths at once. Counted repetitions are refused if the grammar engine
+would have to follow too many states at once.
 """
 
 from functools import lru_cache

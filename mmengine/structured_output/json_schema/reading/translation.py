@@ -2,8 +2,8 @@
 
 Constructs from older drafts are rewritten with the same meaning, for example `items` as an array,
 `dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without `$schema`, the
-draft is 2020-12. If 2020-12 does not define a construct that has a single meaning in older drafts, it keeps
-this meaning. Subschemas are not translated here.
+draft is 2020-12. If 2020-12 does not define a construct that has a single meaning in older drafts, the
+construct keeps this meaning. Subschemas are not translated here.
 """
 
 from collections.abc import Callable

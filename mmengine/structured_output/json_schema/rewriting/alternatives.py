@@ -1,4 +1,7 @@
-"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one of them."""
+"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one of them.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+"""
 
 from itertools import combinations
 

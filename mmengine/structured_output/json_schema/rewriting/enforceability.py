@@ -3,6 +3,8 @@
 Leaving out a branch of anyOf only excludes some values. With oneOf, the values of the omitted branch must
 also be excluded from all other branches. For this, a wider schema is used: the branch without the parts that
 cannot be enforced.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""The state while in-place keywords ($ref, allOf, anyOf, …) are expanded, and helpers for schemas."""
+"""The state while in-place keywords ($ref, allOf, anyOf, …) are expanded, and helpers for schemas.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
+"""
 
 from typing import NamedTuple
 

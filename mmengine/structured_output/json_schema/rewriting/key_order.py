@@ -5,8 +5,10 @@ Objects with optional properties therefore allow any order, unless they are smal
 grammar engine's JSON Schema supports only a fixed order. An object with any order is marked and later written
 in Lark, which takes longer to compile.
 
-If several schemas for the same value add properties, it is open which schema's properties come first. For
-small objects, every order of these groups of properties becomes an alternative.
+If several schemas for the same value add properties, it is undetermined which schema's properties come first.
+For small objects, every order of these groups of properties becomes an alternative.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -137,7 +139,7 @@ class KeyOrders:
     def drop_unsupported(self) -> None:
         """Remove all marks if any-order objects cannot be written for this schema.
 
-        They require that each object's unnamed keys can be distinguished from its named keys.
+        Such objects require that each object's unnamed keys can be distinguished from its named keys.
         """
         for schema, pointer in self.patterned:
             if not self.marked:

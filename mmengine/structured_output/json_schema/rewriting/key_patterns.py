@@ -1,6 +1,8 @@
 """Rewrites an object's key patterns such that each key matches a single pattern.
 
 propertyNames is merged into the properties and patterns. Overlapping patterns are split.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 import re

@@ -7,6 +7,8 @@ have no common value.
 
 Values that cannot be expressed become a blocked constraint, which is refused if it is used. Some alternatives
 are left out, because few authors intend their values; OMITTED_ALTERNATIVES describes them.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from dataclasses import dataclass, field

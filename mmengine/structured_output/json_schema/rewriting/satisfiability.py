@@ -1,8 +1,10 @@
 """Finds the parts of a schema that some finite value satisfies, and explains why a schema has no value.
 
-A part is the schema for an item or a property. A part is satisfiable if some shape for the part needs only
-satisfiable parts. The result is the least fixed point of this rule. Endless recursion needs no separate
-check, because an endlessly recursive part never becomes satisfiable.
+A part is satisfiable if some shape for the part needs only satisfiable parts. The result is the least fixed
+point of this rule. Endless recursion needs no separate check, because an endlessly recursive part never
+becomes satisfiable.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from dataclasses import dataclass, field

@@ -3,6 +3,8 @@
 In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are expanded exactly or refused, so that a
 shape only has a constraint for each JSON type. Each alternative records which schemas hold, and excludes the
 values of schemas that must not hold (negation.py).
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from dataclasses import dataclass, field

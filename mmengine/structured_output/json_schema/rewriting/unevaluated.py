@@ -3,6 +3,8 @@
 These keywords restrict only keys and items that no other schema evaluates. The more schemas hold for a value,
 the less the keywords restrict. Each alternative stands for a set of schemas that hold. A value satisfies the
 keyword if it does so in some alternative whose schemas all hold.
+
+The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
 
 from collections.abc import Callable, Mapping
