@@ -97,6 +97,8 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
+    """The answer to a request that has ended."""
+
     request: Request
     token_ids: np.ndarray  # int32
     reason: str

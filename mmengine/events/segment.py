@@ -61,6 +61,8 @@ class Follows(IntEnum):
 
 
 class Header(msgspec.Struct, frozen=True):
+    """A segment's header, as described in the module docstring."""
+
     first_sequence: int
     wall_ns: int
     mono_ns: int

@@ -8,6 +8,8 @@ from mmengine.events.vocabulary import Event
 
 
 class Sink(Protocol):
+    """A log to which the engine's loop appends events."""
+
     @property
     def next_sequence(self) -> int:
         """The sequence number for the record that is appended next."""

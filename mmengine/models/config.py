@@ -10,6 +10,8 @@ from mmengine.models.vision.config import VisionConfig
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
+    """The sizes and options of a model's text decoder and vision tower."""
+
     text: DecoderConfig
     vision: VisionConfig | None  # None if the model has no vision tower.
 

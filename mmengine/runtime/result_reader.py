@@ -88,6 +88,8 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(slots=True)
 class Reader:
+    """Reads the results of launched steps. `watcher`, `matchers`, `drafting`: None if no row can use them."""
+
     rows: RowColumns
     sampler: Sampler
     watcher: StopWatcher | None

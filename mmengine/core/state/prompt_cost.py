@@ -10,6 +10,8 @@ COUNTERS = ("tokens", "requests", "new_requests", "read_ns", "read_requests")
 
 
 class PromptCost:
+    """The counts and times from which the cost of reading prompts is computed."""
+
     def __init__(self) -> None:
         self.tokens, self.requests = FIRST_TOKENS, FIRST_REQUESTS
         self.new_requests = 0  # number of requests admitted since the result of the last step with prompts

@@ -25,6 +25,8 @@ DraftedStep = tuple[int, int, int, int]  # (ns, tokens, rows, drafts)
 
 
 class StepCosts:
+    """The measured steps of one engine, by bucket. All times are integers in ns."""
+
     def __init__(self) -> None:
         self._plain: dict[int, list[int]] = {}  # bucket -> list of ns per row, with _OFFSET added to the rows
         self._drafted: dict[tuple[int, int], list[DraftedStep]] = {}  # (bucket, draft level) -> steps

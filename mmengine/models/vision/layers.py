@@ -16,6 +16,8 @@ from mmengine.native.linear import PackedLinear
 
 @dataclass(slots=True)
 class Norm:
+    """A layer norm."""
+
     weight: Tensor
     bias: Tensor
     eps: float
@@ -45,6 +47,8 @@ class Linear(Protocol):
 
 @dataclass(slots=True)
 class Block:
+    """The weights of one transformer layer in the tower."""
+
     norm1: Norm
     qkv: Linear
     proj: Linear

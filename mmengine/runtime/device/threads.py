@@ -19,6 +19,8 @@ SMALL_HIDDEN_SIZE = 512  # with a smaller hidden size, a layer takes less time t
 
 @dataclass(frozen=True, slots=True)
 class Threads:
+    """A number of threads or cores, and the reason for this number."""
+
     count: int
     why: str
 

@@ -23,6 +23,8 @@ EXCHANGE_TIMEOUT_S = 600.0
 
 @dataclass(slots=True)
 class Ranks:
+    """All ranks of one engine, as seen from rank 0."""
+
     group: StepGroup
     followers: Followers
     placement: Placement  # the placement of rank 0

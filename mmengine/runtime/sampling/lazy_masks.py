@@ -62,6 +62,8 @@ def apply_lazy_masks(
 
 
 class _Walk:
+    """Advances the grammars of a step's rows along their sampled tokens."""
+
     def __init__(
         self,
         sampler: Sampler,

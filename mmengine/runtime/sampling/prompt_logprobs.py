@@ -20,6 +20,8 @@ POSITIONS_AT_ONCE = 64  # maximum number of positions whose logits, float32 [64,
 
 @dataclass(slots=True)
 class _Prompt:
+    """The logprobs that were gathered for one prompt so far."""
+
     token_ids: np.ndarray  # int32 [n]
     ids: np.ndarray  # int32 [n, 1 + k]: the prompt's token, then the k likeliest tokens
     logprobs: np.ndarray  # float32 [n, 1 + k]

@@ -69,6 +69,8 @@ class Logprobs:
 
 
 class SampledTokens(msgspec.Struct, frozen=True, eq=False):
+    """The sampled tokens of s sampling rows, and their logprobs if any row wants them."""
+
     token_ids: torch.Tensor  # int64 [s]; ERROR_TOKEN for a row without a finite distribution
     logprobs: Logprobs | None
     confidences: Confidences | None = None
@@ -117,6 +119,8 @@ NO_FORCED_TOKENS = ForcedTokens()
 
 
 class Sampler:
+    """Samples tokens, with each row's parameters from `rows`. Owns the token counts and histories."""
+
     def __init__(self, rows: RowColumns, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._rows, self._vocab_size, self.device = rows, vocab_size, device
         self._counts = TokenCounts(max_rows, vocab_size, device)

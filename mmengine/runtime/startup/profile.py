@@ -22,6 +22,8 @@ SAMPLING_COPIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
+    """The measured peaks of memory use."""
+
     layers: int  # bytes for all layers, logits and sampling over token_budget tokens
     encoder: int  # bytes for the encoder over encoder_budget embeddings
     graphs: int = 0  # bytes for the layers of the largest captured step, and the largest captured encoding
