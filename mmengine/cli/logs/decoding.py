@@ -1,5 +1,6 @@
 """Decodes token ids for `mmengine log` commands, with a tokenizer that the user names."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -22,11 +23,14 @@ def decoder_of(path: Path) -> Callable[[Sequence[int]], str]:
     """Return a function that maps token ids to text. Raises ModelError if `path` has no readable
     tokenizer.
     """
-    from tokenizers import Tokenizer  # Lazy: only --tokenizer needs it.
+    from mmengine.checkpoint.files import read_json  # Lazy: only --tokenizer needs these modules.
+    from mmengine.processing.chat.tokenizer_builder import build_tokenizer, check_tokenizer
 
     file = path / "tokenizer.json" if path.is_dir() else path
+    data = read_json(file)
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        check_tokenizer(data)
+        tokenizer = build_tokenizer(json.dumps(data))
     except Exception as error:  # tokenizers raises a bare Exception
         raise ModelError(f"{file} is not a readable tokenizer: {str(error)[:200]}") from None
     size = tokenizer.get_vocab_size()

@@ -14,6 +14,12 @@ import tokenizers
 
 from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.errors import ModelError
+from mmengine.processing.chat.tokenizer_builder import (
+    build_tokenizer,
+    check_tokenizer,
+    panics_refused,
+    twin_of,
+)
 from mmengine.request import check_unicode
 
 SHORT_CHARS = 16  # Maximum length of texts whose tokens are cached: templates repeat short texts.
@@ -35,10 +41,10 @@ class ChatTokenizer:
         """
         try:
             added = data.get("added_tokens") or []
-            _check_prefix(data["model"])
+            check_tokenizer(data)
             text = json.dumps(data, sort_keys=True)
-            self._full = _build(text)
-            self._plain = _twin(self._full) or _build(text)
+            self._full = build_tokenizer(text)
+            self._plain = twin_of(self._full) or build_tokenizer(text)
             # This option makes the tokenizer encode special tokens as ordinary text.
             self._plain.encode_special_tokens = True
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
@@ -79,14 +85,16 @@ class ChatTokenizer:
     @cached_property
     def text_prefix(self) -> tuple[int, ...]:
         """Return the tokens that the post-processor puts before a text, such as BOS."""
-        bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
+        with panics_refused():
+            bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
         places = range(len(framed) - len(bare) + 1)
         return tuple(framed[: next((i for i in places if framed[i : i + len(bare)] == bare), 0)])
 
     @cached_property
     def text_suffix(self) -> tuple[int, ...]:
         """Return the tokens that the post-processor puts after a text, such as an end marker."""
-        bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
+        with panics_refused():
+            bare, framed = (self._full.encode("a", add_special_tokens=framed).ids for framed in (False, True))
         return tuple(framed[len(self.text_prefix) + len(bare) :])
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -98,13 +106,15 @@ class ChatTokenizer:
     @staticmethod
     def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
         check_unicode((), text)
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        with panics_refused():
+            return tokenizer.encode(text, add_special_tokens=False).ids
 
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a long text has more than `limit` tokens, with special tokens read as text. The time
         depends on `limit`, not on the text's length.
         """
-        return exceeds(self._plain, text, limit)
+        with panics_refused():
+            return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
         """Split a text at the `marked` tokens: return the texts, and the ids of the tokens between them. The
@@ -115,7 +125,8 @@ class ChatTokenizer:
         return [self.marked[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._full.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        with panics_refused():
+            return self._full.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def text_bytes(self) -> list[bytes] | None:
@@ -187,47 +198,6 @@ def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
     """
     named = model.get("type") == "BPE" and isinstance(model["vocab"], dict)
     return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
-
-
-def _check_prefix(model: dict) -> None:
-    """Raise ValueError for a merge that tokenizers cannot join: its second part lacks the prefix."""
-    prefix = str(model.get("continuing_subword_prefix") or "")
-    pairs = model.get("merges", ()) if prefix and model.get("type") == "BPE" else ()
-    if any(not (pair.split(" ") if isinstance(pair, str) else pair)[1].startswith(prefix) for pair in pairs):
-        raise ValueError("a merge's second part lacks the continuing_subword_prefix")
-
-
-def _build(text: str) -> tokenizers.Tokenizer:
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # A panic in Rust is only a BaseException.
-            raise
-        raise ValueError(f"tokenizers failed: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _twin(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
-    """Return a second tokenizer that shares the vocabulary and the merges of the first in memory. Return None
-    if the added tokens would differ.
-    """
-    twin = tokenizers.Tokenizer(tokenizer.model)
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        if (value := getattr(tokenizer, part)) is not None:
-            setattr(twin, part, value)
-    added = tokenizer.get_added_tokens_decoder()
-    for token in sorted(added):
-        (twin.add_special_tokens if added[token].special else twin.add_tokens)([added[token]])
-    found = twin.get_added_tokens_decoder()
-    same = {token: _fields(value) for token, value in found.items()}
-    return twin if same == {token: _fields(value) for token, value in added.items()} else None
-
-
-def _fields(token: tokenizers.AddedToken) -> tuple[object, ...]:
-    names = ("content", "special", "normalized", "lstrip", "rstrip", "single_word")
-    return tuple(getattr(token, name) for name in names)
 
 
 SLICE_CHARS = 2**15
