@@ -3,6 +3,7 @@
 msgspec reports an invalid value only as an English sentence. This module alone parses these sentences.
 """
 
+import codecs
 import re
 from collections.abc import Mapping
 from typing import NamedTuple, get_args, get_type_hints
@@ -47,6 +48,12 @@ def decode_error(error: msgspec.ValidationError) -> DecodeError:
         rule = found[1].replace("`", "")
         return DecodeError(ErrorCode.INVALID_TYPE, _path(found[2]), f"{rule[:1].lower()}{rule[1:]}")
     return DecodeError(ErrorCode.INVALID_VALUE, FieldPath(), sentence)
+
+
+def utf16_hint(data: bytes) -> str:
+    """Return what is wrong with data that begin with the byte order mark of UTF-16, or ""."""
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return "it begins with the byte order mark of UTF-16; save it as UTF-8" if is_utf16 else ""
 
 
 def _path(place: str) -> FieldPath:

@@ -13,6 +13,7 @@ from mmengine.errors import ConfigError, InvalidRequest
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
+MAX_SCHEMA_BYTES = 2**26  # The engine's own limit is lower.
 MAX_SHARDS = 65536  # Maximum number of shards in a batch.
 SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", "Files"
 
@@ -84,13 +85,17 @@ class Question:
             return None
         import msgspec  # Lazy: not needed for help
 
+        from mmengine.bounded_files import read_bounded
+        from mmengine.decode_errors import utf16_hint
+
         try:
-            found = self.schema.read_bytes().removeprefix(codecs.BOM_UTF8)
+            found = read_bounded(self.schema, MAX_SCHEMA_BYTES).removeprefix(codecs.BOM_UTF8)
             msgspec.json.decode(found)
         except OSError as error:
             raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({error})") from None
+            why = utf16_hint(found) or error
+            raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({why})") from None
         # The schema is passed as text, because decoded JSON would hide repeated keys.
         form = {"type": "json_schema", "json_schema": {"schema": found}}
         return {**form, "on_truncation": self.on_truncation, "reasoning": self.reasoning}

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import msgspec
 
+from mmengine.bounded_files import read_bounded
 from mmengine.cli.logs.printing import clean, console, print_json, printable
+from mmengine.decode_errors import utf16_hint
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
 from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES
@@ -91,14 +93,13 @@ def _schema_in(path: Path) -> object:
     if path == STDIN:
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_bounded(path, MAX_BYTES)
     if len(data) > MAX_BYTES:
         raise InvalidRequest(f"the schema has more than {MAX_BYTES:,} bytes")
     try:
         found = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"it is not JSON: {error}") from None
+        raise InvalidRequest(f"it is not JSON: {utf16_hint(data) or error}") from None
     inner = found.get("json_schema", found) if isinstance(found, dict) else found
     if isinstance(inner, dict) and "schema" in inner and not KNOWN & (inner.keys() - {"description"}):
         return inner["schema"]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mmengine.bounded_files import read_bounded
 from mmengine.cli.run_options import Model
 from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
@@ -24,12 +25,9 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     import yaml  # Lazy: only with --config
 
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
+        data = read_bounded(path, MAX_CONFIG_BYTES)
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes")
     try:
         found = yaml.safe_load(data)
     # Invalid dates raise ValueError, and deeply nested lists raise RecursionError.

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from mmengine.bounded_files import read_bounded
 from mmengine.cli.grouped import from_settings
 from mmengine.cli.media_options import MEDIA, MediaUrls
 from mmengine.errors import ConfigError
@@ -277,10 +278,7 @@ def _template(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        data = path.read_bytes()
-        if len(data) > MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"--chat-template {path} has more than {MAX_TEMPLATE_BYTES} bytes")
-        return data.decode("utf-8-sig")
+        return read_bounded(path, MAX_TEMPLATE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"--chat-template {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

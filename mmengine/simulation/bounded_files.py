@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from mmengine.decode_errors import utf16_hint
 from mmengine.errors import InvalidRequest
 
 MAX_TOKENS = 2**24  # maximum number of tokens in one prompt or one output
@@ -62,8 +63,8 @@ def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> 
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{where}: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{where} is not JSON: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is not JSON: {utf16_hint(data) or error}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

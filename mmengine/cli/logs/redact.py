@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmengine.bounded_files import read_bounded
 from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Json, console, existing, print_json
 from mmengine.errors import InvalidRequest
@@ -74,8 +75,7 @@ def _print(
 
 
 def _key_in(path: Path) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(MAX_KEY_BYTES + 1)
-    if len(data) > MAX_KEY_BYTES:
-        raise InvalidRequest(f"the key in {path} has more than {MAX_KEY_BYTES} bytes")
-    return data
+    try:
+        return read_bounded(path, MAX_KEY_BYTES)
+    except OSError as error:
+        raise InvalidRequest(f"the key in {path} cannot be read: {error.strerror}") from None

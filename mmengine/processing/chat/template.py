@@ -17,6 +17,7 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
+from mmengine.bounded_files import read_bounded
 from mmengine.checkpoint.model_files import has_model_file, is_gguf, read_model_json
 from mmengine.errors import FIELD, InvalidRequest, ModelError
 from mmengine.processing.chat.call_formats import call_format_of
@@ -55,6 +56,7 @@ class ChatTemplate:
         comes from, for errors. `modalities`: the media that the model accepts. Raises ModelError for a
         template that does not compile; `check` finds errors in rendering.
         """
+        source = source.removeprefix("\ufeff")  # An editor's byte order mark is no part of the prompt.
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
         self._modalities = modalities
         written = [token for token in tokenizer.marked if token in self.source or token in names.values()]
@@ -259,11 +261,10 @@ class ChatTemplate:
 def _find_source(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        data = path.read_bytes()
-        if len(data) > MAX_TEMPLATE_BYTES:
-            raise ModelError(f"{path} is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:
-            return data.decode("utf-8-sig")
+            return read_bounded(path, MAX_TEMPLATE_BYTES).decode("utf-8-sig")
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ModelError(f"{path} is not UTF-8 text") from None
     for name in ("chat_template.json", "processor_config.json", TOKENIZER_CONFIG):

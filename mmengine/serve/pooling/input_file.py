@@ -1,5 +1,6 @@
 """Reads a JSON lines file whose inputs are to be embedded."""
 
+import codecs
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ def read_inputs(path: Path) -> list[VectorInput]:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(line) > MAX_LINE_BYTES:
                     raise InvalidRequest(f"{path}: line {number} has more than {MAX_LINE_BYTES:,} bytes")
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if line.strip():
                     found.append(_read_line(line, number, path))
                     if found[-1].custom_id in seen:

@@ -6,10 +6,12 @@ import os
 import secrets
 from pathlib import Path
 
+from mmengine.bounded_files import read_bounded
 from mmengine.errors import ConfigError
 
 MAX_KEYS = 10_000
 MAX_KEY_BYTES = 1024
+MAX_FILE_BYTES = 2 * MAX_KEYS * MAX_KEY_BYTES  # With comments.
 ENVIRONMENT = "MMENGINE_API_KEY"
 ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 
@@ -34,7 +36,8 @@ class ApiKeys:
         keys = [os.environ.get(self._variable, "").strip()]
         if self._path is not None:
             try:
-                lines = self._path.read_text(encoding="utf-8-sig").splitlines()
+                data = read_bounded(self._path, MAX_FILE_BYTES)
+                lines = data.decode("utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "not UTF-8"
                 raise ConfigError(f"the API keys in {self._path} cannot be read ({why})") from None

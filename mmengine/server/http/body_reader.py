@@ -1,6 +1,7 @@
 """Reads request bodies within a byte budget, and parses large bodies on threads."""
 
 import asyncio
+import codecs
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -103,6 +104,8 @@ class BodyBudget:
             self.add(reservation, len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
+                # Some clients send a file with its byte order mark, which servers of JSON may ignore.
+                chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
                 return chunks
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mmengine.decode_errors import decode_error
+from mmengine.decode_errors import decode_error, utf16_hint
 from mmengine.errors import FIELD, PROMPTS, ErrorCode, FieldPath, MMEngineError, in_one_line
 from mmengine.server.http.error_table import HTTP_ERRORS, INTERNAL, MEDIA_CODES, TYPES
 from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
@@ -185,6 +185,8 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
     try:
         return decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        if isinstance(data, bytes) and (hint := utf16_hint(data)):
+            raise ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {hint}") from None
         raise _undecodable(error) from None
 
 

@@ -61,6 +61,7 @@ def loads(text: str | bytes) -> object:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
+        text = text.removeprefix("\ufeff")
         text.encode()
         value = _decode(text)
         _check_nesting(value)

@@ -1,0 +1,31 @@
+"""Reads whole files that an option or a checkpoint names, up to a limit, and without waiting for ever."""
+
+import errno
+import os
+import select
+import stat
+from pathlib import Path
+
+PIPE_S = 10.0  # Seconds without data after which a named pipe is given up.
+_PIECE = 2**20
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return a file's bytes. Raises OSError: with EFBIG for more than `max_bytes` bytes, and with
+    ETIMEDOUT for a named pipe into which nothing is written for PIPE_S seconds.
+    """
+    # Opening a named pipe that nobody writes would wait, unless the file is opened as non-blocking.
+    with os.fdopen(os.open(path, _READ), "rb", buffering=0) as file:
+        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        pieces, left = [], max_bytes + 1
+        while left:
+            if is_pipe and not select.select([file], [], [], PIPE_S)[0]:
+                raise OSError(errno.ETIMEDOUT, "nothing was written into the pipe", str(path))
+            if not (piece := file.read(min(left, _PIECE))):
+                break
+            pieces.append(piece)
+            left -= len(piece)
+    if not left:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
+    return b"".join(pieces)
