@@ -96,7 +96,7 @@ class AsyncPooledAnswers(ABC):
         instruction: str | None = None,
         **options: Unpack[PoolOptions],
     ) -> list[RankedDocument]:
-        """Return the documents by falling relevance to the query, at most `top_n`."""
+        """Return at most `top_n` documents, most relevant to the query first."""
         scores = await self.score([query], documents, instruction=instruction, **options)
         return ranked(documents, scores, top_n)
 

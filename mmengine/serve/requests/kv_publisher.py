@@ -1,6 +1,6 @@
 """Publishes KV cache events over ZeroMQ in vLLM's format, from a process that reads the engine's log.
 
-Routers use the events to send requests to the engine that has cached their prefix. The sockets are:
+Routers use the events to send a request to an engine that has cached the request's prefix. The sockets are:
 
     PUB      (topic, number of the batch in 8 bytes, payload)
     ROUTER   on (empty, first number): (empty, topic, number, payload) for each batch since then, and number

@@ -68,8 +68,8 @@ class MediaStore:
     def hold(self, request_id: str, media: Sequence[MediaInput]) -> None:
         """Store a request's media until `release`.
 
-        If the media do not fit in the store or on the disk, raises QueueFull; if they cannot be written,
-        LogError. Nothing is held after an error.
+        Raises QueueFull if the media do not fit in the store or on the disk, and LogError if they cannot be
+        written. Nothing is held after an error.
         """
         self.hold_stored(request_id, [one.item for one in media])
         try:

@@ -64,7 +64,7 @@ class Metrics(Collector):
 
     `stats` returns the core's counters, and `ready` whether the engine is ready for work. `drafters` returns
     each drafter's name and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph
-    was replayed, and how often it was not for each reason.
+    was replayed and, for each reason, how often it was not replayed.
     """
 
     def __init__(

@@ -88,8 +88,7 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
-        """For each prompt token, (token id, logprob) pairs: the token's own pair, then the most likely
-        tokens'.
+        """(token id, logprob) pairs for each prompt token: its own pair, then the most likely tokens' pairs.
 
         The first token has None instead, since no token precedes it. The value is None if logprobs were not
         requested.

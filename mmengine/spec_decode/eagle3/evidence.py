@@ -1,6 +1,6 @@
 """Derives a draft head's settings from its tensors, and compares them with config.json.
 
-If they differ, the functions raise ModelError, which names the field.
+If config.json does not agree with the tensors, the functions raise ModelError, which names the field.
 """
 
 from typing import Literal

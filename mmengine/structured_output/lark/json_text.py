@@ -3,8 +3,8 @@ r"""Converts a Lark grammar for a text to a grammar for JSON strings whose value
 A custom tool's input is such a string.
 
 Each character in a rule is replaced by its only allowed spelling in JSON, for example a backslash and an n.
-The grammar is then split into lexemes again, because after a backslash it may be open whether the lexeme ends
-or continues.
+The grammar is then split into lexemes again, because a backslash alone may not determine whether the lexeme
+ends or continues.
 """
 
 import json

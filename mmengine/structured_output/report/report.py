@@ -127,7 +127,7 @@ def _byte_backend(name: str) -> "Backend":
 def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
     """Return the time for masks in random answers.
 
-    Their tokens are drawn uniformly from the allowed tokens.
+    The answers' tokens are drawn uniformly from the allowed tokens.
     """
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()

@@ -30,7 +30,7 @@ NONE = msgspec.Raw(b"null")
 _ANY_KEY = "^(?:(?s:.)*)$"  # The pattern that normalization writes for objects with any keys.
 _WRITABLE = re.compile(r"[^<>\n\r]{1,256}")
 _ONE_BY_ONE = (
-    "this model writes the parameters of a call one after the other, so a parameter's schema cannot depend "
+    "parameters are written one after the other in this model's calls, so a parameter's schema cannot depend "
     "on other parameters or on its name"
 )
 # Maximum number of consecutive white-space characters in arguments. Templates write a single space.

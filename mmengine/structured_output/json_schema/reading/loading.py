@@ -50,7 +50,7 @@ def dumps(schema: object) -> str:
 def parse_schema(schema: object) -> object:
     """Return a schema as a private copy.
 
-    The input is JSON text, or Python values as JSON text decodes to them.
+    The input is JSON text or decoded JSON (Python values).
     """
     return loads(schema if isinstance(schema, str | bytes) else dumps(schema))
 

@@ -65,7 +65,7 @@ class Reader:
     # For draft 2019-09: keyword that `_check_2019` looks for -> its first pointer.
     of_2019: dict[str, str] = field(default_factory=dict)
     walked: int = 0
-    # Whether a known keyword defines the value that is being read as a schema.
+    # Whether the value that is being read is a schema according to a known keyword.
     at_schema_position: bool = True
 
     def read(self, value: object) -> Document:
@@ -276,7 +276,7 @@ def _refuse_all(pointer: str, why: str) -> NoReturn:
 def read_schema(
     schema: SchemaInput, schemas: Mapping[str, object] | None = None, strict: bool = False
 ) -> Document:
-    """Read a schema from JSON text, or from Python values as JSON text decodes to them.
+    """Read a schema from JSON text or from decoded JSON (Python values).
 
     `schemas` maps URIs to documents to which references may lead. With `strict`, unknown keywords are
     refused.
