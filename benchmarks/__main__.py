@@ -32,6 +32,8 @@ PROGRAMS = {
     "structured_coverage": "structured_coverage",
     "structured_decode": "structured.structured_decode",
     "structured_generations": "structured.structured_generations",
+    "field_confidence": "structured.field_confidence",
+    "field_calibration": "structured.field_calibration",
     "functions": "structured.functions",
     "step_cost": "core.step_cost",
     "stress": "core.stress",

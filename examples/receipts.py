@@ -1,13 +1,24 @@
-"""Convert a folder of images to a typed list, in one batch. An empty folder gets drawn images first."""
+"""Read a folder of images into typed values, and mark the fields to check by their confidence.
 
+    python examples/receipts.py PICTURES --below 0.99 --page review.html
+
+An empty folder gets drawn images first. The page shows each picture beside its fields, the least certain
+picture first.
+"""
+
+import argparse
 import asyncio
+import base64
 import random
-import sys
+from collections.abc import Mapping
+from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
+from rich.console import Console
 from rich.progress import track
+from rich.table import Table
 
 from mmengine import AsyncEngine
 from mmengine_shapes.scenes import COLOURS, POSITIONS, SHAPES, SIZES, random_scene
@@ -24,16 +35,79 @@ class Receipt(Struct):
     objects: list[Item]
 
 
-async def main(folder: Path) -> list[Receipt]:
+class Read(NamedTuple):
+    """A picture's value, and how sure the model is of each field: {JSON pointer: p}."""
+
+    path: Path
+    receipt: Receipt
+    sure: Mapping[str, float]
+
+    @property
+    def rows(self) -> list[list[tuple[str, float]]]:
+        """Each object's fields as (text, p)."""
+        objects = to_builtins(self.receipt)["objects"]
+        return [
+            [(value, self.sure[f"/objects/{number}/{name}"]) for name, value in item.items()]
+            for number, item in enumerate(objects)
+        ]
+
+
+async def read(folder: Path) -> list[Read]:
     for k in range(0 if any(folder.iterdir()) else 50):
         random_scene(random.Random(k)).draw().save(folder / f"{k:02}.png")
     ask = {"type": "text", "text": "Describe the image as JSON."}
-    parts = [[{"type": "image", "image": str(path)}, ask] for path in sorted(folder.iterdir())]
+    paths = sorted(folder.iterdir())
+    prompts = [[{"role": "user", "content": [{"type": "image", "image": str(path)}, ask]}] for path in paths]
     async with AsyncEngine() as engine, asyncio.TaskGroup() as group:
-        prompts = [[{"role": "user", "content": content}] for content in parts]
-        answers = [group.create_task(engine.generate_json(prompt, Receipt)) for prompt in prompts]
-        return [await answer for answer in track(answers, "reading")]
+        answers = [
+            group.create_task(engine.generate_json(prompt, Receipt, confidence=True)) for prompt in prompts
+        ]
+        found = [await answer for answer in track(answers, "reading")]
+    return [
+        Read(path, value, {pointer: field.p for pointer, field in confidence.items()})
+        for path, (value, confidence) in zip(paths, found, strict=True)
+    ]
+
+
+def table(found: list[Read], below: float) -> Table:
+    """Return a table with a row for each object; fields below `below` are marked with their confidence."""
+    shown = Table("picture", *Item.__struct_fields__)
+    for each in found:
+        for row in each.rows:
+            cells = [text if p >= below else f"[bold red]{text}? {p:.2f}[/]" for text, p in row]
+            shown.add_row(each.path.name, *cells)
+    return shown
+
+
+def page(found: list[Read], below: float) -> str:
+    """Return an HTML page with each picture and its fields, the least certain picture first."""
+    parts = ["<!doctype html><meta charset=utf-8><title>Review</title><style>td, th {padding: 4px 12px}"]
+    parts.append("tr {vertical-align: top} .check {background: #fcc}</style><table>")
+    for each in sorted(found, key=lambda one: min(one.sure.values(), default=1.0)):
+        data = base64.b64encode(each.path.read_bytes()).decode()
+        parts.append(
+            f"<tr><th>{escape(each.path.name)}<td><img alt='' src='data:image/png;base64,{data}'><td>"
+        )
+        for row in each.rows:
+            marks = [
+                f"<span class='{'check' if p < below else ''}' title='{p:.4f}'>{escape(text)}</span>"
+                for text, p in row
+            ]
+            parts.append(", ".join(marks) + "<br>")
+    return "\n".join([*parts, "</table>\n"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--below", type=float, default=0.99, help="mark fields with a smaller confidence")
+    parser.add_argument("--page", type=Path, help="file for the HTML page")
+    options = parser.parse_args()
+    found = asyncio.run(read(options.folder))
+    Console().print(table(found, options.below))
+    if options.page:
+        options.page.write_text(page(found, options.below))
 
 
 if __name__ == "__main__":
-    print(*asyncio.run(main(Path(sys.argv[1]))), sep="\n")
+    main()

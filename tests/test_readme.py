@@ -7,10 +7,12 @@ import re
 import runpy
 import shlex
 import shutil
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from mmengine.cli import main as cli
 from mmengine.cli import showcase
@@ -143,11 +145,19 @@ def test_the_receipts_are_read_as_they_were_drawn(tmp_path, capsys):
     from mmengine_shapes.scenes import random_scene
 
     example = runpy.run_path(str(ROOT / "examples" / "receipts.py"))
-    receipts = asyncio.run(example["main"](tmp_path))
-    assert len((ROOT / "examples" / "receipts.py").read_text().splitlines()) < 40
+    found = asyncio.run(example["read"](tmp_path))
+    receipts = [each.receipt for each in found]
     assert all(isinstance(receipt, example["Receipt"]) for receipt in receipts) and len(receipts) == 50
     drawn = [scene_json(random_scene(random.Random(k))) for k in range(50)]
     right = sum(
         msgspec.json.encode(receipt).decode() == text for receipt, text in zip(receipts, drawn, strict=True)
     )
     assert right >= 48 and "100%" in capsys.readouterr().out
+    ranked = sorted(found, key=lambda each: min(each.sure.values()))
+    below = min(ranked[2].sure.values())  # so that two pictures have fields to check
+    doubtful = [p for each in found for p in each.sure.values() if p < below]
+    page = example["page"](found, below)
+    assert page.count("class='check'") == len(doubtful) > 1 and page.count("data:image/png") == 50
+    assert page.index(f"<th>{ranked[0].path.name}") < page.index(f"<th>{ranked[1].path.name}")
+    Console(file=(text := StringIO()), width=200).print(example["table"](found, below))
+    assert text.getvalue().count("? 0.") + text.getvalue().count("? 1.00") == len(doubtful)
