@@ -211,8 +211,9 @@ class StepResult(msgspec.Struct, eq=False):
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
     "closed", CUT, REPETITION or REPETITION_CLOSED. `errors`: (index, text) for each row that failed while the
     others did not, for example with NaN logits.
-    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. A row that returned several
-    tokens may have an entry for each token, in order.
+    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first; the pairs of a confidence
+    (token_confidence.py) follow. A row that returned several tokens may have an entry for each token, in
+    order.
 
     In a step with drafts a row returns `counts` tokens: its accepted drafts and one more token. `token_ids`
     then holds each row's tokens in turn. `drafts`: the drafts for the next step.

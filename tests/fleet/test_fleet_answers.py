@@ -18,6 +18,7 @@ from mmengine.serve.prompt.tools import ToolCallSpec, parse_tools
 PROPERTIES = {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 20}}
 SCHEMA = {"type": "object", "properties": PROPERTIES}
 FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}, "on_truncation": "close"}
+SURE = {**FORM, "field_confidence": True}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 ASKED = {
     "greedy": {"max_tokens": 12},
@@ -25,11 +26,12 @@ ASKED = {
     "penalties and drafts": {"max_tokens": 16, "temperature": 1.0, "seed": 3, "frequency_penalty": 1, "n": 2},
     "logprobs": {"max_tokens": 8, "temperature": 1.0, "seed": 4, "logprobs": 2, "prompt_logprobs": 1, "n": 2},
     "a form": {"max_tokens": 24, "temperature": 1.2, "seed": 5, "n": 2, "response_format": FORM},
+    "confidences": {"max_tokens": 24, "temperature": 1.2, "seed": 5, "logprobs": 1, "response_format": SURE},
     "calls": {"max_tokens": 40, "seed": 6, "calls": ToolCallSpec(parse_tools([TOOL], "required"), "json")},
     "a stop string": {"max_tokens": 40, "temperature": 1.2, "seed": 8, "stop": ["e"]},
     "a budget": {"max_tokens": 16, "temperature": 1.0, "seed": 9, "thinking_token_budget": 3},
 }
-FEW = ("three warm ones", "a form", "logprobs")  # for tests that run often
+FEW = ("three warm ones", "a form", "logprobs", "confidences")  # for tests that run often
 
 
 class Breaking:

@@ -14,6 +14,7 @@ from mmengine.serve.prompt.tools import ToolCallSpec, parse_tools
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused
+from mmengine.token_confidence import TokenConfidence
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
@@ -51,6 +52,8 @@ def test_messages_are_unchanged_on_the_wire():
     output = RequestOutput(
         "r", 1, "", [7, 8], "stop", None, (9,), [((7, -0.5),), ((8, -1.0),)], "eos", scores
     )
+    confidences = [TokenConfidence(-0.5, 0.25, ((7, -0.5), (9, -1.5))), TokenConfidence(0.0, 0.0)]
+    output = msgspec.structs.replace(output, confidences=confidences)
     ended = wire.AnswerEnd(np.array([1, 2], np.int32).tobytes(), 16, 4, 2)
     grammar = GrammarRequest("json", "{}", (3,), "close")
     for told in (
@@ -63,7 +66,7 @@ def test_messages_are_unchanged_on_the_wire():
         assert wire.decode_message(wire.encode(told)) == told
     again = wire.wire_output(output).output("r")
     assert (again.prompt_scores.token_ids == scores.token_ids).all()
-    names = ("index", "token_ids", "finish_reason", "after", "logprobs", "detail")
+    names = ("index", "token_ids", "finish_reason", "after", "logprobs", "detail", "confidences")
     assert [getattr(again, name) for name in names] == [getattr(output, name) for name in names]
 
 
