@@ -145,9 +145,9 @@ class Executed(EventBase, frozen=True):
     `token_ids`: int32, each row's sampled tokens in turn. `counts`: how many tokens each row got: its
     accepted drafts and one more token; None: one token each. `stops`: (index, kind) for each row whose text
     ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed while
-    the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. For rows
-    that want confidences, further pairs follow with negative ids: -1 the logprob under the grammar, -2 the
-    entropy, and -3 - token id the logprobs of the likeliest allowed tokens.
+    the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. For
+    rows that want confidences, further pairs follow with negative ids: -1 the logprob under the grammar, -2
+    the entropy, and -3 - token id the logprobs of the likeliest allowed tokens.
 
     `drafts`: int32, drafts for the next step. `num_drafts`: how many drafts each row has; None: no drafts.
     `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the
