@@ -4,10 +4,9 @@ calculation.
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
 
-The step peak is the larger one of two peaks, because the encoder's memory is free again when the layers run:
-the encoder's peak and the layers' peak. Graphs are captured last and have their own memory. The
-reserve is for memory that the measured passes do not show: workspaces, penalty counts, the driver's memory
-for graphs, fragmentation.
+The step peak is the larger of the encoder's peak and the layers' peak, because the encoder's memory is free
+again when the layers run. Graphs are captured last and have their own memory. The reserve is for memory that
+the measured passes do not show: workspaces, penalty counts, the driver's memory for graphs, fragmentation.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Computes how likely the chosen tokens are among the tokens that their grammars allow.
 
-The distribution is the softmax of the model's own logits at temperature 1 over the allowed tokens: penalties,
-biases and filters do not change it.
+A probability is computed by a softmax at temperature 1 over the allowed tokens. It uses the model's unchanged
+logits, without penalties, biases and filters.
 """
 
 import ctypes
@@ -22,10 +22,10 @@ from mmengine.token_confidence import NUM_LIKELY
 
 @dataclass(frozen=True, slots=True)
 class AllowedWeights:
-    """The allowed tokens of m sampling positions, which are at `indices` (on the host).
+    """Facts about the allowed tokens at m sampling positions. `indices`: these positions, on the host.
 
-    `log_sum`, `entropy`, `num_allowed` [m]. `best`, `best_ids` [m, k]: the k likeliest allowed tokens'
-    logits, the largest first, and their ids; -inf where fewer tokens are allowed.
+    `log_sum`, `entropy`, `num_allowed`: [m]. `best`, `best_ids`: [m, k], the logits and ids of the k
+    likeliest allowed tokens, in descending order; -inf if fewer tokens are allowed.
     """
 
     indices: np.ndarray
@@ -38,9 +38,9 @@ class AllowedWeights:
 
 @dataclass(frozen=True, slots=True)
 class Confidences:
-    """The confidences of m sampling positions: AllowedWeights with logprobs instead of logits.
+    """The confidences at m sampling positions, with fields as in AllowedWeights, but logprobs in `best`.
 
-    `chosen` [m]: each chosen token's logprob.
+    `chosen`: [m], the logprob of each chosen token.
     """
 
     indices: np.ndarray
@@ -56,7 +56,7 @@ class Confidences:
 
 
 class _Allowed(ctypes.Structure):
-    """The C struct mm_allowed in native/src/sampling/confidence.h."""
+    """The C struct mm_allowed, which native/src/sampling/confidence.h defines."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -72,9 +72,9 @@ class _Allowed(ctypes.Structure):
 
 
 def weigh_allowed(logits: torch.Tensor, masks: Masks, options: np.ndarray) -> AllowedWeights | None:
-    """Weigh the allowed tokens of the positions with CONFIDENCE; None if no position has it.
+    """Return the weights for rows with the option CONFIDENCE, or None if there are no such rows.
 
-    `logits`: float32 [s, vocab_size]; on a device other than a CPU, `masks` are already applied to them.
+    `logits`: float32 [s, vocab_size]. On a device other than a CPU, `masks` must already be applied to them.
     Does not wait for the device.
     """
     is_wanted = (options[masks.selected] & CONFIDENCE) != 0
@@ -117,7 +117,7 @@ def _weigh_in_kernel(
 
 
 def _weigh(places: np.ndarray, masked: torch.Tensor) -> AllowedWeights:
-    """Weigh rows [m, vocab_size] in which disallowed tokens have -inf."""
+    """Return the weights for rows [m, vocab_size] in which disallowed tokens have -inf."""
     log_sum = masked.logsumexp(-1)
     logprobs = masked - log_sum[:, None]
     likelihoods = logprobs.exp()
@@ -128,7 +128,7 @@ def _weigh(places: np.ndarray, masked: torch.Tensor) -> AllowedWeights:
 
 
 def confidences_of(allowed: AllowedWeights, logits: torch.Tensor, token_ids: torch.Tensor) -> Confidences:
-    """Return the confidences of the chosen tokens `token_ids` [s], which have `logits` [s, vocab_size]."""
+    """Return the confidences for the chosen tokens `token_ids` [s]. `logits`: [s, vocab_size]."""
     rows = upload(allowed.indices.astype(np.int64), logits.device)
     chosen = logits[rows, token_ids[rows].clamp(min=0)] - allowed.log_sum
     best = allowed.best - allowed.log_sum[:, None]

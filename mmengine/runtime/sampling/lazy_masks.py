@@ -3,8 +3,8 @@ whose sampled token the grammar refuses.
 
 If the best token is allowed, it is also the best allowed token. This also holds with noise, penalties and
 biases, because they change each token's logit independently. It does not hold with top-k, top-p, min-p and
-typical-p, which compare tokens with each other, nor for a token's confidence. For such rows, masks are
-computed before sampling. The same holds on devices on which reading sampled tokens means waiting.
+typical-p, which compare tokens with each other. A token's confidence also depends on all allowed tokens. In
+these cases, and on devices on which reading sampled tokens means waiting, masks are computed before sampling.
 """
 
 from collections.abc import Sequence
