@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from functools import partial
 
 import pytest
 
@@ -17,14 +18,39 @@ TEXTS = [
     "\u09c7\u09be",  # Bengali vowels that compose
     "plain é 한글 Ω",
     "a\x7fb",
+    "ABC Straße \ufb01 \uff21 \u01c5 \u0130",  # A ligature, full width, title case, a dotted capital.
+    "ABC abc",
+    " two  spaces ",
+    "\ufeff\u00ad\u200b",
 ]
 TOKENS = [*(bytes([byte]) for byte in range(256)), "é".encode(), "Ω".encode(), b"rger", b"txt", b"<end>"]
 END = len(TOKENS) - 1
 
 
-def encode(text: str) -> list[int]:
-    """Encode as Qwen's tokenizers: NFC first, then the longest tokens."""
-    data, out = unicodedata.normalize("NFC", text).encode(), []
+def stripped(text: str) -> str:
+    return "".join(each for each in unicodedata.normalize("NFD", text) if not unicodedata.combining(each))
+
+
+NORMALIZERS = {
+    "NFC": lambda text: unicodedata.normalize("NFC", text),  # Qwen's
+    "NFD": lambda text: unicodedata.normalize("NFD", text),
+    "NFKC": lambda text: unicodedata.normalize("NFKC", text),
+    "NFKD": lambda text: unicodedata.normalize("NFKD", text),
+    "lowercase": str.lower,
+    "strip accents": stripped,
+    "strip": str.strip,
+    "prefix space": lambda text: " " + text,  # GPT-2's add_prefix_space
+    "one space": lambda text: " ".join(text.split(" ")[:1] + [each for each in text.split(" ")[1:] if each]),
+    "nothing": lambda text: "",
+    "no controls": lambda text: "".join(
+        each for each in text if unicodedata.category(each) not in ("Cf", "Cc")
+    ),
+}
+
+
+def encode(text: str, normalize=NORMALIZERS["NFC"]) -> list[int]:
+    """Encode the normalized text with the longest tokens."""
+    data, out = normalize(text).encode(), []
     while data:
         token = max((t for t in range(END) if data.startswith(TOKENS[t])), key=lambda t: len(TOKENS[t]))
         out.append(token)
@@ -32,9 +58,10 @@ def encode(text: str) -> list[int]:
     return out
 
 
-@pytest.fixture(scope="module")
-def backend() -> LLGuidance:
-    return LLGuidance(lambda: TOKENS, encode, frozenset({END}), [END], len(TOKENS), 1)
+@pytest.fixture(scope="module", params=NORMALIZERS)
+def backend(request) -> LLGuidance:
+    read = partial(encode, normalize=NORMALIZERS[request.param])
+    return LLGuidance(lambda: TOKENS, read, frozenset({END}), [END], len(TOKENS), 1)
 
 
 def generated(backend: LLGuidance, grammar: GrammarRequest) -> str:

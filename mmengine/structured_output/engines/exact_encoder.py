@@ -1,7 +1,8 @@
 """Converts text to tokens with exactly the text's bytes, even if the tokenizer would normalize the text.
 
 A grammar forces bytes. Qwen's tokenizers first apply Unicode's NFC, so U+2126 (ohm sign) becomes the token
-for U+03A9 (omega), which the grammar does not allow. Such characters are written as single-byte tokens.
+for U+03A9 (omega), which the grammar does not allow. Other tokenizers change the case, remove spaces, or add
+one. Such characters are written as single-byte tokens.
 """
 
 import unicodedata
@@ -21,7 +22,7 @@ class ExactEncoder:
 
     def __call__(self, text: str) -> list[int]:
         tokens = self._encode(text)
-        if text.isascii() or self._spells(tokens, text) or len(self._letters) < 256:
+        if self._spells(tokens, text) or len(self._letters) < 256:
             return tokens
         out, exact = list[int](), ""
         for cluster in clusters(text):
