@@ -38,8 +38,8 @@ class Admission:
         blocks of a session's lease must be freed first. Only vLLM's rules return EVICTED.
 
         A request is passed over while it waits for a grammar, for a block store, for an adapter's place, for
-        the encoder, or for the prefill of its group's leader. A request that waits for free blocks blocks all
-        later requests.
+        the encoder, or for the prefill of its group's leader. If a request waits for free blocks, all later
+        requests wait too.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
