@@ -305,6 +305,30 @@ def test_a_head_that_arrives_at_once_has_its_limit(server, line, upgrade):
         assert answer.startswith(b"HTTP/1.1 431 ") == bool(status)
 
 
+def chunked(server, trailers, method=b"POST /tokenize"):
+    """Send a chunked body and its trailers at once, and return the answer."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        head = method + b" HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        connection.sendall(head + b'e\r\n{"prompt":"a"}' + b"\r\n0\r\n" + trailers + b"\r\n")
+        return connection.recv(4096)
+
+
+def test_trailers_have_the_limit_of_a_head(server):
+    assert chunked(server, b"").startswith(b"HTTP/1.1 200 ")
+    for trailers in (b"x-a: " + b"a" * 3000 + b"\r\n", b"x-a: a\r\n" * 400):
+        assert chunked(server, trailers).startswith(b"HTTP/1.1 431 ")
+    assert chunked(server, b"x-a: a\r\n" * 10).startswith(b"HTTP/1.1 200 ")
+
+
+def test_trailers_are_no_headers(tmp_path):
+    """A proxy checks the headers, and passes trailers on."""
+    (tmp_path / "keys").write_text("secret\n")
+    with served(key_file=tmp_path / "keys") as one:
+        assert chunked(one, b"authorization: Bearer secret\r\n").startswith(b"HTTP/1.1 401 ")
+    with served() as one:
+        assert chunked(one, b"content-encoding: gzip\r\n").startswith(b"HTTP/1.1 200 ")
+
+
 def test_roles_and_stop_texts_are_checked(server):
     for role in ("root", "User", ""):
         body = {"messages": [{"role": role, "content": "a"}]}

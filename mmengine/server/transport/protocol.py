@@ -37,8 +37,10 @@ class Connection(HttpToolsProtocol):
     is_full = False
     # Bytes since the end of the last request's body, or since the start of the connection.
     _num_head_bytes = 0
-    # Bytes of the part of the current head that has been parsed: the target and the header fields.
+    # Bytes of the part of the current head that has been parsed: the target and the header fields. Trailers
+    # count too.
     _num_field_bytes = 0
+    _is_head_complete = False
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _unread = 0  # Bytes that the client had not read at the last check.
@@ -138,7 +140,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._num_field_bytes = 0
+        self._num_field_bytes, self._is_head_complete = 0, False
         self.scope["extensions"] = {LINE: {"line": self}}
 
     def on_url(self, url: bytes) -> None:
@@ -146,15 +148,21 @@ class Connection(HttpToolsProtocol):
         self._num_field_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        """Add a field of the head. Trailers count too, but are dropped, because they could replace fields
+        that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError for too many bytes of trailers.
+        """
         self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
+        if not self._is_head_complete:
+            super().on_header(name, value)
+        elif self._num_field_bytes > self.limits.max_header_bytes:
+            raise self._head_too_large()
 
     def on_headers_complete(self) -> None:
         """Start the request. Raises ApiError if the head is too large and arrived all at once."""
         if self._num_field_bytes > self.limits.max_header_bytes:
             raise self._head_too_large()
         if not self._is_read_again:
-            self._num_head_bytes = 0
+            self._num_head_bytes, self._is_head_complete = 0, True
             self.idle.pop(self, None)
             self._unwatch_head()
             super().on_headers_complete()
