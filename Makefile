@@ -192,7 +192,7 @@ build/site/.ready: docs/site/requirements.txt
 	build/site/bin/python -m pip install --quiet -r $<
 	@touch $@
 
-PAGES := mmengine/replay/report/*.js mmengine/server/live/*.js
+PAGES := mmengine/replay/report/*.js mmengine/server/live/*.js mmengine/replay/debug/page/*.js mmengine/server/debug/*.js
 
 pages:
 	@command -v npm >/dev/null && $(MAKE) --no-print-directory build/pages/.ready || { rm -rf build/pages; \
@@ -210,7 +210,8 @@ build/pages/.ready: tests/pages/package.json tests/pages/eslint.config.mjs
 browser: .venv/.ready
 	command -v chromium >/dev/null || apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "soak or not soak" --timeout 600 \
-		tests/server/test_live_in_a_browser.py tests/replay/test_replay_report.py
+		tests/server/test_live_in_a_browser.py tests/replay/test_replay_report.py \
+		tests/replay/test_debug_page.py tests/server/test_debug_server.py
 
 # GPU packages (a third of a gigabyte), outside .venv so that the demo does not wait for them. Triton's kernels are
 # compiled and tested in its interpreter; FlashInfer's signatures are compared with our calls.

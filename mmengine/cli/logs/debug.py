@@ -23,6 +23,7 @@ HELP = (
     "reverse-continue, info. help lists them.\n\n"
     "With two logs, such as those of a good and a bad build, continue stops at their first difference; "
     "help align explains the commands for both.\n\n"
+    "--web shows the debugger in a browser; mmengine log report --debug writes a small log as a page.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log debug run.log\n\n"
     "  mmengine log debug good.log bad.log --ex continue\n\n"
     '  mmengine log debug run.log --ex "break preempted" --ex continue --ex "info queue"'
@@ -48,6 +49,10 @@ def debug(
         typer.Option("--ex", "-e", help="Command, run after the files; may be repeated.", metavar="COMMAND"),
     ] = None,
     batch: Annotated[bool, typer.Option("--batch", help="Exit after these commands.")] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Show the debugger in a browser instead, on 127.0.0.1 only.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port for --web (default: a free one).", min=0, max=65535)] = 0,
 ) -> None:
     from mmengine.replay.debug import open_debugger  # Lazy, like all below: help needs none of them.
     from mmengine.replay.debug.commands.session import Session
@@ -63,14 +68,28 @@ def debug(
         debugger, second = open_debugger(folder, findings, progress=progress), None
         if other is not None:
             second = open_debugger(existing(other), progress=progress)
-            second.can_evaluate = True
-        debugger.can_evaluate = True
+            second.can_evaluate = not web
+        debugger.can_evaluate = not web
         session, out = Session(debugger, second), console()
+        if web:
+            _serve(session, folder, port)
+            return
         is_done = _run_script(session, commands, out)
         if is_done and not is_batch and not session.is_over:
             _converse(session, out)
     if not is_done:
         raise typer.Exit(FAILED)
+
+
+def _serve(session: "Session", folder: Path, port: int) -> None:
+    """Serve the page until Ctrl-C."""
+    from mmengine.server.debug.serve import serve_debugger
+
+    def tell(address: str) -> None:
+        print(f"the debugger of {folder}: {address}", flush=True)
+        print("The address is a secret; Ctrl-C ends the debugger.", flush=True)
+
+    serve_debugger(session, folder.resolve().name, port, tell)
 
 
 def _run_script(session: "Session", lines: list[str], out: "Console") -> bool:

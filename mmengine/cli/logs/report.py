@@ -27,10 +27,16 @@ HELP = (
 def report(
     folder: Folder,
     out: Annotated[Path, typer.Option("--out", "-o", help="Output file.", show_default=False)],
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Write the debugger of a small log as a page instead.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     from mmengine.replay.report import write_report  # Lazy: numpy
 
+    if debug:
+        _write_debugger(existing(folder), out, json_output)
+        return
     if fleet.is_fleet(existing(folder)):
         fleet.write_page(folder, out, json_output)
         return
@@ -38,6 +44,17 @@ def report(
         with _progress() as progress:
             counts = write_report(folder, out, progress, findings)
         _print(out, *counts, json_output)
+
+
+def _write_debugger(folder: Path, out: Path, json_output: bool) -> None:
+    from mmengine.replay.debug.page.write import write_debug_page
+
+    with reported(folder) as findings:
+        count = write_debug_page(folder, out, findings)
+    if json_output:
+        print_json({"page": str(out), "records": count, "bytes": out.stat().st_size})
+        return
+    print(f"{out}: {count} records, {out.stat().st_size / 1e6:.1f} MB")
 
 
 def _print(out: Path, num_steps: int, num_requests: int, json_output: bool) -> None:

@@ -12,7 +12,7 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 from mmengine.replay.debug.navigator import Navigator
 from mmengine.replay.debug.search import Steps, search_back
-from mmengine.replay.debug.views import Cell, Table
+from mmengine.replay.debug.views import Block, Cell, Table, Text
 from mmengine.replay.queries.reasons import Reason, Reasons
 from mmengine.replay.timeline import is_scheduling
 
@@ -132,3 +132,28 @@ def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.E
     except Exception as error:
         return step, logged, decided, f"{type(error).__name__}: {error}"
     return step, logged, decided, ""
+
+
+def decision_table(navigator: Navigator) -> Block:
+    """Return the decisions of the open or next step, the log's beside this build's."""
+    step, logged, decided, error = decisions_here(navigator)
+    if step < 0:
+        return Text(["no step is decided after this position"])
+    rows: list[tuple[Cell, ...]] = []
+    for place in range(max(len(logged), len(decided))):
+        pair = [
+            f"{type(each[place]).__name__} {_about(each[place])}".rstrip() if place < len(each) else ""
+            for each in (logged, decided)
+        ]
+        same = place < min(len(logged), len(decided)) and logged[place] == decided[place]
+        rows.append((*pair, "" if same else "differs"))
+    note = f"this build raises {error}" if error else "as logged" if logged == decided else ""
+    return Table(f"step {step}", ("logged", "this build", ""), rows, note)
+
+
+def _about(event: object) -> str:
+    name = getattr(event, "request_id", "")
+    if name:
+        return str(name)
+    rows = getattr(event, "rows", None)
+    return f"{len(rows) // 4} rows" if isinstance(rows, bytes) else ""

@@ -112,12 +112,13 @@ def changed(old: object, new: object) -> str:
     that changed.
     """
     if not isinstance(old, ObjectFacts) or not isinstance(new, ObjectFacts):
-        return f"{_shown(old)} -> {_shown(new)}"
+        return f"{shown(old)} -> {shown(new)}"
     pairs = zip(new._fields, old, new, strict=True)
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in pairs if before != after)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as text, with the fields' names if it is facts."""
     if value is None:
         return "nothing"
     if isinstance(value, ObjectFacts):

@@ -4,8 +4,8 @@ from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, help_of, number_of
 from mmengine.replay.debug.commands.session_base import SessionBase
 from mmengine.replay.debug.commands.views import fields_help
-from mmengine.replay.debug.steps import decisions_here
-from mmengine.replay.debug.stops import compiled, evaluated
+from mmengine.replay.debug.steps import decision_table
+from mmengine.replay.debug.stops import compiled, evaluated, shown
 from mmengine.replay.debug.views import MAX_ROWS, Block, Cell, Table, Text, shortened
 
 ASKS = "Ask"
@@ -62,27 +62,7 @@ def _position(session: SessionBase, word: str) -> int:
 @command("decide", usage="", group=ASKS)
 def decide(session: SessionBase, rest: str) -> list[Block]:
     """Let this build decide the step again, and compare its decisions with the log."""
-    step, logged, decided, error = decisions_here(session.debugger.navigator)
-    if step < 0:
-        return [Text(["no step is decided after this position"])]
-    rows: list[tuple[Cell, ...]] = []
-    for place in range(max(len(logged), len(decided))):
-        pair = [
-            f"{type(each[place]).__name__} {_about(each[place])}".rstrip() if place < len(each) else ""
-            for each in (logged, decided)
-        ]
-        same = place < min(len(logged), len(decided)) and logged[place] == decided[place]
-        rows.append((*pair, "" if same else "differs"))
-    note = f"this build raises {error}" if error else "as logged" if logged == decided else ""
-    return [Table(f"step {step}", ("logged", "this build", ""), rows, note)]
-
-
-def _about(event: object) -> str:
-    name = getattr(event, "request_id", "")
-    if name:
-        return str(name)
-    rows = getattr(event, "rows", None)
-    return f"{len(rows) // 4} rows" if isinstance(rows, bytes) else ""
+    return [decision_table(session.debugger.navigator)]
 
 
 @command("print", "p", usage="EXPRESSION", group=ASKS)
@@ -94,7 +74,7 @@ def print_(session: SessionBase, rest: str) -> list[Block]:
     """
     debugger = session.debugger
     if not debugger.can_evaluate:
-        return [Text([str(debugger.value(rest))])]
+        return [Text([shown(debugger.value(rest))])]
     value = evaluated(compiled(rest), debugger.facts)
     return [Text([repr(value)[:MAX_VALUE]])]
 

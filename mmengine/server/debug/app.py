@@ -1,0 +1,133 @@
+"""The debug server's routes: a page, its scripts, and command lines that run in the debugger's session.
+
+A log may hold the prompts of others, and any program on this machine and any page in this browser can send
+requests to a port of 127.0.0.1. So each address begins with a random token, requests with another Host or
+from another Origin are refused, and conditions are filters and never Python code.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mmengine.errors import MMEngineError
+from mmengine.replay.debug.commands.registry import COMMANDS
+from mmengine.replay.debug.commands.session import Session
+from mmengine.replay.debug.commands.views import INFO
+from mmengine.replay.debug.page.write import plain_page
+from mmengine.replay.debug.views import Block
+
+MAX_BODY_BYTES = 64 * 2**10
+MAX_LINES = 16  # command lines of a request
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Lines(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request to run command lines."""
+
+    lines: list[str]
+
+
+class Answer(msgspec.Struct):
+    """What a command line printed, and its error or ""."""
+
+    blocks: list[Block]
+    error: str
+
+
+class DebugApp:
+    """The server's ASGI app. `port`: the port in its address. `token`: the secret in its paths."""
+
+    def __init__(self, session: Session, name: str, port: int, token: str = ""):
+        self._session, self._name = session, name
+        self.token = token or secrets.token_urlsafe(24)
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self._turn = asyncio.Lock()
+        page, script, style = plain_page()
+        script += (files("mmengine.server.debug") / "remote.js").read_text("utf-8")
+        self._files = {
+            "": (page, "text/html"),
+            "page.js": (script, "text/javascript"),
+            "page.css": (style, "text/css"),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        response = await self._respond(request)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        if request.headers.get("host", "") not in self._hosts:
+            return _refusal(421, "this Host is not the debug server's")
+        origin = request.headers.get("origin")
+        if origin is not None and origin not in {f"http://{host}" for host in self._hosts}:
+            return _refusal(403, "requests from other origins are refused")
+        given, slash, name = request.url.path.removeprefix("/").partition("/")
+        if not slash or not secrets.compare_digest(given.encode(), self.token.encode()):
+            return _refusal(404, "open the address that mmengine log debug --web printed")
+        routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+            ("GET", "about"): self._about,
+            ("POST", "run"): self._run,
+        }
+        if request.method == "GET" and name in self._files:
+            text, kind = self._files[name]
+            return Response(text, 200, HEADERS, kind)
+        route = routes.get((request.method, name))
+        return await route(request) if route else _refusal(404, "there is no such page")
+
+    async def _about(self, request: Request) -> Response:
+        names = [name for each in COMMANDS.values() for name in (each.name, *each.aliases)]
+        return _json({"name": self._name, "commands": names, "views": INFO})
+
+    async def _run(self, request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            return _refusal(415, "send application/json")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                return _refusal(413, f"a request has at most {MAX_BODY_BYTES} bytes")
+        try:
+            lines = msgspec.json.decode(body, type=Lines).lines
+        except msgspec.DecodeError as error:
+            return _refusal(400, f"the body is not {{'lines': […]}}: {error}")
+        if len(lines) > MAX_LINES:
+            return _refusal(400, f"a request has at most {MAX_LINES} lines")
+        async with self._turn:
+            answers = await asyncio.to_thread(self._answers, lines)
+        return _json(answers)
+
+    def _answers(self, lines: list[str]) -> list[Answer]:
+        """Run lines in the session. A damaged log is an error of a line, too."""
+        answers = []
+        for line in lines:
+            try:
+                answers.append(Answer(*self._session.try_run(line)))
+            except MMEngineError as error:
+                answers.append(Answer([], str(error)))
+        return answers
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), 200, HEADERS, "application/json")
+
+
+def _refusal(status: int, text: str) -> Response:
+    return Response(text, status, HEADERS, "text/plain")

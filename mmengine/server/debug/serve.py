@@ -1,0 +1,26 @@
+"""Serves the debugger's page on 127.0.0.1 until it is interrupted."""
+
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from mmengine.replay.debug.commands.session import Session
+from mmengine.server.debug.app import DebugApp
+
+HOST = "127.0.0.1"
+
+
+def serve_debugger(session: Session, name: str, port: int, listening: Callable[[str], None]) -> None:
+    """Serve the page of a session. `name`: the log's name. `port`: 0 for a free port. `listening` is called
+    with the page's address. Raises OSError if the port is in use.
+    """
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()
+        port = listener.getsockname()[1]
+        app = DebugApp(session, name, port)
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none")
+        listening(f"http://{HOST}:{port}/{app.token}/")
+        uvicorn.Server(config).run(sockets=[listener])
