@@ -97,7 +97,7 @@ class PageData:
             self._touch(state, event, position)
             if is_scheduling(state, event):
                 self._decided[position] = decision_table(self._navigator)
-        views = {name: view(state) for name, view in VIEWS.items()}
+        views: dict[str, object] = {name: view(state) for name, view in VIEWS.items()}
         views |= {"queue": queue_view(self._navigator), "drafts": drafts_view(self._navigator)}
         self._views.at(position, views)
         facts = Facts(cursor)
