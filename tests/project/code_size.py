@@ -28,7 +28,9 @@ Limits = dict[str, dict[str, int]]
 
 
 def sources(folders: tuple[str, ...]) -> list[Path]:
-    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    """Return the Python files below the folders. `pip install ./plugins/…` leaves copies in `build`."""
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in paths if "build" not in path.relative_to(ROOT).parts)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from mmengine import request
 from mmengine.config import EngineConfig
 from mmengine.server.settings import ServerSettings
 from mmengine.structured_output.json_schema.emission import bounds
+from tests.project import code_size
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "limits.md"
@@ -115,7 +116,7 @@ def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]
     """Yield key, path, name, value and description for each fixed limit. A key names a constant (`path:NAME`)
     or a path that contains constants.
     """
-    for file in sorted([*ROOT.glob("mmengine/**/*.py"), *ROOT.glob("plugins/*/**/*.py")]):
+    for file in code_size.sources(("mmengine", "plugins")):
         path = file.relative_to(ROOT).as_posix()
         near = [key for key in keys if f"{path}/".startswith(f"{key.partition(':')[0]}/")]
         if not near:

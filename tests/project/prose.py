@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.project import code_size
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mmengine", "plugins")
 # Pages that are generated from docstrings, help texts and limits.toml.
@@ -80,7 +82,7 @@ def document_prose(paths: Iterable[Path]) -> Prose:
 
 
 def measured() -> dict[str, Prose]:
-    sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    sources = code_size.sources(PACKAGES)
     pages = {path for pattern in DOCUMENTS for path in ROOT.glob(pattern)}
     pages = {path for path in pages if path.relative_to(ROOT).as_posix() not in GENERATED}
     return {"docstrings": docstring_prose(sources), "documents": document_prose(pages)}

@@ -41,6 +41,14 @@ def test_shrunk_entries_are_listed_with_their_present_size(today):
     )
 
 
+def test_copies_in_a_build_folder_are_no_sources(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "ROOT", tmp_path)
+    for path in ("plugins/a/build/lib/a.py", "plugins/a/a.py", "plugins/build.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert limits.sources(("plugins",)) == [tmp_path / "plugins" / name for name in ("a/a.py", "build.py")]
+
+
 def test_growth_and_shrinkage_are_found():
     before = {"files": {"a.py": 450}, "functions": {"a.py:f": 80}, "escapes": {"Any": 3}}
     now = {"files": {"b.py": 401}, "functions": {"a.py:f": 81}, "escapes": {"Any": 2}}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project import code_size
+
 ROOT = Path(__file__).parents[2]
 # String methods (TESTS) and regular expression functions (MATCHES) that examine a text. `partition` is not
 # listed: reducing a text to its first line for display is allowed.
@@ -24,11 +26,7 @@ ADAPTERS = {
     "mmengine/structured_output/engines/llguidance/backend.py": "llguidance",
     "mmengine/structured_output/engines/engine_errors.py": "llguidance, xgrammar",
 }
-SOURCES = [
-    str(path.relative_to(ROOT))
-    for folder in ("mmengine", "plugins")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
+SOURCES = [str(path.relative_to(ROOT)) for path in code_size.sources(("mmengine", "plugins"))]
 
 
 def caught_names(tree):

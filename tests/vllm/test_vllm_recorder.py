@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +12,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.checked_log import CheckedLog
 from mmengine_vllm.hooks import RecordsCalls
+from tests.project.code_size import sources
 from tests.vllm.fake_scheduler import EOS, FakeRequest, FakeScheduler, Status, run_output
 
 
@@ -191,9 +191,8 @@ def output_names(outputs):
 
 
 def test_the_plugin_uses_no_private_name_of_another_object():
-    folder = Path(__file__).parents[2] / "plugins" / "mmengine_vllm"
     found = []
-    for path in folder.rglob("*.py"):
+    for path in sources(("plugins/mmengine_vllm",)):
         reads = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
         for node in reads:
             is_private = node.attr.startswith("_") and not node.attr.endswith("__")
