@@ -23,7 +23,8 @@ becomes free again when the request has left and no step in flight contains it. 
 calls, so the log does not contain the order of preemptions and allocations within a call. A replay derives
 this order.
 
-Modules, from the bottom up: `vllm_object` reads vLLM's objects by name; `contents` hashes token ids;
+Modules, from the bottom up: `vllm_object` reads vLLM's objects by name; `columns` makes bytes and
+arrays from ints; `contents` hashes token ids;
 `host_facts` and `request_facts` translate vLLM's settings and requests; `entries` defines small records that
 the recorder collects; `batches` turns these records into events; `log_files` writes events; `recorder`
 follows the calls and assigns rows; `hooks` overrides the public methods of a scheduler; only `scheduler`

@@ -4,6 +4,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from mmengine.events import vocabulary as ev
+from mmengine_vllm.columns import int32_bytes, intp_array
 from mmengine_vllm.contents import PseudoIds
 from mmengine_vllm.entries import Admission, Arrival, Decision, Drafts, Entry, Preemption, Result, Stamped
 
@@ -33,13 +34,13 @@ def _sums(entry: object, contents: PseudoIds) -> np.ndarray | None:
         if entry.counts is None:
             sums = contents.one_each(entry.rows, entry.tokens)
         else:
-            counts = np.array(entry.counts, np.intp)
+            counts = intp_array(entry.counts)
             sums = contents.runs(entry.rows, entry.tokens, counts, keep=True)
         for row, tracked in entry.stale:
             tracked.chain = contents.leave(row)
         return sums
     if type(entry) is Drafts:
-        counts = np.array(entry.counts, np.intp)
+        counts = intp_array(entry.counts)
         return contents.runs(entry.rows, entry.tokens, counts, keep=False)
     if type(entry) is Admission:
         contents.admit(entry.event.row, entry.tracked.chain)
@@ -55,7 +56,7 @@ def _event(entry: Entry, ids: np.ndarray) -> ev.Event:
     if isinstance(entry, Decision):
         return _scheduled(entry)
     if isinstance(entry, Result):
-        counts = None if entry.counts is None else _column(entry.counts)
+        counts = None if entry.counts is None else int32_bytes(entry.counts)
         return ev.Executed(
             ids.tobytes(),
             entry.stops,
@@ -68,20 +69,16 @@ def _event(entry: Entry, ids: np.ndarray) -> ev.Event:
         return replace(entry.queued, prompt=ids.tobytes())
     if isinstance(entry, Drafts):
         rows = entry.rows.astype(np.int32).tobytes()
-        return ev.Drafted(rows, _column(entry.counts), ids.tobytes())
+        return ev.Drafted(rows, int32_bytes(entry.counts), ids.tobytes())
     return entry.event if isinstance(entry, (Admission, Preemption)) else entry
 
 
 def _scheduled(entry: Decision) -> ev.Scheduled:
     return ev.Scheduled(
         rows=None if entry.rows is None else entry.rows.astype(np.int32).tobytes(),
-        num_tokens=None if entry.num_tokens is None else _column(entry.num_tokens),
-        new_blocks=_column(entry.new_blocks) if entry.new_blocks else b"",
+        num_tokens=None if entry.num_tokens is None else int32_bytes(entry.num_tokens),
+        new_blocks=int32_bytes(entry.new_blocks) if entry.new_blocks else b"",
         encode=entry.encode,
-        num_drafts=None if entry.num_drafts is None else _column(entry.num_drafts),
-        block_counts=None if entry.block_counts is None else _column(entry.block_counts),
+        num_drafts=None if entry.num_drafts is None else int32_bytes(entry.num_drafts),
+        block_counts=None if entry.block_counts is None else int32_bytes(entry.block_counts),
     )
-
-
-def _column(values: list[int]) -> bytes:
-    return np.array(values, np.int32).tobytes()

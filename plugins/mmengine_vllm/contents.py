@@ -11,6 +11,8 @@ import os
 
 import numpy as np
 
+from mmengine_vllm.columns import intp_array
+
 ONE = np.uint64(1)
 _SEEDS = 8  # number of 8-byte words at the start of the key stream that are not weights
 
@@ -40,8 +42,7 @@ class PseudoIds:
         chain. Prompts with different salts share no id.
         """
         start = int.from_bytes(self.digest(salt)[:8], "little") if salt else 0
-        sums = np.array(prompt, np.uint64)
-        sums += ONE
+        sums = intp_array(prompt).view(np.uint64) + ONE
         sums *= self._weights[: len(prompt)]
         np.cumsum(sums, out=sums)
         sums += np.uint64(start)
@@ -57,9 +58,8 @@ class PseudoIds:
 
     def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Append one token to each of `rows` (intp, distinct). Return the sums for `ids`, uint64 [n]."""
-        sums = np.array(tokens, np.uint64)
+        sums = tokens.view(np.uint64) + ONE
         places = self.lengths[rows]
-        sums += ONE
         sums *= self._weights[places]
         sums += self.sums[rows]
         self.sums[rows] = sums

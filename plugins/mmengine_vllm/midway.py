@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mmengine.events import vocabulary as ev
 from mmengine_vllm.bases import Numbered
+from mmengine_vllm.columns import int32_bytes
 from mmengine_vllm.entries import NO_ROW, Tracked
 from mmengine_vllm.recorder import Recorder
 from mmengine_vllm.request_facts import queued_of
@@ -109,8 +110,8 @@ class _Admissions:
             name,
             tracked.row,
             num_tokens,
-            np.array(blocks[:shared], np.int32).tobytes(),
-            np.array(blocks[shared:], np.int32).tobytes(),
+            int32_bytes(blocks[:shared]),
+            int32_bytes(blocks[shared:]),
             encode=tuple(encode),
             num_computed=computed,
         )

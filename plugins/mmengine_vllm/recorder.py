@@ -7,13 +7,14 @@ two consecutive steps with the same rows, it creates no object per row.
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import chain
 from time import monotonic_ns
 
 import numpy as np
 
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
+from mmengine_vllm.columns import int32_bytes, intp_array
 from mmengine_vllm.contents import PseudoIds
 from mmengine_vllm.entries import (
     NO_ROW,
@@ -29,7 +30,7 @@ from mmengine_vllm.entries import (
     Tracked,
 )
 from mmengine_vllm.request_facts import queued_of
-from mmengine_vllm.results import NO_ROWS, ends_of, has_ended, tokens_of
+from mmengine_vllm.results import NO_ROWS, ResultOrder, ends_of, has_ended, tokens_of
 from mmengine_vllm.rows import Rows
 from mmengine_vllm.vllm_object import VllmObject, read
 
@@ -62,6 +63,7 @@ class Recorder:
         self._last_rows = NO_ROWS
         # the same without the requests that ended in this step
         self._ids_left, self._rows_left = self._last_ids, NO_ROWS
+        self._order = ResultOrder()
         self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)
         self._waiting_grammars: dict[str, Tracked] = {}
         self.encoded: set[bytes] = set()  # keys in the encoder cache
@@ -213,8 +215,8 @@ class Recorder:
                 name,
                 row,
                 output.num_scheduled_tokens[name],
-                np.array(mine[:hits], np.int32).tobytes(),
-                np.array(mine[hits:], np.int32).tobytes(),
+                int32_bytes(mine[:hits]),
+                int32_bytes(mine[hits:]),
                 encode=self._encode_of(output, name) if output.scheduled_encoder_inputs else (),
                 num_computed=ev.AS_CACHED if computed == hits * self._size else computed,
             )
@@ -277,7 +279,7 @@ class Recorder:
         if not self.in_flight or self.in_flight[0].output is not output:
             return  # the call of `schedule` made no decision
         step = self.in_flight.popleft()
-        got = tokens_of(step, result, has_drafts=self._has_drafts)
+        got = tokens_of(step, result, self._order, has_drafts=self._has_drafts)
         ended = self._ended(step, scheduler)
         stops, errors, events = ends_of(ended, got.places)
         now = monotonic_ns()
@@ -334,10 +336,11 @@ class Recorder:
             places = sorted(ids.index(step.ids[place]) for place in places if step.ids[place] in ids)
         if not places:
             return
-        bounds = [-1, *places, len(ids)]
-        pieces = [slice(start + 1, end) for start, end in pairwise(bounds)]
-        self._ids_left = list(chain.from_iterable(ids[piece] for piece in pieces))
-        self._rows_left = np.concatenate([self._last_rows[piece] for piece in pieces])
+        left, stay = ids.copy(), np.ones(len(ids), bool)
+        for place in reversed(places):
+            del left[place]
+            stay[place] = False
+        self._ids_left, self._rows_left = left, self._last_rows[stay]
 
     def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
         """Record the drafts for the next step, as the scheduler stored them in its requests."""
@@ -350,7 +353,7 @@ class Recorder:
         if pairs:
             rows, kept = zip(*pairs, strict=True)
             tokens = list(chain.from_iterable(kept))
-            self._append(Drafts(np.array(rows, np.intp), tokens, list(map(len, kept))))
+            self._append(Drafts(intp_array(rows), tokens, list(map(len, kept))))
 
     def forget_encoded(self) -> None:
         """Record that all encoder outputs were dropped. Raises UnknownCall if a running request has media."""

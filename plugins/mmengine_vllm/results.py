@@ -1,14 +1,13 @@
 """Reads the result of a model runner: each row's tokens, and which requests ended."""
 
-from collections.abc import Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
+from mmengine_vllm.columns import intp_array
 from mmengine_vllm.entries import Step
 from mmengine_vllm.vllm_object import VllmObject
 
@@ -37,31 +36,45 @@ class Tokens(NamedTuple):
     places: dict[str, int] | None
 
 
-def tokens_of(step: Step, result: VllmObject, *, has_drafts: bool) -> Tokens:
+class ResultOrder:
+    """Finds the places of a step's requests in the model runner's order, which changes rarely."""
+
+    def __init__(self) -> None:
+        self._names, self._ids = list[str](), list[str]()
+        self._places: np.ndarray | None = None
+
+    def places(self, ids: list[str], result: VllmObject) -> np.ndarray | None:
+        """Return the place of each of `ids` in a ModelRunnerOutput, intp; None if the orders are equal."""
+        names = result.req_ids
+        if names == ids:
+            return None
+        if self._places is None or ids != self._ids or names != self._names:
+            index = result.req_id_to_index
+            self._places = intp_array([index[name] for name in ids])
+            self._names, self._ids = names, ids
+        return self._places
+
+
+def tokens_of(step: Step, result: VllmObject, order: ResultOrder, *, has_drafts: bool) -> Tokens:
     """Return the tokens of a ModelRunnerOutput, in the step's order."""
     sampled, ids = result.sampled_token_ids, step.ids
     if not sampled:
         return Tokens(NO_ROWS, NO_ROWS, None, {})
-    if result.req_ids != ids:
-        sampled = _in_order(sampled, _in_order(result.req_id_to_index, ids))
-    if not has_drafts:
+    places = order.places(ids, result)
+    if not has_drafts and len(sampled) == len(ids):
         try:  # without drafts, each row has one token if there are as many tokens as rows
-            tokens = np.fromiter(flat := chain.from_iterable(sampled), np.int64, len(ids))
-            if next(flat, None) is None:
-                return Tokens(step.rows, tokens, None, None)
+            tokens = intp_array([token for (token,) in sampled])
+            return Tokens(step.rows, tokens if places is None else tokens[places], None, None)
         except ValueError:  # there are fewer tokens than rows
             pass
+    if places is not None:
+        sampled = [sampled[place] for place in places.tolist()]
     counts = list(map(len, sampled))
     some = [place for place, count in enumerate(counts) if count]
-    places = {ids[place]: number for number, place in enumerate(some)}
+    numbers = {ids[place]: number for number, place in enumerate(some)}
     counts = [counts[place] for place in some]
-    tokens = np.fromiter(chain.from_iterable(sampled), np.int64, sum(counts))
-    return Tokens(step.rows[some], tokens, counts if has_drafts else None, places)
-
-
-def _in_order(values: VllmObject, keys: Sequence[VllmObject]) -> Sequence[VllmObject]:
-    """Return the values of all keys, with a single call of itemgetter."""
-    return itemgetter(*keys)(values) if len(keys) > 1 else [values[key] for key in keys]
+    tokens = intp_array([*chain.from_iterable(sampled)])
+    return Tokens(step.rows[some], tokens, counts if has_drafts else None, numbers)
 
 
 def ends_of(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from mmengine_vllm.columns import intp_array
 from mmengine_vllm.entries import NO_ROW, Step
 
 
@@ -26,9 +27,10 @@ class Rows:
         """Return a request's row, or NO_ROW."""
         return self._of.get(name, NO_ROW)
 
-    def rows_of(self, names: Iterable[str]) -> np.ndarray:
+    def rows_of(self, names: list[str]) -> np.ndarray:
         """Return the rows of running requests, intp. Raises KeyError for a request that is not running."""
-        return np.array(list(map(self._of.__getitem__, names)), np.intp)
+        rows = self._of
+        return intp_array([rows[name] for name in names])
 
     def give(self, name: str) -> int:
         """Assign a row to a request. Raises IndexError if no row is free."""
