@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from contextlib import redirect_stdout
 from importlib import import_module
 from io import StringIO
@@ -29,8 +30,8 @@ FAULTS = {
     "chunk_livelock": "",  # vLLM 0.33's own class
 }
 MOST_REQUESTS, MOST_SECONDS = 6, 60
-COLUMNS = ("fault", "named by", "step", "requests", "left", "candidates", "seconds")
-FORMAT = "{:<19}{:<24}{:>5}{:>10}{:>6}{:>12}{:>9}"
+COLUMNS = ("fault", "named by", "step", "requests", "left", "candidates", "seconds", "CPU s")
+FORMAT = "{:<19}{:<24}{:>5}{:>10}{:>6}{:>12}{:>9}{:>7}"
 
 
 def minimized(fault, log, out, seconds):
@@ -49,11 +50,13 @@ def row(fault, folder, seconds):
         log = import_module(f"examples.vllm_faults.{fault}").record()
     found = verify(log, invariants=True).divergence
     if found is None:
-        return FORMAT.format(fault, "nothing", "", "", "", "", ""), False
+        return FORMAT.format(fault, "nothing", *[""] * 6), False
+    begin = time.process_time()
     small = minimized(fault, log, folder / f"{fault}_small", seconds)
+    cpu_s = round(time.process_time() - begin, 1)
     cells = [small.get(name, "") for name in ("requests_before", "requests", "candidates", "seconds")]
     is_good = 0 < small["requests"] <= MOST_REQUESTS and small["seconds"] <= MOST_SECONDS
-    return FORMAT.format(fault, found.field, found.step, *cells), is_good
+    return FORMAT.format(fault, found.field, found.step, *cells, cpu_s), is_good
 
 
 def main():
@@ -67,7 +70,7 @@ def main():
     are_good = []
     for fault in args.faults or FAULTS:
         if fault == "chunk_livelock" and __version__.startswith("0.32"):
-            print(FORMAT.format(fault, "not in this version", "", "", "", "", ""), flush=True)
+            print(FORMAT.format(fault, "not in this version", *[""] * 6), flush=True)
             continue
         text, is_good = row(fault, args.out, args.seconds)
         are_good.append(is_good)

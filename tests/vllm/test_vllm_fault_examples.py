@@ -58,7 +58,7 @@ def test_a_fault_is_named_and_minimized(tmp_path, fault):
     assert done.returncode == 0, done.stdout + done.stderr
     field, check = NAMED[fault]
     line = done.stdout.splitlines()[-1]
-    assert f"{field} " in line and FORMAT.format(fault, *[""] * 6)[:19] in line
+    assert f"{field} " in line and FORMAT.format(fault, *[""] * 7)[:19] in line
     small = tmp_path / f"{fault}_small"
     text = (small / f"test_minimized_{check}.py").read_text()
     assert "import mmengine" not in text and "from mmengine" not in text

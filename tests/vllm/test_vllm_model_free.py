@@ -15,6 +15,7 @@ from mmengine.errors import LogError
 from mmengine.replay import verify
 from mmengine.replay.checked_log import CheckedLog
 from mmengine_vllm import RecordingScheduler
+from mmengine_vllm.deriving.scheduler_alone import engine_config as engine_config_alone
 from mmengine_vllm.hooks import RecordsCalls
 from tests.vllm.fake_scheduler import FakeScheduler
 from tests.vllm.model_free import drive, engine_config, make_scheduler
@@ -83,6 +84,13 @@ def test_hybrid_groups_are_derived_by_the_scheduler_itself(tmp_path, monkeypatch
     report = verify(tmp_path / "log", own="vllm")
     assert report.divergence is None, report.divergence
     assert report.rederived and report.calls > 200
+
+
+def test_each_scheduler_gets_a_configuration_of_its_own():
+    names = {"block_size": 16, "num_blocks": 40, "max_model_len": 512, "max_num_seqs": 8}
+    first, second = engine_config_alone(names), engine_config_alone(names)
+    first.scheduler_config.max_num_seqs = 1
+    assert second.scheduler_config.max_num_seqs == engine_config_alone(names).scheduler_config.max_num_seqs == 8
 
 
 def test_a_log_of_another_version_is_refused(tmp_path, monkeypatch):

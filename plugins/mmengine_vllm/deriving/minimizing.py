@@ -36,6 +36,7 @@ from mmengine_vllm.deriving.served_script import ServedScript
 from mmengine_vllm.deriving.settings import check_version
 
 DIVERGENCE, STALLED, CRASH, ANY = "divergence", "stalled", "crash", "any"
+LATER = 16  # A smaller script may fail a quarter of the steps and this number later.
 KINDS = (*OF_VLLM, ANY, STALLED, CRASH, DIVERGENCE)
 
 
@@ -60,6 +61,8 @@ class VllmProbe:
         self._reference = "" if name == OWN else OWN
         self._written: tuple[ServedScript, Failure] | None = None
         self._found: Divergence | None = None
+        self._first: Failure | None = None  # of the whole script
+        self._most = 2**62
         self.logged = self.of_log(folder)
         if self.logged is not None and kind == ANY:
             self.kind = self.logged.kind
@@ -67,9 +70,13 @@ class VllmProbe:
     # The methods of Probe
 
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
-        failure = self._failure(ServedScript(self._started, script, self.name), max_steps)
-        if failure is not None and self.kind == ANY:
-            self.kind = failure.kind
+        failure = self._failure(ServedScript(self._started, script, self.name), min(max_steps, self._most))
+        if failure is not None:
+            self._first = self._first or failure
+            if failure.signature == self._first.signature:
+                self._most = failure.step + failure.step // 4 + LATER
+            if self.kind == ANY:
+                self.kind = failure.kind
         return failure
 
     def check_first(self, failure: Failure) -> None:

@@ -4,9 +4,10 @@
 Imports nothing of mmengine.
 """
 
+import copy
 import json
 import tempfile
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -49,13 +50,17 @@ def model_folder(max_model_len):
 
 
 def engine_config(settings):
-    """Return a VllmConfig for a text model. `settings`: arguments of EngineArgs, and the names below."""
-    settings = dict(settings)
+    """Return a new VllmConfig for a text model. `settings`: arguments of EngineArgs, and the names below."""
+    names = sorted(settings.keys() - {*_OF_SCHEDULER})
+    return copy.deepcopy(_engine_config(tuple((name, settings[name]) for name in names)))
+
+
+@lru_cache(64)
+def _engine_config(items):
+    settings = dict(items)
     drafts, method = settings.pop("num_draft_tokens", 0), settings.pop("draft_method", "ngram")
     num_blocks, overlaps = settings.pop("num_blocks"), settings.pop("async_scheduling", False)
     limit = settings.pop("max_num_scheduled_tokens", None)
-    for name in _OF_SCHEDULER:
-        settings.pop(name, None)
     if drafts:
         lengths = {"prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": drafts}
         settings["speculative_config"] = {"method": "ngram", **lengths}
