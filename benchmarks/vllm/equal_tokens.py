@@ -43,7 +43,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3,
 EAGLE = {"method": "eagle3", "model": str(DRAFT_HEAD), "num_speculative_tokens": 3}
 LORA = {"enable_lora": True, "max_loras": NUM_LORAS - 1, "max_lora_rank": LORA_RANK}
 PRIORITY = {"scheduling_policy": "priority"}
-RULES = "vLLM's rules"
+RULES, SOME_LORA = "vLLM's rules", "LoRA for some"
+# Adapters of each setting's requests; 0 is none. vLLM's CPU build computes requests without an adapter, in a
+# batch with adapters, with the last of the max_loras slots, so that slot must stay empty.
+ADAPTERS = {"LoRA": range(1, NUM_LORAS + 1), SOME_LORA: range(NUM_LORAS + 1)}
 SETTINGS: dict[str, dict[str, VllmObject]] = {
     "plain": {},
     "no prefix cache": {"enable_prefix_caching": False},
@@ -54,6 +57,7 @@ SETTINGS: dict[str, dict[str, VllmObject]] = {
     f"{RULES}, n-gram drafts": {"speculative_config": NGRAM},
     "videos": {},
     "LoRA": LORA,
+    SOME_LORA: {**LORA, "max_loras": NUM_LORAS + 1},
     "EAGLE drafts": {"speculative_config": EAGLE},
     "asynchronous": {"async_scheduling": True},
 }
@@ -105,8 +109,9 @@ def run(setting: str, scheduler: str, number: int, folder: Path) -> Side:
         raise NotImplementedError("vLLM turned asynchronous scheduling off")
     # vLLM's CPU build fails where a request with top_k has drafts.
     several = "speculative_config" not in SETTINGS[setting]
-    requests = workload(number, videos=setting == "videos", loras=setting == "LoRA", several=several)
-    adapters = [None, *(make_adapters(folder) if setting == "LoRA" else ())]
+    loras = ADAPTERS.get(setting, ())
+    requests = workload(number, videos=setting == "videos", loras=loras, several=several)
+    adapters = [None, *(make_adapters(folder) if loras else ())]
     todo, answers, step = list(enumerate(requests)), dict[tuple[str, int], tuple[VllmObject, ...]](), 0
     begin = time.process_time()
     while todo or engine.has_unfinished_requests():

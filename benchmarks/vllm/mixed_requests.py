@@ -4,6 +4,7 @@ answers, aborts and arrivals over time. Imports vLLM.
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,10 +45,16 @@ class Asked(NamedTuple):
 
 
 def workload(
-    number: int, *, videos: bool = False, loras: bool = False, several: bool = True, short: bool = False
+    number: int,
+    *,
+    videos: bool = False,
+    loras: Sequence[int] = (),
+    several: bool = True,
+    short: bool = False,
 ) -> list[Asked]:
-    """Return the same requests at each call. `several`: whether some requests want two answers. `short`:
-    whether to leave out what needs more work of the host than tokens do, for measurements of throughput.
+    """Return the same requests at each call. `loras`: the numbers of which each request gets one, 0 for no
+    adapter. `several`: whether some requests want two answers. `short`: whether to leave out what needs more
+    work of the host than tokens do, for measurements of throughput.
     """
     draw = random.Random(3)
     shared = [random_scene(draw, side=side) for side in (128, 256)]
@@ -82,7 +89,7 @@ def workload(
                 videos and index % 5 == 2,
                 2 * index if index < 12 else 12 + index,
                 draw.randint(0, 2),
-                draw.randint(1, NUM_LORAS) if loras else 0,
+                draw.choice(loras) if loras else 0,
                 params,
             )
         )

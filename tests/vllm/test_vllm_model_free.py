@@ -90,7 +90,9 @@ def test_each_scheduler_gets_a_configuration_of_its_own():
     names = {"block_size": 16, "num_blocks": 40, "max_model_len": 512, "max_num_seqs": 8}
     first, second = engine_config_alone(names), engine_config_alone(names)
     first.scheduler_config.max_num_seqs = 1
-    assert second.scheduler_config.max_num_seqs == engine_config_alone(names).scheduler_config.max_num_seqs == 8
+    assert (
+        second.scheduler_config.max_num_seqs == engine_config_alone(names).scheduler_config.max_num_seqs == 8
+    )
 
 
 def test_a_log_of_another_version_is_refused(tmp_path, monkeypatch):
