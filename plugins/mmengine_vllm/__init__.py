@@ -24,12 +24,11 @@ calls, so the log does not contain the order of preemptions and allocations with
 this order.
 
 Modules, from the bottom up: `vllm_object` reads vLLM's objects by name; `columns` makes bytes and
-arrays from ints; `contents` hashes token ids;
-`host_facts` and `request_facts` translate vLLM's settings and requests; `entries` defines small records that
-the recorder collects; `batches` turns these records into events; `log_files` writes events; `recorder`
-follows the calls and assigns rows; `hooks` overrides the public methods of a scheduler; only `scheduler`
-imports vLLM. An error in the recorder never reaches vLLM: the recorder logs one warning, writes NOTED with
-the kind "incomplete" as the last record, and stops.
+arrays from ints; `contents` hashes token ids; `host_facts` and `request_facts` translate vLLM's settings and
+requests; `entries` defines small records that the recorder collects; `batches` turns these records into
+events; `log_files` writes events; `recorder` follows the calls and assigns rows; `hooks` overrides the public
+methods of a scheduler; only `scheduler` imports vLLM. An error in the recorder never reaches vLLM: the
+recorder logs one warning, writes NOTED with the kind "incomplete" as the last record, and stops.
 
 `mmengine_vllm.Scheduler` (package `driving`) replaces vLLM's scheduler: mmengine's core decides and writes
 the log, and vLLM's workers execute.

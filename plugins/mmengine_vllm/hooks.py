@@ -52,7 +52,7 @@ class RecordsCalls(Base):
         except Exception as error:
             recording.failed("schedule", error)
             raise
-        recording.call(recording.recorder.scheduled, output, self, began)
+        recording.call(recording.scheduled, output, self, began)
         return output
 
     def update_from_output(self, *args: VllmObject, **kwargs: VllmObject) -> VllmObject:

@@ -11,6 +11,20 @@ from mmengine_vllm.kv_groups import KV_SPECS, described_groups
 from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
+VERSIONS = ("0.30", "0.31", "0.32", "0.33")  # of vLLM, that the recorder was written for
+# SchedulerOutput's fields in these versions. The recorder needs no other field than those it reads.
+FIELDS = frozenset(
+    (
+        *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids"),
+        *("total_num_scheduled_tokens", "scheduled_spec_decode_tokens", "scheduled_encoder_inputs"),
+        *("free_encoder_mm_hashes", "encoder_input_updates", "scheduled_encoder_input_stats"),
+        *("preempted_req_ids", "has_structured_output_requests", "pending_structured_output_tokens"),
+        *("num_invalid_spec_tokens", "kv_connector_metadata", "has_sync_kv_loads"),
+        *("aux_output_connector_metadata", "ec_connector_metadata", "ec_manager_metadata"),
+        *("new_block_ids_to_zero", "kv_cache_block_copies", "kv_connector_block_state"),
+        *("num_spec_tokens_to_schedule", "num_common_prefix_blocks", "skip_drafts"),
+    )
+)
 # Attributes of the scheduler and of its configuration on which the scheduling rules depend, and that
 # EngineConfig lacks.
 _OF_SCHEDULER = (
@@ -113,6 +127,16 @@ def fingerprints(scheduler: VllmObject, version: str, content: str) -> dict[str,
             (f"vllm.{name}", str(value)) for name in names if (value := read(owner, name)) is not None
         )
     return {name: value for name, value in facts.items() if value}
+
+
+def is_known(version: str) -> bool:
+    """Return whether the recorder was written for this version of vLLM."""
+    return ".".join(version.split(".")[:2]) in VERSIONS
+
+
+def unknown_fields(output: VllmObject) -> list[str]:
+    """Return the fields of a SchedulerOutput that no known version has."""
+    return sorted(getattr(output, "__dict__", {}).keys() - FIELDS)
 
 
 def started_of(scheduler: VllmObject, version: str, content: str) -> ev.Started:

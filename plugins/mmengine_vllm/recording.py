@@ -9,6 +9,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 from types import FrameType
 
@@ -19,7 +20,15 @@ from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine_vllm.batches import events_of
 from mmengine_vllm.contents import PseudoIds, TokenIds
-from mmengine_vllm.host_facts import begun_midway, full_attention_group, not_derived, started_of
+from mmengine_vllm.host_facts import (
+    VERSIONS,
+    begun_midway,
+    full_attention_group,
+    is_known,
+    not_derived,
+    started_of,
+    unknown_fields,
+)
 from mmengine_vllm.log_files import LogFile, LogSeries, free_folder
 from mmengine_vllm.midway import beginning_of
 from mmengine_vllm.recorder import Recorder, UnknownCall
@@ -40,6 +49,7 @@ class Recording:
         self.started = started_of(scheduler, version, settings.content)
         self.recorder = _recorder_of(scheduler, self.started, hides=settings.content != TOKENS)
         self.path = settings.path + _suffix(scheduler)
+        self._is_first = True  # whether `schedule` was not called yet
         self._lock = threading.Lock()
         self._over, self._wakes = threading.Event(), threading.Event()
         self._dump_for = ""  # why the ring must be dumped; "" if it need not be
@@ -69,13 +79,25 @@ class Recording:
         """Call a method of the recorder. Raises nothing: the first error ends the recording."""
         if self._over.is_set():
             return
+        num_before = 0
         try:
             with self._lock:
+                num_before = len(self.recorder.entries)
                 method(*args, **kwargs)
                 if len(self.recorder.entries) >= FLUSH_ENTRIES:
                     self._flush()
         except Exception as error:
-            self._step_aside(error)
+            self._step_aside(error, num_before)
+
+    def scheduled(self, output: VllmObject, *args: VllmObject) -> None:
+        """Record what `schedule` returned, and name fields of the first output that are not recorded."""
+        if self._is_first:
+            self._is_first = False
+            if fields := unknown_fields(output):
+                log.warning(
+                    "mmengine_vllm: SchedulerOutput has fields that the log leaves out: %s", ", ".join(fields)
+                )
+        self.recorder.scheduled(output, *args)
 
     def executed(self, *args: VllmObject) -> None:
         """Record what `update_from_output` did. Begin a new log folder or ring base if one is due."""
@@ -163,15 +185,20 @@ class Recording:
         except LogError as error:
             log.warning("mmengine_vllm could not close its log: %s", error)
 
-    def _step_aside(self, error: Exception) -> None:
-        """End the recording: log one warning, and mark the log as incomplete from here on."""
+    def _step_aside(self, error: Exception, num_entries: int = 0) -> None:
+        """End the recording: log one warning, write the first `num_entries` entries, which were collected
+        before the fault, and mark the log as incomplete from here on.
+        """
         if self._over.is_set():
             return
         self._over.set()
         self._wakes.set()
         what = f"{type(error).__name__}: {error}"
         log.warning("mmengine_vllm stopped recording %s; the log ends here: %s", self.where, what)
-        self.recorder.entries, self.recorder.requests = [], {}
+        with self._lock, suppress(Exception):  # the first fault is the one that was named
+            self.recorder.requests = {}
+            del self.recorder.entries[num_entries:]
+            self._flush()
         self._close(ev.Noted("incomplete", _described(error)))
 
     # Methods of the watching thread
@@ -268,6 +295,10 @@ def begin(scheduler: VllmObject, version: str) -> Recording | None:
     except Exception as error:
         log.warning("mmengine_vllm records nothing: %s: %s", type(error).__name__, error)
         return None
+    if not is_known(version):
+        known = f"{VERSIONS[0]} to {VERSIONS[-1]}"
+        what = "the log ends where a call has another form"
+        log.warning("mmengine_vllm knows vLLM %s, and this is vLLM %s: %s", known, version, what)
     content = settings.content
     log.info("mmengine_vllm records %s (process %d, content: %s)", recording.where, os.getpid(), content)
     return recording
