@@ -1,4 +1,4 @@
-"""Checks the fields of an untrusted JSON object. Errors name the wrong field."""
+"""Reads and checks the fields of an untrusted JSON object. An error names the field that is wrong."""
 
 from pathlib import Path
 from typing import Any, NoReturn

@@ -103,7 +103,7 @@ class Int4Entry(TensorEntry):
         return values if self.how.layout == "compressed-tensors" else values.T
 
     def _codes(self, words: np.ndarray, rows: slice) -> np.ndarray:
-        """Return the codes of `rows`, int8 [rows, in], minus 8: values from -8 to 7."""
+        """Return the codes of `rows`, from -8 to 7, as int8 [rows, in]."""
         if self.how.layout == "compressed-tensors":
             return _unpacked(words[rows], 1)[:, : self.shape[1]]
         if self.how.layout == "gptq":
@@ -113,7 +113,7 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """Return the zeros, float32 [out, groups], minus 8."""
+        """Return the zeros on the scale of the codes (the stored zero minus 8), as float32 [out, groups]."""
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:
@@ -123,7 +123,7 @@ class Int4Entry(TensorEntry):
 
 
 def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
-    """Unpack int32 words to int8 codes from -8 to 7 (the stored value minus 8).
+    """Unpack int32 words to int8 codes from -8 to 7. A code is the stored value minus 8.
 
     `axis` becomes eight times as long. `order[i]`: the position of the i-th code in its word.
     """

@@ -12,7 +12,7 @@ import typer
 from mmengine.cli.commands import Command, Group
 from mmengine.errors import ConfigError
 
-HELP = """Measure a server with OpenAI's chat API, mmengine or another.
+HELP = """Measure a server that has OpenAI's chat API. It need not be mmengine.
 
 [bold]Examples[/bold]
 
@@ -22,8 +22,8 @@ HELP = """Measure a server with OpenAI's chat API, mmengine or another.
 
   mmengine bench serve --image photo.jpg --picture bench.png
 
-Each call has a unique prompt, so that no cache contains it, and streams. Times are measured by this client:
-run it near the server, but on other cores.
+Each call streams, and has a unique prompt that no cache contains. This client measures the times. Run the
+client near the server, but on other cores.
 """
 Images = Annotated[
     list[Path] | None,

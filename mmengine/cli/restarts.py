@@ -81,8 +81,9 @@ class Restarts:
             )
         if self._blames(life):
             self.cause = life.what
-        elif life.got_on:  # Without progress, `cause` stays, because the failed process may not have read it.
+        elif life.got_on:
             self.cause = ""
+        # Without progress, `cause` stays: the process may have failed before it isolated the blamed requests.
         if self._in_a_row == 1:
             return 0.0
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._in_a_row - 2))

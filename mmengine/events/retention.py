@@ -213,8 +213,8 @@ class FullSegments:
 
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
-    """Delete these segments, their .cut files, and the snapshots whose next record is deleted too.
-    The log then begins with record `first`.
+    """Delete these segments and their .cut files, so that the log begins with record `first`. Also delete the
+    snapshots that are useless then, because the log lacks the record that follows the snapshot.
     """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):

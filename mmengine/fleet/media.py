@@ -1,4 +1,6 @@
-"""Fetches media that prompts name by URL. The ingress does this, so that all replicas get the same bytes."""
+"""Fetches the media whose URLs are in prompts. The ingress fetches them, so that all replicas get the same
+bytes.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -121,8 +121,10 @@ class WeightReader:
         return out
 
     def pieces(self, *names: str) -> ChunkedWeight:
-        """Return the tensors that `read` returns as a matrix [n, k] on the CPU, in pieces. k is the product
-        of all dimensions after the first. A piece is valid only until the next piece is taken.
+        """Read the tensors as `read` does, but as a matrix [n, k] on the CPU that comes in pieces.
+
+        k is the product of all dimensions after the first. A piece is valid only until the next piece is
+        taken.
         """
         shape = self._joined(names)
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))

@@ -95,7 +95,7 @@ class Experts:
             self.address, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), self._hidden, added
         )
         if failed:
-            raise MemoryError(f"no memory for experts of {len(x)} rows")
+            raise MemoryError(f"not enough memory to run a mixture-of-experts layer on {len(x)} rows")
         return y
 
 

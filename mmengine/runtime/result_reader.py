@@ -159,8 +159,8 @@ class Reader:
                 depth = position - int(runs.first[row])
                 if depth == 0:
                     errors.setdefault(row, NOT_FINITE)
-                # Tokens before a position without finite logits count. The next step computes this position
-                # again, and fails the row if its logits are still not finite.
+                # Keep the tokens before a position without finite logits. The next step computes this
+                # position again, and fails the row if the logits are still not finite.
                 counts[row] = min(counts[row], max(depth, 1))
         batch = launched.batch
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
@@ -230,9 +230,10 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Return `stops` with the rows whose grammar is complete before any other stop added.
+        """Return `stops` and a stop for each row whose grammar is complete. If a row has two stops, the
+        earlier stop is returned.
 
-        Tokens may follow after the grammar is complete, because drafts were sampled together. `complete`:
+        Drafts are sampled together, so tokens may follow the token that completes the grammar. `complete`:
         row -> number of tokens, for rows whose grammar was found complete while sampling. Changes `counts`
         and `errors`.
         """
@@ -273,7 +274,7 @@ class Reader:
                 stops[index] = STRING_ENDS[is_complete]
 
     def _take_repeating(self, batch: SampleRows, stops: dict[int, str]) -> list[int]:
-        """Remove rows that have a grammar and repeat themselves from `stops`, and return these rows."""
+        """Remove from `stops` the rows that have a grammar and repeat themselves. Return these rows."""
         options = batch.columns["options"]
         found = [index for index, kind in stops.items() if kind == REPETITION and options[index] & GRAMMAR]
         for index in found:
@@ -281,8 +282,8 @@ class Reader:
         return found
 
     def _close(self, batch: SampleRows, repeating: list[int], stops: dict[int, str]) -> None:
-        """Add the rows that repeat themselves to `stops`, except rows that continue with tokens that complete
-        their grammar. Call this method after the grammars have advanced by the rows' tokens.
+        """Add to `stops` each row in `repeating`, except a row that continues with tokens that complete its
+        grammar. Call this method after the grammars have advanced by the rows' tokens.
         """
         for index in repeating:
             is_complete = self.matchers is not None and self.matchers.close(int(batch.rows[index]))

@@ -108,8 +108,10 @@ def attend(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """See AttentionInterface. Windows, soft caps and scales come from the layer's spec, which `calls` derived
-    earlier from the arguments of the same call.
+    """Compute attention with the module's HostedLayer, for transformers' AttentionInterface.
+
+    The arguments for windows, soft caps and scales are ignored. HostedLayer already has their values, because
+    calls.py recorded a call of this module when the model was loaded.
     """
     return getattr(module, ATTRIBUTE).attend(query, key, value, s_aux), None
 

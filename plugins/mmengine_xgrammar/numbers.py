@@ -110,8 +110,7 @@ class _Automaton:
             self.places = count_decimals(self.multiple)
             self.modulus = int(self.multiple * 10**self.places)
         if self.modulus > MAX_MODULUS:
-            why = f"more than {MAX_MODULUS} units of its last digit cannot be enforced"
-            raise NumberRefused(why)
+            raise NumberRefused(f"a multiple of more than {MAX_MODULUS} units of its last digit")
 
     def whole(self) -> str | None:
         fewest = len(self.low.integer)

@@ -17,14 +17,14 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import expand_other_keys
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.keywords import to_fraction
-from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 from mmengine.structured_output.regex.tree import Chars, Node, Repeat
 from mmengine_xgrammar.numbers import NumberRefused, Range, write_number, write_range
 from mmengine_xgrammar.regex import ANY, RegexRefused, parse_whole_regex, with_width, write_regex
 from mmengine_xgrammar.rules import EMPTY, MAX_COUNTED, Rules, either, literal
 
-ADVICE = "with grammar_backend xgrammar; the default, llguidance, can"
-UNBOUNDED = 'set "bounds": {"string": 0} (or false), or a smaller maxLength'
+ADVICE = "use llguidance, the default"
+ADVICE_FOR_LENGTHS = f'set "bounds": {{"string": 0}} or a smaller maxLength, or {ADVICE}'
 QUOTE = literal('"')
 _RANGE = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _KEYWORDS = {
@@ -43,8 +43,9 @@ _KEYWORDS = {
 
 
 def schema_ebnf(text: str, most_digits: int = 0) -> str:
-    """Write a normalized schema as EBNF. `most_digits`: as `most` in Range. Raises SchemaRefused for
-    constructs that cannot be enforced exactly.
+    """Write a normalized schema as EBNF. Raises SchemaRefused if the schema cannot be enforced exactly.
+
+    `most_digits`: as `most` in Range.
     """
     schema = json.loads(text)
     options = schema.pop("x-guidance", {})
@@ -56,15 +57,20 @@ def schema_ebnf(text: str, most_digits: int = 0) -> str:
     root = writer.value(schema, "")
     for name, definition in definitions.items():
         writer.rules.give(names[name], writer.value(definition, f"/$defs/{name}"))
-    for option in options:  # Constructs that need such an option were refused above.
-        refuse(option, "/x-guidance", f"cannot be enforced {ADVICE}")
+    for option in options:
+        _refuse_at(option, "/x-guidance", "this option")
     return writer.rules.text(root)
 
 
-def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """Return expressions for the white space inside brackets, around a comma and around a colon.
+def _refuse_at(keyword: str, pointer: str, part: str, advice: str = ADVICE) -> NoReturn:
+    refuse(keyword, pointer, f"grammar_backend xgrammar cannot enforce {part}; {advice}")
 
-    Removes the options that set the white space from `options` (of the schema or of a draft grammar).
+
+def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
+    """Return expressions for the white space inside brackets, for a comma with the white space around the
+    comma, and for a colon with the white space around the colon.
+
+    Removes from `options` the options that set the white space.
     """
     pattern = options.pop("whitespace_pattern", None)
     if options.pop("whitespace_flexible", True) is False:
@@ -72,7 +78,7 @@ def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
         return EMPTY, literal(comma), literal(colon)
     bound = re.fullmatch(r"\[\\x20\\x0A\\x0D\\x09\]\{1,(\d+)\}", pattern) if pattern else None
     if pattern and not bound:
-        refuse("whitespace_pattern", "/x-guidance", f"{pattern!r} cannot be enforced {ADVICE}")
+        _refuse_at("whitespace_pattern", "/x-guidance", repr(pattern))
     space = f"[ \\n\\r\\t]{{0,{bound[1]}}}" if bound else "[ \\n\\r\\t]*"
     return space, f"{space} {literal(',')} {space}", f"{space} {literal(':')} {space}"
 
@@ -120,7 +126,7 @@ class _Writer:
     def _only(self, schema: dict, known: tuple[str, ...], pointer: str) -> None:
         for keyword in schema:
             if keyword not in known:
-                refuse(keyword, join_pointer(pointer, keyword), f"cannot be enforced {ADVICE}")
+                self._refuse(keyword, pointer, "this keyword")
 
     def _constants(self, values: list) -> str:
         return self.rules.words([json.dumps(value, ensure_ascii=False) for value in values])
@@ -142,7 +148,7 @@ class _Writer:
             if keyword in schema:
                 end = "low" if keyword.endswith("inimum") else "high"
                 if end in ends:
-                    refuse(keyword, join_pointer(pointer, keyword), f"conflicts with another bound {ADVICE}")
+                    self._refuse(keyword, pointer, "an inclusive and an exclusive bound together")
                 ends[end] = (to_fraction(schema[keyword]), keyword.startswith("exclusive"))
         multiple = to_fraction(schema.get("multipleOf", 0))
         if schema["type"] == "integer":
@@ -151,7 +157,7 @@ class _Writer:
         try:
             found = write_range(Range(*low, *high, multiple, self.most_digits), self.rules)
         except NumberRefused as error:
-            refuse("multipleOf", join_pointer(pointer, "multipleOf"), f"{error} {ADVICE}")
+            self._refuse("multipleOf", pointer, str(error))
         if found is None:
             refuse("multipleOf", join_pointer(pointer, "multipleOf"), "the range contains no such number")
         return found
@@ -165,8 +171,7 @@ class _Writer:
             node: Node = Repeat(Chars(ANY), low, high)
             if max(low, high or 0) > MAX_COUNTED:
                 keyword = "maxLength" if high else "minLength"
-                why = f"more than {MAX_COUNTED} characters cannot be counted in time ({UNBOUNDED})"
-                self._refuse(keyword, pointer, why)
+                self._refuse(keyword, pointer, f"lengths above {MAX_COUNTED}", ADVICE_FOR_LENGTHS)
             return self.rules.add(f"{QUOTE} {write_regex(node, self.rules, in_json=True, end=QUOTE)}")
         return self._quoted(schema["pattern"], "pattern", pointer, low, high)
 
@@ -175,11 +180,12 @@ class _Writer:
         try:
             node = with_width(parse_whole_regex(pattern), low, high)
             if node is None:
-                why = f"cannot be enforced with a length of {low} to {high} characters ({UNBOUNDED})"
-                self._refuse(keyword, pointer, why)
+                lengths = f"at least {low}" if high is None else f"{low} to {high}"
+                part = f"the pattern with a length of {lengths} characters"
+                self._refuse(keyword, pointer, part, ADVICE_FOR_LENGTHS)
             return self.rules.add(f"{QUOTE} {write_regex(node, self.rules, in_json=True, end=QUOTE)}")
         except RegexRefused as error:
-            self._refuse(keyword, pointer, f"{error}: it cannot be enforced")
+            self._refuse(keyword, pointer, f"the pattern ({error})")
 
     def _array(self, schema: dict, pointer: str) -> str:
         low, high = schema.get("minItems", 0), schema.get("maxItems")
@@ -220,10 +226,10 @@ class _Writer:
         required = schema.get("required", [])
         low, high = schema.get("minProperties", 0), schema.get("maxProperties")
         if schema.get("additionalProperties", False) is not False:
-            self._refuse("additionalProperties", pointer, "cannot be enforced beside patternProperties")
+            self._refuse("additionalProperties", pointer, "this keyword beside patternProperties")
         if (low or high is not None) and len(required) != len(named):
             keyword = "minProperties" if low else "maxProperties"
-            self._refuse(keyword, pointer, "cannot be enforced beside optional properties")
+            self._refuse(keyword, pointer, "this keyword beside optional properties")
         pairs = []
         for name, part in named.items():
             value = self.value(part, join_pointer(pointer, "properties", name))
@@ -231,27 +237,26 @@ class _Writer:
         other = self._other_pairs(schema, list(schema.get("properties", {})), pointer)
         least, most = max(0, low - len(pairs)), None if high is None else high - len(pairs)
         if other is None and least:
-            self._refuse("minProperties", pointer, "cannot be enforced: no further property is allowed")
+            self._refuse("minProperties", pointer, "a minimum above the number of named properties")
         return self._members(pairs, other, least, most)
 
     def _pair(self, key: str, value: str) -> str:
         return self.rules.add(f"{key} {self.colon} {value}")
 
     def _other_pairs(self, schema: dict, names: list[str], pointer: str) -> str | None:
-        """Return an expression for keys without a name in the schema and their values, or None if not
-        allowed.
+        """Return an expression for a member whose key has no name in the schema, or None if the schema allows
+        only named keys.
         """
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            why = f"several patterns on one string cannot be enforced {ADVICE}"
-            # Normalization wrote the pointer to these patterns, in the original schema, into $comment.
+            # Normalization wrote into $comment where the original schema has these patterns.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
-            raise SchemaRefused("patternProperties", at, why)
+            _refuse_at("patternProperties", at, "several patterns on one string")
         for pattern, part in patterns.items():
             try:
                 node = parse_whole_regex(pattern)
             except RegexRefused as error:
-                self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
+                self._refuse("patternProperties", pointer, f"the pattern ({error})")
             if isinstance(node, Chars) and not node.ranges:
                 return None
             for name in names:
@@ -265,14 +270,14 @@ class _Writer:
         try:
             matches = self.budget.matches(pattern[1:-1], name)  # The pattern without ^ and $.
         except PatternError as error:
-            self._refuse("patternProperties", pointer, f"{error}: it cannot be enforced")
+            self._refuse("patternProperties", pointer, f"the pattern ({error})")
         if matches:
-            why = f"matches {name!r}, which is in properties too; this cannot be enforced"
-            self._refuse("patternProperties", pointer, why)
+            part = f"a pattern that also matches {name!r}, a name in properties"
+            self._refuse("patternProperties", pointer, part)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
-        """Return an expression for an object's members: the named members in order, of which optional ones
-        may be left out, and then `least` to `most` other members.
+        """Return an expression for an object's members: first the named members in order, then `least` to
+        `most` other members. Optional named members may be left out.
         """
         # Expressions for the rest of the object: after a member, and before the first member.
         after = before = EMPTY
@@ -287,8 +292,8 @@ class _Writer:
             after = self.rules.add(more if is_required else f"{more} | {after}")
         return self.rules.add(f"{literal('{')} {self.space} {before} {self.space} {literal('}')}")
 
-    def _refuse(self, keyword: str, pointer: str, why: str) -> NoReturn:
-        raise SchemaRefused(keyword, f"#{join_pointer(pointer, keyword)}", f"{why} {ADVICE}")
+    def _refuse(self, keyword: str, pointer: str, part: str, advice: str = ADVICE) -> NoReturn:
+        _refuse_at(keyword, join_pointer(pointer, keyword), part, advice)
 
 
 def _times(body: str, low: int, high: int | None) -> str:

@@ -123,7 +123,7 @@ class Adapters(msgspec.Struct, array_like=True):
 
     `entries`: (digest, bytes, number of its rows) for each loaded adapter. `idle`: digests of unused
     adapters, least recently used first. `rows`: row -> its adapter's digest. `known`, `nameless`: the
-    values of the same dicts in AdapterPool.
+    values of AdapterPool's dicts `known` and `nameless`.
     """
 
     entries: tuple[tuple[bytes, int, int], ...]
@@ -214,7 +214,7 @@ class Body(msgspec.Struct):
     tokens: tuple[tuple[int, bytes], ...]  # (row, int32 token ids)
     tables: tuple[tuple[int, bytes], ...]  # (row, int32 block ids)
     requests: tuple[Known, ...]
-    gone: tuple[ev.Queued, ...]  # ended requests for whose items steps in flight still compute
+    gone: tuple[ev.Queued, ...]  # ended requests with items that steps in flight still compute
     waiting: tuple[str, ...]
     free_rows: tuple[int, ...]
     running: bytes

@@ -45,7 +45,8 @@ def parting(log: str) -> Answer:
     except CorruptLog as error:
         return {"step": step, "what": str(error)}
     if not report.rederived:
-        return {"error": f"it folds the log under rules {report.logged_version} and derives nothing"}
+        version = report.logged_version
+        return {"error": f"it cannot derive the decisions of a log with version {version} of the rules"}
     found = report.divergence
     if found is None:
         return {"steps": report.steps}

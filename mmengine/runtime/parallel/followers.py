@@ -172,7 +172,7 @@ class Followers:
         try:
             code = self._processes[rank - 1].wait(END_S)
         except subprocess.TimeoutExpired:
-            return "cannot go on"
+            return "stopped"
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:

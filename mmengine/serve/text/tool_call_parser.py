@@ -185,7 +185,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix with which `marker` may begin."""
+    """Return the length of the longest suffix of `text` that may be the start of an incomplete `marker`."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size

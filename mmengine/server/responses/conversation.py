@@ -1,5 +1,5 @@
-"""Converts the input items of a Responses body to chat messages. Also converts them to the items that a
-response object repeats.
+"""Converts the input items of a Responses body to chat messages, and to the items that the response object
+repeats.
 
 Consecutive assistant items (reasoning, text, tool calls) become a single chat message.
 """
@@ -19,7 +19,9 @@ from mmengine.structured_output.request.tool_calls import INPUT
 
 MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a tool call in the input.
 _ROLES = ("user", "system", "developer", "assistant")
-_TAKEN = "message, function_call, custom_tool_call, their outputs and reasoning"
+_TAKEN = (
+    "message, reasoning, function_call, function_call_output, custom_tool_call or custom_tool_call_output"
+)
 # Types of items that record calls of tools on OpenAI's server or in Codex, and Codex's snapshots of the
 # working tree.
 _HOSTED = (

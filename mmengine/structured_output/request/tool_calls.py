@@ -1,4 +1,5 @@
-r"""Builds grammars for answers with tool calls. Chat templates use one of two syntaxes for calls:
+r"""Writes the request for the grammar of an answer with tool calls, reads it back, and examines the tools'
+schemas. Chat templates use one of two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
@@ -116,10 +117,10 @@ class RequestedTool(NamedTuple):
 def tool_calls(
     tools: Sequence[RequestedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
-    """Return the grammar for calls to these tools.
+    """Return the request for the grammar of calls to these tools.
 
-    `form` has all other fields. Raises InvalidRequest, which names the tool's field and, for a schema, the
-    keyword and its JSON pointer.
+    The request has the fields of `form`, with these tools. Raises InvalidRequest, which names the tool's
+    field and, for a schema, the keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()

@@ -112,8 +112,8 @@ class VllmProbe:
     def test(self, failure: Failure) -> TestParts:
         """Return a test file that needs only vLLM and pytest.
 
-        Raises LogError unless the test fails on this class and passes on vLLM's own class, or if the failure
-        cannot be checked without mmengine.
+        Raises LogError if the test passes on this class, or fails on vLLM's own class. Also raises LogError
+        if the failure cannot be checked without mmengine.
         """
         assert self._written is not None
         served, failure = self._written

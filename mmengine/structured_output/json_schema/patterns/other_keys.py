@@ -1,13 +1,15 @@
 r"""Writes a pattern for the keys that an object's schema does not name, and the schema for their values.
 
-The other keys are written as a pattern, because `additionalProperties` would treat `"\u0061"` and `"a"` as
-different keys. If a named key also matches the pattern, the grammar engine excludes the key's spelling from
-the pattern. This is exact, since a pattern spells every character in a single way, except control characters.
-It is also fast, while a pattern that itself excludes all names makes masks thirty times slower.
+A key without a name in the schema is called an "other key". Other keys are written as a pattern, because
+`additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
 
-For such a key, the engine also joins both schemas, as JSON Schema requires. The pattern's own schema is
-therefore `true`. The schema for the other keys' values is in a separate `allOf` branch, which allows any
-value for the named keys.
+The pattern may also match a named key. The grammar engine then excludes the named key's spelling from the
+pattern. The exclusion is exact, because a pattern spells every character in a single way, except control
+characters. A pattern that itself excludes all names would be exact too, but makes masks thirty times slower.
+
+JSON Schema applies the pattern's schema also to the named keys that match. The pattern's schema is therefore
+`true`. The schema for the other keys' values is in a separate `allOf` branch, which allows any value for the
+named keys.
 """
 
 import re
@@ -25,8 +27,8 @@ MARK = "other keys"  # First element in an object's $comment, which then describ
 class OtherKeys:
     """The keys that are not in `names` and do not start with any prefix in `prefixes`.
 
-    `limit` is the maximum number of characters in a key, counted after the first character that differs from
-    every name; 0 means no limit.
+    `limit`: the maximum number of characters after the character at which a key first differs from every
+    name. 0 means no limit.
     """
 
     names: tuple[str, ...]
