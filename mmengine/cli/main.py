@@ -16,6 +16,8 @@ from mmengine.cli.embed import HELP as EMBED_HELP
 from mmengine.cli.embed import embed
 from mmengine.cli.env import clash, env
 from mmengine.cli.environment import unknown_variables
+from mmengine.cli.extract import HELP as EXTRACT_HELP
+from mmengine.cli.extract import extract
 from mmengine.cli.logs import log_app
 from mmengine.cli.model import model_app
 from mmengine.cli.run import HELP as RUN_HELP
@@ -64,6 +66,7 @@ app.command(cls=Command, help=RUN_HELP)(run)
 app.command(cls=Command, help=CHAT_HELP)(chat)
 app.command(cls=Command, help=SERVE_HELP)(serve)
 app.command(cls=Command, help=EMBED_HELP)(embed)
+app.command(cls=Command, help=EXTRACT_HELP)(extract)
 app.add_typer(bench_app, name="bench")
 app.add_typer(log_app, name="log")
 app.add_typer(model_app, name="model")

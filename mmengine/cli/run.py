@@ -72,7 +72,7 @@ def run(
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     tells = sys.stderr.isatty() or printing.verbose
     # The returned function takes the log and the resume options.
-    make_engine = partial(_make_engine, model, files, config, tells)
+    make_engine = partial(load_engine, model, files, config, tells)
     if files.shards > 1 and (files.batch is None or files.log is None):
         raise InvalidRequest("--shards needs --batch, --out and --log (a folder shared by all processes)")
     if files.batch is not None:
@@ -90,7 +90,7 @@ def run(
     )
 
 
-def _make_engine(
+def load_engine(
     model: Model,
     files: Files,
     config: "EngineConfig",

@@ -1,0 +1,1 @@
+"""Extracts the fields of many documents into a table: `mmengine extract`."""

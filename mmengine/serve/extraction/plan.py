@@ -1,0 +1,170 @@
+"""Turns documents into a request file, which `run_batch` answers, and keeps both in a work folder.
+
+The work folder has extract.json (what is extracted, and how), documents.jsonl (a line per document), pages/
+(the drawn pages), requests.jsonl, answers.jsonl and log/. requests.jsonl is written last: a work folder that
+has it is planned, and the same command continues with its answers.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.events.file_system import write_whole
+from mmengine.serve.extraction.documents import MANIFEST, Document
+from mmengine.serve.extraction.pages import PagePainter
+
+Per = Literal["document", "page"]
+SCHEMA = "{schema}"  # Stands for the schema in a prompt.
+PROMPT = "Read the document and return its data as JSON that follows this JSON schema: {schema}"
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is extracted from every document. `model` are the model's options, to recognise another model."""
+
+    schema: bytes
+    prompt: str
+    per: Per
+    max_tokens: int
+    min_pixels: int | None
+    max_pixels: int | None
+    dpi: int
+    max_pages: int
+    max_bytes: int
+    adapter: str
+    model: dict[str, str]
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A planned document. `pictures` are relative to the work folder: one per page of a PDF document."""
+
+    document: str
+    pictures: list[str]
+    error: str = ""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of the table. `request`: the custom_id of the row's request, or "" if there is none. `page`: from
+    1, or None for a whole document.
+    """
+
+    document: str
+    page: int | None
+    pictures: list[str]
+    request: str
+    error: str = ""
+
+
+class WorkFolder:
+    """The folder with an extraction's plan, answers and log."""
+
+    def __init__(self, path: Path, per: Per) -> None:
+        self.path, self._per = path, per
+        self.requests, self.answers, self.log = path / "requests.jsonl", path / "answers.jsonl", path / "log"
+        self._documents = path / "documents.jsonl"
+
+    @property
+    def is_planned(self) -> bool:
+        return self.requests.exists()
+
+    def begin(self, job: Job, documents: list[Document]) -> None:
+        """Create the folder, or check that it belongs to the same extraction. Raises InvalidRequest."""
+        manifest = self.path / MANIFEST
+        wanted = _described(job, documents)
+        if manifest.exists():
+            self._check(manifest, wanted)
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            raise InvalidRequest(f"{self.path} is not the work folder of an extraction; name another --work")
+        (self.path / "pages").mkdir(parents=True, exist_ok=True)
+        write_whole(manifest, msgspec.json.encode(wanted))
+
+    def _check(self, manifest: Path, wanted: dict[str, object]) -> None:
+        try:
+            found = msgspec.json.decode(manifest.read_bytes(), type=dict[str, object])
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"{manifest} cannot be read: {error}") from None
+        changed = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+        if changed:
+            raise InvalidRequest(
+                f"{self.path} holds an extraction with other values of {', '.join(changed)}. Delete that "
+                "folder to begin again, or name another --out or --work"
+            )
+
+    def plan(
+        self, job: Job, documents: list[Document], painter: PagePainter, progress: Callable[[], None]
+    ) -> None:
+        """Draw the pages of PDF documents, and write the request file. `progress` is called for each
+        document.
+        """
+        found: list[Planned] = []
+        with closing(painter), ThreadPoolExecutor(painter.num_workers) as pool:
+            for planned in pool.map(lambda each: self._planned(painter, *each), enumerate(documents)):
+                found.append(planned)
+                progress()
+        write_whole(self._documents, b"".join(msgspec.json.encode(each) + b"\n" for each in found))
+        lines = [_request(job, row) for row in self.rows() if row.request]
+        write_whole(self.requests, b"".join(lines))
+
+    def _planned(self, painter: PagePainter, number: int, document: Document) -> Planned:
+        if document.error:
+            return Planned(document.name, [], document.error)
+        if not document.is_pdf:
+            return Planned(document.name, [os.path.relpath(document.path.resolve(), self.path.resolve())])
+        try:
+            pages = painter.draw(document, self.path / "pages" / f"{number + 1:06}")
+        except MMEngineError as error:
+            return Planned(document.name, [], str(error))
+        return Planned(document.name, [os.path.relpath(page, self.path) for page in pages])
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of the table, in the order of the documents and their pages."""
+        decode = msgspec.json.Decoder(Planned).decode
+        with self._documents.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                planned = decode(line)
+                name, pictures = planned.document, planned.pictures
+                if planned.error:
+                    yield Row(name, None, [], "", planned.error)
+                elif self._per == "document":
+                    yield Row(name, None, pictures, str(number))
+                else:
+                    for page, picture in enumerate(pictures, 1):
+                        yield Row(name, page, [picture], f"{number}.{page}")
+
+
+def _described(job: Job, documents: list[Document]) -> dict[str, object]:
+    """Return what identifies an extraction, with the names that the user knows."""
+    digest = hashlib.sha256(msgspec.json.encode(documents)).hexdigest()
+    fields = msgspec.structs.asdict(job)
+    schema, model = fields.pop("schema"), fields.pop("model")
+    return {**fields, **model, "schema": hashlib.sha256(schema).hexdigest(), "documents": digest}
+
+
+def _request(job: Job, row: Row) -> bytes:
+    sizes = {"min_pixels": job.min_pixels, "max_pixels": job.max_pixels}
+    given = {name: pixels for name, pixels in sizes.items() if pixels is not None}
+    parts: list[dict[str, object]] = [{"type": "image", "image": path, **given} for path in row.pictures]
+    text = job.prompt.replace(SCHEMA, job.schema.decode())
+    parts.append({"type": "text", "text": text})
+    # Valid JSON has line breaks only between tokens, and a request is one line.
+    schema = msgspec.Raw(job.schema.replace(b"\n", b" ").replace(b"\r", b" "))
+    line = {
+        "custom_id": row.request,
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": job.max_tokens,
+        "temperature": 0.0,
+        **({"adapter": job.adapter} if job.adapter else {}),
+        "response_format": {
+            "type": "json_schema",
+            "field_confidence": True,
+            "json_schema": {"name": "document", "schema": schema},
+        },
+    }
+    return msgspec.json.encode(line) + b"\n"

@@ -1,0 +1,174 @@
+"""Writes a page on which a person checks an extraction: each picture beside its fields, least certain first.
+
+File names and answers are hostile: all of them are escaped, pictures are drawn again in decoder processes,
+and the page's content security policy allows no script, no network and only the page's own style.
+"""
+
+import base64
+import hashlib
+import heapq
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from html import escape
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+
+from msgspec import UnsetType
+
+from mmengine.serve.extraction.columns import text_of
+from mmengine.serve.extraction.pages import PagePainter
+from mmengine.serve.extraction.results import STATUSES, JsonValue, Result
+from mmengine.structured_output.field_confidence.fields import FieldConfidence
+from mmengine.structured_output.field_confidence.others import OtherValue
+from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
+
+MAX_ROWS = 500  # Rows on the page: the least certain of the table.
+MAX_PICTURES = 8  # Pictures of a row.
+MAX_FIELDS = 200  # Fields of a row.
+MAX_PICTURE_BYTES = 64 * 2**20  # All pictures of the page together.
+MIN_OTHER_P = 0.01  # Less likely other values are left out.
+_MAX_OTHERS = 3
+_AHEAD = 16  # Rows whose pictures are drawn ahead.
+
+
+def write_review(
+    results: Iterable[Result], work: Path, painter: PagePainter, min_confidence: float, out: Path
+) -> int:
+    """Write the page, and return how many rows it has. `work`: the folder to which pictures are relative."""
+    counts: Counter[str] = Counter()
+
+    def counted() -> Iterator[Result]:
+        for result in results:
+            counts[result.status] += 1
+            yield result
+
+    rows = heapq.nsmallest(MAX_ROWS, counted(), key=_order)
+    part = out.with_name(out.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8", errors="replace") as file:
+            file.write(_head(counts, len(rows)))
+            for result, pictures in _with_pictures(rows, work, painter):
+                file.write(_card(result, pictures, min_confidence))
+            file.write("</main>\n</body>\n</html>\n")
+        os.replace(part, out)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    return len(rows)
+
+
+def _order(result: Result) -> tuple[int, float]:
+    """Return the key by which rows are sorted: errors, invalid answers, then the least certain."""
+    place = {"error": 0, "invalid": 1}.get(result.status, 2)
+    return place, 2.0 if result.lowest is None else result.lowest
+
+
+def _head(counts: Counter[str], num_shown: int) -> str:
+    here = files("mmengine.serve.extraction")
+    style = (here / "review.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    total = sum(counts.values())
+    summary = f"{total:,} rows: " + ", ".join(f"{counts[name]:,} {name}" for name in STATUSES if counts[name])
+    if num_shown < total:
+        summary += f"; the page has the {num_shown:,} least certain"
+    html = (here / "review.html").read_text(encoding="utf-8")
+    for name, text in (("{POLICY}", policy), ("<!--STYLE-->", style), ("<!--SUMMARY-->", summary)):
+        html = html.replace(name, text)
+    return html
+
+
+def _with_pictures(
+    rows: list[Result], work: Path, painter: PagePainter
+) -> Iterator[tuple[Result, list[bytes | None]]]:
+    """Yield each row with small copies of its pictures; None for a picture that is left out."""
+    num_bytes = 0
+
+    def copies(result: Result) -> list[bytes | None]:
+        return [painter.copy(work / name) for name in result.pictures[:MAX_PICTURES]]
+
+    remaining = iter(rows)
+    with ThreadPoolExecutor(painter.num_workers) as pool:
+        while batch := list(islice(remaining, _AHEAD)):
+            full = num_bytes > MAX_PICTURE_BYTES
+            found = [[None] * len(each.pictures) for each in batch] if full else pool.map(copies, batch)
+            for result, pictures in zip(batch, found, strict=True):
+                num_bytes += sum(len(picture) for picture in pictures if picture is not None)
+                yield result, pictures
+
+
+def _card(result: Result, pictures: list[bytes | None], min_confidence: float) -> str:
+    page = "" if result.page is None else f" <span>page {result.page}</span>"
+    name = f"<bdi>{escape(result.document)}</bdi>"
+    error = f'<p class="error"><bdi>{escape(result.error)}</bdi></p>\n' if result.error else ""
+    images = "\n".join(_image(picture, number) for number, picture in enumerate(pictures, 1))
+    if left_out := len(result.pictures) - len(pictures):
+        images += f'\n<p class="left-out">{left_out} more pages</p>'
+    return (
+        f'<article class="{result.status}">\n<h2>{name}{page} <span class="badge">{result.status}</span></h2>\n'
+        f'<div class="pictures">\n{images}\n</div>\n<div>\n{error}{_fields(result, min_confidence)}</div>\n'
+        "</article>\n"
+    )
+
+
+def _image(picture: bytes | None, number: int) -> str:
+    if picture is None:
+        return f'<p class="left-out">picture {number} is left out</p>'
+    data = base64.b64encode(picture).decode()
+    return f'<img loading="lazy" alt="picture {number}" src="data:image/jpeg;base64,{data}">'
+
+
+def _fields(result: Result, min_confidence: float) -> str:
+    """Return the table of a row's fields, the least certain first."""
+    values = dict(islice(_leaves(result.value), MAX_FIELDS)) if result.text else {}
+    names = sorted(
+        islice(dict.fromkeys((*result.check, *values)), MAX_FIELDS),
+        key=lambda pointer: result.confidence[pointer].p if pointer in result.confidence else 2.0,
+    )
+    if not names:
+        return ""
+    rows = [_field(name, values, result.confidence.get(name), min_confidence) for name in names]
+    return "<table>\n<tr><th>field</th><th>value</th><th>probability</th></tr>\n" + "".join(rows) + "</table>\n"
+
+
+def _leaves(value: JsonValue, pointer: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield the JSON pointer and the value of each scalar, and of each empty array and object."""
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from _leaves(each, join_pointer(pointer, name))
+    elif isinstance(value, list) and value:
+        for index, each in enumerate(value):
+            yield from _leaves(each, join_pointer(pointer, index))
+    else:
+        yield pointer, value
+
+
+def _field(
+    pointer: str, values: dict[str, JsonValue], field: FieldConfidence | None, min_confidence: float
+) -> str:
+    value = values.get(pointer)
+    shown = "null" if pointer in values and value is None else text_of(value)
+    kind = ' class="doubt"' if field is not None and field.p < min_confidence else ""
+    p, others = "", ""
+    if field is not None:
+        p = f'{field.p:.3f}<meter min="0" max="1" low="{min_confidence}" value="{field.p:.4f}"></meter>'
+        likely = [other for other in field.others[:_MAX_OTHERS] if other.p >= MIN_OTHER_P]
+        texts = [f"{_other_text(other)} ({other.p:.2f})" for other in likely]
+        others = f'<span class="others">or <bdi>{escape("; ".join(texts))}</bdi></span>' if texts else ""
+    return (
+        f"<tr{kind}><td><bdi>{escape(pointer or '(value)')}</bdi></td>"
+        f'<td class="value"><bdi>{escape(shown)}</bdi>{others}</td><td class="p">{p}</td></tr>\n'
+    )
+
+
+def _other_text(other: OtherValue) -> str:
+    if isinstance(other.begins, str):
+        return f"{other.begins}…"
+    return "null" if other.value is None or isinstance(other.value, UnsetType) else text_of(other.value)
