@@ -29,7 +29,7 @@ HELP = """Read the fields of many pictures and PDF documents into a table.
 
   mmengine extract receipts --schema receipt.json --out receipts.csv --review review.html
 
-  mmengine extract invoices a.pdf --schema invoice.json --out invoices.parquet --model Qwen/Qwen3-VL-4B-Instruct
+  mmengine extract a.pdf b.pdf --schema invoice.json --out a.parquet --model Qwen/Qwen3-VL-4B-Instruct
 
   mmengine extract forms.pdf --per page --schema form.json --out forms.jsonl --min-confidence 0.95
 

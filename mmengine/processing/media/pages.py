@@ -52,6 +52,7 @@ def _opened(media: EncodedMedia) -> "PdfDocument":
     from pypdfium2 import PdfDocument, PdfiumError  # Lazy: images do not need it
 
     assert isinstance(media.data, Path)
+    unreadable = InvalidMedia(f"{media.where} is not a readable PDF document")
     try:
         document = PdfDocument(media.data)
     except PdfiumError as error:
@@ -59,10 +60,10 @@ def _opened(media: EncodedMedia) -> "PdfDocument":
             raise InvalidMedia(
                 f"{media.where} is encrypted and needs a password; save it without one"
             ) from None
-        raise InvalidMedia(f"{media.where} is not a readable PDF document") from None
+        raise unreadable from None
     if len(document) < 1:
         document.close()
-        raise InvalidMedia(f"{media.where} is a PDF document without pages")
+        raise unreadable
     return document
 
 

@@ -49,7 +49,9 @@ class PagePainter:
     def _draw(self, document: Document, folder: Path) -> list[Path]:
         count = self._decoders(EncodedMedia(pages.COUNT, document.path, {}, "the document")).grid[0]
         if count > self._max_pages:
-            raise InvalidMedia(f"the document has {count:,} pages; the limit is {self._max_pages:,} (--max-pages)")
+            raise InvalidMedia(
+                f"the document has {count:,} pages; the limit is {self._max_pages:,} (--max-pages)"
+            )
         folder.mkdir(exist_ok=True)
         files = [folder / f"{number:04}.png" for number in range(1, count + 1)]
         for number, file in enumerate(files):

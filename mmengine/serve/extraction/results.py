@@ -1,4 +1,4 @@
-"""Joins a plan's rows with their answers: the value of each document, its confidences, and what is doubtful."""
+"""Joins the rows of a plan with their answers, and marks doubtful fields and invalid answers."""
 
 import json
 import math
@@ -22,8 +22,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table with its answer.
 
     `status`: ok; check, if a field is doubtful; invalid, if the answer does not follow the schema; error, if
-    there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first. `text`: the
-    JSON text of `value`, or "" without a value. `confidence`: of each field, keyed by JSON pointer. `pictures` are relative to the work folder.
+    there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first.
+    `text`: the JSON text of `value`, or "" without a value. `confidence`: of each field, keyed by JSON
+    pointer. `pictures` are relative to the work folder.
     """
 
     document: str
@@ -79,11 +80,12 @@ class Results:
     def _result(self, row: Row, answer: _Answer | None) -> Result:
         error = row.error or ("it has no answer" if answer is None else answer.error)
         if error or answer is None:
-            return _made(row, "error", error)
+            return _row(row, "error", error)
         found = answer.field_confidence or {}
         check = [pointer for pointer, field in found.items() if field.p < self._min_confidence]
         check.sort(key=lambda pointer: found[pointer].p)
-        made = _made(row, "check" if check else "ok", "", check=check, confidence=found)
+        made = _row(row, "check" if check else "ok")
+        made = msgspec.structs.replace(made, check=check, confidence=found)
         if answer.finish_reason in ("length", "repetition"):
             return _invalid(made, CUT.format(answer.finish_reason))
         text = answer.text if answer.content is None else answer.content
@@ -96,10 +98,8 @@ class Results:
         return _invalid(made, violation) if violation and violation != TOO_LARGE else made
 
 
-def _made(row: Row, status: Status, error: str, **fields: object) -> Result:
-    return Result(
-        document=row.document, page=row.page, status=status, error=error, pictures=row.pictures, **fields
-    )
+def _row(row: Row, status: Status, error: str = "") -> Result:
+    return Result(document=row.document, page=row.page, status=status, error=error, pictures=row.pictures)
 
 
 def _invalid(result: Result, error: str) -> Result:

@@ -92,14 +92,13 @@ def _with_pictures(
     num_bytes = 0
 
     def copies(result: Result) -> list[bytes | None]:
-        return [painter.copy(work / name) for name in result.pictures[:MAX_PICTURES]]
+        names = result.pictures[:MAX_PICTURES]
+        return [painter.copy(work / name) if num_bytes < MAX_PICTURE_BYTES else None for name in names]
 
     remaining = iter(rows)
     with ThreadPoolExecutor(painter.num_workers) as pool:
         while batch := list(islice(remaining, _AHEAD)):
-            full = num_bytes > MAX_PICTURE_BYTES
-            found = [[None] * len(each.pictures) for each in batch] if full else pool.map(copies, batch)
-            for result, pictures in zip(batch, found, strict=True):
+            for result, pictures in zip(batch, pool.map(copies, batch), strict=True):
                 num_bytes += sum(len(picture) for picture in pictures if picture is not None)
                 yield result, pictures
 
@@ -111,8 +110,9 @@ def _card(result: Result, pictures: list[bytes | None], min_confidence: float) -
     images = "\n".join(_image(picture, number) for number, picture in enumerate(pictures, 1))
     if left_out := len(result.pictures) - len(pictures):
         images += f'\n<p class="left-out">{left_out} more pages</p>'
+    status = result.status
     return (
-        f'<article class="{result.status}">\n<h2>{name}{page} <span class="badge">{result.status}</span></h2>\n'
+        f'<article class="{status}">\n<h2>{name}{page} <span class="badge">{status}</span></h2>\n'
         f'<div class="pictures">\n{images}\n</div>\n<div>\n{error}{_fields(result, min_confidence)}</div>\n'
         "</article>\n"
     )
@@ -135,7 +135,9 @@ def _fields(result: Result, min_confidence: float) -> str:
     if not names:
         return ""
     rows = [_field(name, values, result.confidence.get(name), min_confidence) for name in names]
-    return "<table>\n<tr><th>field</th><th>value</th><th>probability</th></tr>\n" + "".join(rows) + "</table>\n"
+    return (
+        "<table>\n<tr><th>field</th><th>value</th><th>probability</th></tr>\n" + "".join(rows) + "</table>\n"
+    )
 
 
 def _leaves(value: JsonValue, pointer: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -158,7 +160,8 @@ def _field(
     kind = ' class="doubt"' if field is not None and field.p < min_confidence else ""
     p, others = "", ""
     if field is not None:
-        p = f'{field.p:.3f}<meter min="0" max="1" low="{min_confidence}" value="{field.p:.4f}"></meter>'
+        meter = f'<meter min="0" max="1" low="{min_confidence}" optimum="1" value="{field.p:.4f}"></meter>'
+        p = f"{field.p:.3f}{meter}"
         likely = [other for other in field.others[:_MAX_OTHERS] if other.p >= MIN_OTHER_P]
         texts = [f"{_other_text(other)} ({other.p:.2f})" for other in likely]
         others = f'<span class="others">or <bdi>{escape("; ".join(texts))}</bdi></span>' if texts else ""

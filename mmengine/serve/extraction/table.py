@@ -168,7 +168,11 @@ def _types(
     names = [*HEAD, *(column or "value" for column in columns), OTHER, *map(_p_name, columns)]
     for name in names:
         seen = kinds.get(name, set())
-        if name == "confidence" or name.startswith(P) or (seen and seen <= {"integer", "number"} and "number" in seen):
+        if (
+            name == "confidence"
+            or name.startswith(P)
+            or (seen and seen <= {"integer", "number"} and "number" in seen)
+        ):
             found[name] = pyarrow.float64(), _as_float
         elif name == "page" or seen == {"integer"}:
             found[name] = pyarrow.int64(), partial(_same)

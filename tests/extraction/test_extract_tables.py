@@ -1,0 +1,249 @@
+"""Tests columns, tables, the review page and the search for documents, without a model."""
+
+import csv
+import json
+import os
+import sys
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from PIL import Image
+
+from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.serve.extraction.columns import MAX_COLUMNS, columns_of, flatten
+from mmengine.serve.extraction.documents import find_documents
+from mmengine.serve.extraction.plan import WorkFolder
+from mmengine.serve.extraction.results import Results
+from mmengine.serve.extraction.review import MAX_ROWS, write_review
+from mmengine.serve.extraction.table import check_format, json_line, write_table
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "total": {"type": "number"},
+        "count": {"type": "integer"},
+        "paid": {"type": "boolean"},
+        "customer": {"type": "object", "properties": {"name": {"type": "string"}}},
+        "items": {"type": "array", "items": {"type": "string"}},
+    },
+    "additionalProperties": True,
+}
+TEXT = json.dumps(SCHEMA).encode()
+TAGS = {"html", "head", "meta", "title", "style", "body", "header", "h1", "p", "label", "input", "main"}
+TAGS |= {"article", "h2", "bdi", "span", "div", "img", "table", "tr", "th", "td", "meter"}
+HOSTILE = "</td><script>alert(1)</script>&\"'\u202e"
+
+
+def results_of(tmp_path, values, names=None, min_confidence=0.9, p=0.95, schema=TEXT, **fields):
+    """Return the results of a work folder with these answers; a str is an answer's text as it is."""
+    lines, answers = [], []
+    for number, value in enumerate(values, 1):
+        name = names[number - 1] if names else f"{number}.png"
+        lines.append({"document": name, "pictures": [f"{number}.png"], "error": ""})
+        text = value if isinstance(value, str) else json.dumps(value)
+        leaves = value if isinstance(value, dict) else {}
+        confidence = {f"/{key}": {"p": p, "min": p, "entropy": 0.1, "others": []} for key in leaves}
+        answer = {"custom_id": str(number), "text": text, "finish_reason": "stop"}
+        answers.append({**answer, "field_confidence": confidence, **fields})
+    (tmp_path / "documents.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(each) + "\n" for each in reversed(answers)))
+    return Results(WorkFolder(tmp_path, "document"), schema, min_confidence)
+
+
+def csv_rows(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_schema_decides_the_columns():
+    assert columns_of(SCHEMA) == ["/total", "/count", "/paid", "/customer/name", "/items"]
+    assert columns_of({"type": "string"}) == [""]
+    branches = {
+        "anyOf": [{"$ref": "#/$defs/a"}, {"properties": {"b/c": {}}}],
+        "$defs": {"a": {"properties": {"a~": {}}}},
+    }
+    assert columns_of(branches) == ["/a~0", "/b~1c"]
+
+
+def test_an_object_that_contains_itself_is_one_column():
+    tree = {"$ref": "#/$defs/t", "$defs": {"t": {"properties": {"l": {"$ref": "#/$defs/t"}, "n": {}}}}}
+    assert columns_of(tree) == ["/l", "/n"]
+    loop = {"allOf": [{"$ref": "#"}] * 50}
+    assert columns_of(loop) == [""]
+    assert (
+        len(columns_of({"properties": {str(number): {} for number in range(3 * MAX_COLUMNS)}})) == MAX_COLUMNS
+    )
+
+
+def test_values_without_a_column_are_in_other():
+    columns = columns_of(SCHEMA)
+    value = {"total": 1, "customer": {"name": "A", "id": 7}, "items": ["a"], "more": {"x": []}}
+    assert flatten(value, columns) == {
+        "/total": 1,
+        "/customer/name": "A",
+        "/items": ["a"],
+        "other": {"/customer/id": 7, "/more": {"x": []}},
+    }
+    assert flatten({"customer": None}, columns) == {}
+    assert flatten({"customer": "A"}, columns) == {"other": {"/customer": "A"}}
+    assert flatten("text", [""]) == {"": "text"}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "－1"])
+def test_csv_has_no_formulas(tmp_path, text):
+    results = results_of(tmp_path, [{"customer": {"name": text}, "total": -1.5}], [f"{text}.png"])
+    write_table(results, TEXT, tmp_path / "a.csv")
+    (row,) = csv_rows(tmp_path / "a.csv")
+    assert row["/customer/name"] == f"'{text}" and row["document"] == f"'{text}.png"
+    assert row["/total"] == "-1.5"  # A number is no formula.
+    assert "'" not in "".join(json_line(result) for result in results)
+
+
+def test_csv_has_a_column_for_each_probability(tmp_path):
+    results = results_of(tmp_path, [{"total": 2, "paid": True}], p=0.8)
+    write_table(results, TEXT, tmp_path / "a.csv")
+    (row,) = csv_rows(tmp_path / "a.csv")
+    assert (row["status"], row["check"], row["confidence"], row["page"]) == (
+        "check",
+        "/total /paid",
+        "0.8",
+        "",
+    )
+    assert (row["/total"], row["p:/total"], row["/paid"], row["p:/count"]) == ("2", "0.8", "true", "")
+
+
+def test_parquet_columns_have_the_types_of_their_values(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    values = [
+        {"total": 1, "count": 3, "paid": True, "items": ["a"], "customer": {"name": "=A"}},
+        {"total": 1.5, "count": 4, "paid": False, "items": [], "customer": {"name": "\ud800"}},
+    ]
+    write_table(results_of(tmp_path, values), TEXT, tmp_path / "a.parquet")
+    table = parquet.read_table(tmp_path / "a.parquet")
+    kinds = {
+        name: str(table.schema.field(name).type) for name in ("/total", "/count", "/paid", "/items", "page")
+    }
+    assert kinds == {
+        "/total": "double",
+        "/count": "int64",
+        "/paid": "bool",
+        "/items": "string",
+        "page": "int64",
+    }
+    assert table["/customer/name"].to_pylist() == ["=A", "?"] and table["/total"].to_pylist() == [1.0, 1.5]
+    mixed = [{"count": 10**40}, {"count": 2}]
+    write_table(results_of(tmp_path, mixed), TEXT, tmp_path / "a.parquet")
+    assert parquet.read_table(tmp_path / "a.parquet")["/count"].to_pylist() == [str(10**40), "2"]
+
+
+def test_json_lines_have_the_value_as_the_model_wrote_it(tmp_path):
+    text = f'{{"total": 1e999,\n "count": {10**40}, "items": ["\\ud800"]}}'
+    results = results_of(tmp_path, [text])
+    write_table(results, TEXT, tmp_path / "a.jsonl")
+    (line,) = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert json.loads(line)["value"] == json.loads(text) and line.endswith(text.replace("\n", " ") + "}")
+    write_table(results, TEXT, tmp_path / "a.csv")
+    assert csv_rows(tmp_path / "a.csv")[0]["/count"] == str(10**40)
+
+
+def test_answers_that_are_cut_or_wrong_are_invalid(tmp_path):
+    cut = list(results_of(tmp_path, ['{"total": 1'], finish_reason="length"))
+    assert cut[0].status == "invalid" and "--max-tokens" in cut[0].error and cut[0].value is None
+    wrong = list(results_of(tmp_path, [{"total": "a"}]))
+    assert wrong[0].status == "invalid" and "/total" in wrong[0].error and wrong[0].value == {"total": "a"}
+    failed = list(results_of(tmp_path, [{}], error="the image is damaged"))
+    assert (failed[0].status, failed[0].error) == ("error", "the image is damaged")
+
+
+def test_a_table_is_written_whole_or_not_at_all(tmp_path):
+    (tmp_path / "a.csv").write_text("before")
+
+    class Broken:
+        def __iter__(self):
+            raise OSError("no space")
+
+    with pytest.raises(OSError):
+        write_table(Broken(), TEXT, tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text() == "before" and os.listdir(tmp_path) == ["a.csv"]
+
+
+def test_a_missing_library_and_an_unknown_format_are_named(monkeypatch, tmp_path):
+    with pytest.raises(ConfigError, match="must end in one of .jsonl, .csv, .parquet"):
+        check_format(tmp_path / "a.xlsx")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError, match=r"needs pyarrow: pip install '\.\[parquet\]'"):
+        check_format(tmp_path / "a.parquet")
+
+
+class FakePainter:
+    num_workers = 1
+
+    def copy(self, picture):
+        return b"jpeg" if picture.name == "1.png" else None
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.texts = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_escapes_names_and_answers(tmp_path):
+    values = [{"customer": HOSTILE, HOSTILE: HOSTILE}, {"total": 1}]
+    results = results_of(tmp_path, values, [HOSTILE, "b.png"], p=0.5)
+    assert write_review(results, tmp_path, FakePainter(), 0.9, tmp_path / "a.html") == 2
+    page = (tmp_path / "a.html").read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert "script" not in tags.tags and tags.texts.count(HOSTILE) >= 2
+    assert set(tags.tags) <= TAGS
+    assert "default-src 'none'; img-src data:" in page and "picture 1 is left out" in page
+
+
+def test_the_page_has_the_least_certain_rows_first(tmp_path):
+    count = MAX_ROWS + 2
+    results = list(results_of(tmp_path, [{"total": 1}] * count))
+    for number, result in enumerate(results):
+        field = result.confidence["/total"]
+        confidence = {"/total": msgspec.structs.replace(field, p=1 - number / count)}
+        results[number] = msgspec.structs.replace(result, confidence=confidence)
+    results[0] = msgspec.structs.replace(results[0], status="error", error="damaged")
+    assert write_review(results, tmp_path, FakePainter(), 0.9, tmp_path / "a.html") == MAX_ROWS
+    page = (tmp_path / "a.html").read_text()
+    shown = [part.partition("</bdi>")[0] for part in page.split("<h2><bdi>")[1:]]
+    assert shown[:3] == ["1.png", f"{count}.png", f"{count - 1}.png"]
+    assert f"the page has the {MAX_ROWS} least certain" in page
+
+
+def test_documents_are_found_in_order_without_work_folders(tmp_path):
+    (tmp_path / "b" / "out.work" / "pages").mkdir(parents=True)
+    (tmp_path / "b" / "out.work" / "extract.json").write_text("{}")
+    for name in ("b/out.work/pages/1.png", "b/2.PDF", "b/notes.txt", "a.jpg", "c.png"):
+        (tmp_path / name).write_bytes(b"12345")
+    os.mkfifo(tmp_path / "pipe.png")
+    found = find_documents([tmp_path, tmp_path / "a.jpg", tmp_path / "b" / "notes.txt"], 5)
+    shown = {os.path.relpath(each.name, tmp_path): each.error for each in found}
+    assert list(shown) == ["a.jpg", "c.png", "pipe.png", "b/2.PDF", "b/notes.txt"]
+    assert shown["pipe.png"] == "it is not a regular file" and "does not end in" in shown["b/notes.txt"]
+    (large,) = find_documents([tmp_path / "a.jpg"], 4)
+    assert large.error == "the file has 5 bytes; the limit is 4 (--max-bytes)"
+    with pytest.raises(InvalidRequest, match="no such file or folder"):
+        find_documents([tmp_path / "d"], 5)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidRequest, match="there is no document"):
+        find_documents([tmp_path / "empty"], 5)
+
+
+def test_a_name_that_is_not_unicode_is_an_error(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/\xff.png", "wb") as file:
+        Image.new("RGB", (8, 8)).save(file, "PNG")
+    (found,) = find_documents([tmp_path], 10_000)
+    assert "not valid UTF-8" in found.error and found.name.endswith("\ufffd.png")
