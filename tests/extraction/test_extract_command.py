@@ -144,6 +144,7 @@ def size_of(path):
     return path.stat().st_size if path.exists() else 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed, kills", [(1, 1), pytest.param(2, 8, marks=pytest.mark.soak)])
 def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills):
     """After kill -9 the table equals the table of an undisturbed run, and no answer was computed twice."""
