@@ -1,6 +1,7 @@
 """Options have the same names and checks on every path into the engine."""
 
 import asyncio
+import re
 from types import NoneType
 from typing import get_args, get_type_hints
 
@@ -13,6 +14,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt import options as opts
+from mmengine.serve.prompt.option_names import FOREIGN
 from tests.serve.serve_fakes import builder
 
 
@@ -44,13 +46,31 @@ def test_every_option_of_a_request_has_its_default_in_options():
 
 @pytest.mark.parametrize("taken", [opts.GENERATE, opts.LINE, opts.SUBMIT])
 def test_what_is_not_an_option_is_refused_by_name(taken):
-    for name in ("max_length", *sorted(opts.SUBMIT - taken)):
+    for name in ("zzz", *sorted(opts.SUBMIT - taken)):
         with pytest.raises(
             InvalidRequest, match=f"unknown sampling option '{name}'; known are bad_words_ids, freq"
         ):
             opts.make_options(None, {name: 1}, taken)
     with pytest.raises(InvalidRequest, match=r"give sampling or keywords, not both \(n, top_k\)"):
         opts.make_options(SamplingParams(), {"top_k": 1, "n": 2, "priority": 1}, taken)
+
+
+def test_other_libraries_names_and_misspelt_names_get_advice():
+    for name, advice in (
+        ("max_new_tokens", "use max_tokens"),
+        ("do_sample", "use temperature; 0 is greedy"),
+        ("sampling_params", "give its fields as keyword arguments, such as max_tokens=64"),
+        ("images", "put the media into a message: {'type': 'image', 'image': path}"),
+        ("temprature", "did you mean temperature?"),
+        ("maxtokens", "did you mean max_tokens?"),
+    ):
+        with pytest.raises(InvalidRequest) as found:
+            opts.make_options(None, {name: 1})
+        assert str(found.value) == f"unknown sampling option '{name}'; {advice}"
+    known = set(SamplingParams.__struct_fields__) | opts.SUBMIT
+    assert not known & FOREIGN.keys()
+    used = {word for text in FOREIGN.values() for word in re.findall(r"use ([a-z_]+)\b", text)}
+    assert used <= known | {"AsyncEngine", "adapter", "stream_chat"}
 
 
 def test_both_engines_take_the_same_options_and_refuse_the_same():

@@ -22,6 +22,7 @@ from mmengine.request import (
     ThinkingBudget,
     check_unicode,
 )
+from mmengine.serve.prompt.option_names import advice_for_option
 from mmengine.serve.prompt.session_turns import SessionPlace
 from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.prompt.vllm_options import VLLM_NAMES
@@ -319,10 +320,9 @@ def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
     Raises InvalidRequest with the field's name.
     """
     if not _SAMPLING.issuperset(options):
-        known = ", ".join(sorted(_SAMPLING))
-        raise InvalidRequest(
-            f"unknown sampling option {min(set(options) - _SAMPLING)!r:.80}; known are {known}"
-        )
+        unknown = min(set(options) - _SAMPLING)
+        advice = advice_for_option(unknown, _SAMPLING)
+        raise InvalidRequest(f"unknown sampling option {unknown!r:.80}; {advice}")
     values = {name: value for name, value in options.items() if value is not None}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)

@@ -56,7 +56,7 @@ class Prompt:
             return cls(messages=prompt)
         raise InvalidRequest(
             "a prompt is a string, a list of messages with role and content, or a Prompt, "
-            f"not {type(prompt).__name__}"
+            f"not {type(prompt).__name__}; give token ids as Prompt(token_ids=…)"
         )
 
     @property
