@@ -1,4 +1,4 @@
-"""Builds tokenizers from the data of an untrusted tokenizer.json, and turns their panics into errors."""
+"""Builds tokenizers from an untrusted tokenizer.json, and turns their panics into errors."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ def _growth(part: Any) -> float:
 
 
 def build_tokenizer(text: str) -> tokenizers.Tokenizer:
-    """Return the tokenizer for the JSON of a tokenizer.json. Raises Exception for a damaged file."""
+    """Return the tokenizer for the text in a tokenizer.json. Raises Exception for a damaged file."""
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except BaseException as error:

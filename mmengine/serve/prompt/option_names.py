@@ -39,7 +39,7 @@ FOREIGN = {
 
 
 def advice_for_option(name: str, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown sampling option, or the names of all options."""
+    """Return what to write instead of an unknown sampling option, or all known names."""
     if name in FOREIGN:
         return FOREIGN[name]
     names = sorted(known)

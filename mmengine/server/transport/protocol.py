@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a field of the head. Trailers count too, but are dropped, because they could replace fields
-        that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError for too many bytes of trailers.
+        that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError if the trailers are too large.
         """
         self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
         if not self._is_head_complete:
