@@ -107,7 +107,7 @@ def test_an_error_in_a_form_reaches_only_its_caller():
     wrong = [
         ({"response_format": form({"type": "objec"})}, InvalidRequest, "objec"),
         ({"response_format": {"type": "xml"}}, InvalidRequest, "response_format.type"),
-        ({"response_format": form({}), "grammar": choice(0)}, InvalidRequest, "give one of them"),
+        ({"response_format": form({}), "grammar": choice(0)}, InvalidRequest, "give only one of them"),
         ({"grammar": choice(0), "ignore_eos": True}, InvalidRequest, "ignore_eos cannot go with"),
         ({"grammar": choice(3)}, QueueFull, "the grammars of"),
     ]
