@@ -4,27 +4,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mmengine.checkpoint.files import read_json
-from mmengine.checkpoint.gguf.model import FILES, GGUFModel
+from mmengine.checkpoint.gguf.model import GGUFModel, has_file, model_parts, projector_note
+from mmengine.checkpoint.gguf.pair import gguf_file, is_gguf
 from mmengine.checkpoint.quantisation import STORED_BYTES, with_quantised
 from mmengine.checkpoint.tensors import TensorEntry, open_tensors, weight_files
-
-GGUF_SUFFIX = ".gguf"
-
-
-def is_gguf(model: Path) -> bool:
-    return model.suffix == GGUF_SUFFIX and model.is_file()
 
 
 def has_model_file(model: Path, name: str) -> bool:
     """Return whether a model has the file `name`, such as config.json. For a GGUF file: whether
     `read_model_json` can build this file.
     """
-    return name in FILES if is_gguf(model) else (model / name).is_file()
+    return has_file(model, name) if is_gguf(model) else (model / name).is_file()
 
 
 def model_file(model: Path, name: str) -> Path:
     """Return the path that errors name: the folder's file, or the GGUF file with the same data."""
-    return model if is_gguf(model) else model / name
+    return gguf_file(model) if is_gguf(model) else model / name
 
 
 def read_model_json(model: Path, name: str) -> dict[str, object]:
@@ -43,4 +38,14 @@ def model_tensors(model: Path, canonical_name: Callable[[str], str | None]) -> M
 
 def model_weight_files(model: Path) -> list[Path]:
     """Return the files that contain a model's weights. Raises ModelError if a file is missing."""
-    return [model] if is_gguf(model) else weight_files(model)
+    return model_parts(model) if is_gguf(model) else weight_files(model)
+
+
+def model_note(model: Path) -> str:
+    """Return a text on what a model's files leave out, or "". Raises ModelError."""
+    return "" if not is_gguf(model) else projector_note(model)
+
+
+def lacks_projector(model: Path) -> bool:
+    """Return whether the model is a GGUF file that would take images if it had a projector."""
+    return is_gguf(model) and GGUFModel(model).lacks_projector

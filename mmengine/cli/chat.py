@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -78,7 +78,11 @@ def chat(options: ChatOptions, model: Model, media: MediaUrls) -> None:
     with loading(name or "the embedded checkpoint") as progress:
         with weights_reported_to(progress):
             engine = Engine(
-                name, config=config, device=model.device, dtype=model.dtype, loras=model.loras() or None
+                replace(model, model=name).source,
+                config=config,
+                device=model.device,
+                dtype=model.dtype,
+                loras=model.loras() or None,
             )
         progress.loaded(engine.built)
     with engine:

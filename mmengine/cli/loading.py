@@ -95,9 +95,11 @@ class Loading(Bar):
 
     def loaded(self, built: "Built") -> None:
         """Store the sizes that were chosen for this machine, for the last progress line."""
+        from mmengine.checkpoint.model_files import model_note  # Lazy: numpy
+
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
         form = built.spec.weights_held
-        held = form and f", {form}"
+        held = "".join(f", {each}" for each in (form, model_note(built.folder)) if each)
         self.sizes = (
             f": {_size(self.whole)} of weights{held}; KV pool of {tokens:,} tokens ({config.num_blocks:,} "
             f"blocks, {_size(built.kv_bytes)} when full); max_model_len {config.max_model_len:,}; "

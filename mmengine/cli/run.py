@@ -109,7 +109,7 @@ def load_engine(
     with loading(model.model or "the embedded checkpoint", quiet=not tells) as progress:
         with weights_reported_to(progress):
             engine = Engine(
-                model.model,
+                model.source,
                 config=config,
                 device=model.device,
                 dtype=model.dtype,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mmengine.checkpoint.gguf.pair import pair
 from mmengine.cli.settings import complete_setting, engine_config
 from mmengine.errors import ConfigError, InvalidRequest
 
@@ -170,6 +171,14 @@ class Model:
             "modelscope:owner/name (default: the embedded checkpoint).",
         ),
     ] = None
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=MODEL,
+            metavar="FILE",
+            help="Vision projector of a GGUF model, or none for text only (default: the one beside it).",
+        ),
+    ] = None
     device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="Device: auto, cpu, cuda or cuda:N.")] = (
         "auto"
     )
@@ -239,6 +248,15 @@ class Model:
             "docs/reference/limits.md has the names and ranges.",
         ),
     ] = None
+
+    @property
+    def source(self) -> str | None:
+        """Return the model with its projector, as the engine takes it. Raises ConfigError."""
+        if self.mmproj is None:
+            return self.model
+        if self.model is None:
+            raise ConfigError("--mmproj belongs to a GGUF model; name the model too")
+        return pair(self.model, self.mmproj)
 
     def loras(self) -> dict[str, str]:
         """Return a dict from adapter names to their sources. Raises ConfigError."""

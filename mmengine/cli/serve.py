@@ -206,7 +206,7 @@ def _answer(
 
             media_fetcher = make_media_fetcher(settings)
             if http.chat_template is not None:
-                check_template(model.model, http.chat_template, settings.chat_template)
+                check_template(model.source, http.chat_template, settings.chat_template)
             with weights_reported_to(progress):
                 engine = _engine(model, log, engine_config, progress, heartbeats, _loras(model, settings))
         say("running the first steps")
@@ -291,7 +291,7 @@ def _engine(
     if log.log is not None:
         resume = Resume(mode=log.recovery, force=log.force_resume, cause=supervisor.ended_by())
     return AsyncEngine(
-        model.model,
+        model.source,
         config=config,
         device=model.device,
         dtype=model.dtype,

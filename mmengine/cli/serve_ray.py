@@ -37,7 +37,7 @@ def serve_ray(
     from mmengine_ray.settings import RaySettings
 
     ray_settings = RaySettings(
-        model=model.model,
+        model=model.source,
         device=model.device,
         dtype=model.dtype,
         engine=engine,

@@ -4,7 +4,9 @@ all for the embedded checkpoint.
 
 from pathlib import Path
 
-from mmengine.checkpoint.model_files import GGUF_SUFFIX, is_gguf
+from mmengine.checkpoint.gguf.file_names import SUFFIX as GGUF_SUFFIX
+from mmengine.checkpoint.gguf.pair import NO_PROJECTOR, pair, parts_of_pair
+from mmengine.checkpoint.model_files import is_gguf, model_weight_files
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.errors import ModelError
 from mmengine.hubs.fetch import fetch_adapter, fetch_description, fetch_model
@@ -33,7 +35,7 @@ def resolve_description(model: str | Path | None) -> tuple[Path, int]:
     found = _local_or_hub(model)
     if isinstance(found, HubName):
         return fetch_description(found)
-    files = [found] if is_gguf(found) else found.glob("*.safetensors")
+    files = model_weight_files(found) if is_gguf(found) else found.glob("*.safetensors")
     return found, sum(file.stat().st_size for file in files)
 
 
@@ -41,6 +43,22 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
     """Return the folder or GGUF file on this machine, or the model's name on a hub. Raises ModelError."""
     if model is None:
         return _embedded_folder()
+    name, projector = parts_of_pair(model)
+    if projector is None:
+        return _local_or_hub_model(model)
+    found = _local_or_hub_model(name)
+    if isinstance(found, HubName) or not is_gguf(found):
+        raise ModelError(
+            f"{name[:200]} is not a GGUF file on this machine; only such a model has a projector"
+        )
+    if projector == NO_PROJECTOR:
+        return Path(pair(found, projector))
+    if not Path(projector).expanduser().is_file():
+        raise ModelError(f"there is no projector {projector[:200]}; give a GGUF file that is on this machine")
+    return Path(pair(found, Path(projector).expanduser().absolute()))
+
+
+def _local_or_hub_model(model: str | Path) -> Path | HubName:
     if not str(model).strip():
         raise ModelError("the model's name is empty; give a folder or a hub id, or none at all")
     try:

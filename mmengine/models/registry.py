@@ -91,7 +91,7 @@ def load_plugins() -> dict[str, ModelPlugin]:
 
 
 def _architectures(folder: Path) -> tuple[str, ...]:
-    if not folder.exists():
+    if not folder.exists() and not is_gguf(folder):
         raise ModelError(f"there is no model folder {folder}")
     path = folder / CONFIG
     if not has_model_file(folder, CONFIG):

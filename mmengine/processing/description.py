@@ -14,6 +14,8 @@ from mmengine.processing.chat.tokens import ChatTokenizer
 from mmengine.processing.media.loader import LoadedMedia
 from mmengine.processing.media.settings import MediaSettings
 
+REMEDY = "use another model"
+
 
 @dataclass(frozen=True, slots=True)
 class MediaDescription:
@@ -43,7 +45,8 @@ class Description:
     tokens. `max_positions`: number of positions in the model. `generation`: contents of
     generation_config.json. `eos_token_ids`: used if that file names no end tokens. `media`: None for a
     text-only model. `templates`: modality
-    -> template that replaces `template` for messages with media of this modality.
+    -> template that replaces `template` for messages with media of this modality. `remedy`: what a user can
+    do about media that the model does not take.
     """
 
     version: str
@@ -54,6 +57,7 @@ class Description:
     eos_token_ids: tuple[int, ...]
     media: MediaDescription | None = None
     templates: Mapping[str, ChatTemplate] = field(default_factory=dict)
+    remedy: str = REMEDY
 
 
 def read_generation(folder: Path) -> dict:

@@ -53,6 +53,7 @@ class ChatProcessor:
         self._template, self._templates = described.template, described.templates
         self._last_given: ChatTemplate | None = None
         self._pads = media.placeholders if media is not None else {}
+        self._remedy = described.remedy
         self._names = {token: name for name, token in tokenizer.marked.items()}
         if not self._pads.keys() <= self._names.keys():
             fields = " or ".join(f"{modality}_token_id" for modality in self._pads.values())
@@ -291,7 +292,7 @@ class ChatProcessor:
                 kinds = " and ".join(["text", *(f"{modality}s" for modality in self._pads.values())])
                 raise InvalidRequest(
                     f"{part.where} is not supported: this model accepts {kinds}, no {part.modality}s; leave "
-                    "it out, or use another model",
+                    f"it out, or {self._remedy}",
                     path=part.path,
                 )
 

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+from mmengine.checkpoint.model_files import lacks_projector
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.tokens import ChatTokenizer
-from mmengine.processing.description import Description, read_generation
+from mmengine.processing.description import REMEDY, Description, read_generation
 from mmengine.processing.processor import ChatProcessor
 from mmengine_llama.config import read_config
 
 VERSION = "llama-processing-1"  # Changes when the same input would give other tokens.
+NO_PROJECTOR = "serve the model with its projector (--mmproj)"
 
 
 def load_processor(model: Path) -> ChatProcessor:
@@ -24,5 +26,6 @@ def load_processor(model: Path) -> ChatProcessor:
             max_positions=config.text.max_positions,
             generation=read_generation(model),
             eos_token_ids=config.eos_token_ids,
+            remedy=NO_PROJECTOR if lacks_projector(model) else REMEDY,
         )
     )

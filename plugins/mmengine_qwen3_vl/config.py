@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
 from mmengine.models.config_reader import check_served, read_decoder, read_experts
@@ -33,8 +33,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Return the model's sizes and constants from the files in `folder`. Raises ModelError, which names the
     file and the field.
     """
-    path = folder / "config.json"
-    root = Fields(read_json(path), path, "")
+    root = Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
     check_served(root, ARCHITECTURES, ("text_config", "vision_config"))
     text = _text_config(root)
     vision = read_vision(root.child("vision_config"))

@@ -202,12 +202,6 @@ def test_errors_name_the_wrong_field(opened, name):
         opened(architecture, **more).file("config.json")
 
 
-def test_one_of_several_parts(opened):
-    with pytest.raises(ModelError, match="one of several parts; join them"):
-        opened(keys=[("split.count", UINT32, 3)]).file("config.json")
-    assert opened(keys=[("split.count", UINT32, 1)]).file("config.json") == SMALL
-
-
 def test_a_file_without_an_architecture_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(write([("general.quantized", BOOL, True)]).data)

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.gguf.container import Container
+from mmengine.checkpoint.gguf.container import Container, StoredArray
+from mmengine.checkpoint.gguf.projector import ARCHITECTURE as PROJECTOR
+from mmengine.checkpoint.gguf.projector import Projector
 from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
-from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
+from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_id, token_ids
 
 OUTPUT = "output.weight"
 MAX_HEADS = 1024  # Maximum number of query heads, and of key-value heads.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+QWEN3_VL, SECTIONS, DEEPSTACK = "qwen3vl_merger", "rope.dimension_sections", "n_deepstack_layers"
 _INTEGERS = {  # Required key -> its field in config.json, and its maximum.
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
@@ -33,35 +36,43 @@ class Architecture:
     """A supported architecture.
 
     `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
-    (`GGUFEntry.paired_heads`).
+    (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images. `keys`:
+    metadata keys beyond those of every architecture.
     """
 
-    name: str  # The name of the class in transformers.
+    name: str  # The name of the class in transformers. Without images, a vision model is a text model.
     model_type: str
     pairs_rows: bool = False
+    projectors: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama", pairs_rows=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", "qwen3", False, (QWEN3_VL,), (SECTIONS, DEEPSTACK)),
 }
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Return the architecture of the model in the file. Raises ModelError for an unsupported architecture,
-    and for one part of a split file.
-    """
+    """Return the architecture of the model in the file. Raises ModelError for an unsupported one."""
     fields = container.fields
     kind = fields.values.get("general.architecture")
+    if kind == PROJECTOR:
+        fields.fail("it is a projector, not a model; give the model's file, and this one with --mmproj")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         shown = "missing" if kind is None else repr(kind)[:60]
         fields.fail(
             f"general.architecture is {shown}; supported in GGUF files are {', '.join(ARCHITECTURES)}"
         )
-    if fields.values.get("split.count", 1) not in (0, 1):
-        fields.fail("it is one of several parts; join them with llama-gguf-split --merge")
     return ARCHITECTURES[kind]
+
+
+def projectors_of(container: Container) -> tuple[str, ...]:
+    """Return the projector types for the model, or () for a text model or an unknown architecture."""
+    kind = container.metadata.get("general.architecture")
+    return ARCHITECTURES[kind].projectors if isinstance(kind, str) and kind in ARCHITECTURES else ()
 
 
 def model_config(container: Container) -> dict[str, object]:
@@ -71,7 +82,7 @@ def model_config(container: Container) -> dict[str, object]:
     function does not read.
     """
     found, fields = architecture_of(container), _fields(container)
-    for name in sorted(fields.values.keys() - _READ):
+    for name in sorted(fields.values.keys() - _READ - set(found.keys)):
         shown = repr(fields.values[name])[:60]
         fields.fail(f"{fields.prefix}{name} is {shown}, which is not supported")
     sizes = {name: fields.integer(key, 1, most) for key, (name, most) in _INTEGERS.items()}
@@ -96,6 +107,34 @@ def model_config(container: Container) -> dict[str, object]:
     return config
 
 
+def vision_model_config(
+    text: dict[str, object], container: Container, projector: Projector
+) -> dict[str, object]:
+    """Return config.json of a vision model. `text`: what `model_config` returns. Raises ModelError."""
+    fields, vision = _fields(container), projector.vision_config()
+    layers = vision["deepstack_visual_indexes"]
+    assert isinstance(layers, list)
+    if (wanted := fields.integer(DEEPSTACK, 0, 1024, len(layers))) != len(layers):
+        fields.fail(
+            f"{fields.prefix}{DEEPSTACK} is {wanted}, but {projector.path} has {len(layers)} deepstack "
+            "layers: it is the projector of another model"
+        )
+    sections = fields.values.get(SECTIONS)
+    if not isinstance(sections, StoredArray) or sections.count not in (3, 4):
+        fields.fail(f"{fields.prefix}{SECTIONS} is {sections!r:.60}; three numbers are required")
+    rope = text["rope_parameters"]
+    assert isinstance(rope, dict)
+    rope = rope | {"mrope_section": sections.as_integers()[:3].tolist(), "mrope_interleaved": True}
+    return {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text | {"rope_parameters": rope, "model_type": "qwen3_vl_text"},
+        "vision_config": vision,
+        **{f"{name}_token_id": token_id(container, f"<|{name}_pad|>") for name in ("image", "video")},
+    }
+
+
 def generation_config(container: Container) -> dict[str, object]:
     """Return generation_config.json, which names the tokens that end an answer. Raises ModelError if the file
     names no such token.
@@ -107,9 +146,7 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function from a tensor's transformers name to `GGUFEntry.paired_heads`. Raises ModelError.
-    ModelError.
-    """
+    """Return a function from a tensor's transformers name to `GGUFEntry.paired_heads`. Raises ModelError."""
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
     fields = _fields(container)
@@ -162,7 +199,7 @@ def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, obje
     Such factors are 1 for wavelengths up to a quarter of 8,192 positions, `factor` for wavelengths over
     8,192, and between 1 and `factor` for all other wavelengths. Raises ModelError for other factors.
     """
-    entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
+    entry = tensor_entry(container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):
         container.fields.fail(
             f"{ROPE_FACTORS} has shape {list(entry.shape)}; {head_dim // 2} values are required"

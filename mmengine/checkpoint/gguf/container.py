@@ -69,6 +69,16 @@ class StoredArray:
         data = self._read("integers", self.form not in ("", "f", "d", "?"))
         return np.frombuffer(data, f"<{self.form}").astype(np.int64)
 
+    def as_numbers(self) -> list[float]:
+        """Return the floating-point numbers. Raises ModelError if the array holds other values."""
+        return [
+            float(x) for x in np.frombuffer(self._read("floats", self.form in ("f", "d")), f"<{self.form}")
+        ]
+
+    def as_flags(self) -> list[bool]:
+        """Return the truth values. Raises ModelError if the array holds other values."""
+        return [byte != 0 for byte in self._read("truth values", self.form == "?")]
+
     def _read(self, what: str, is_so: bool) -> bytes:
         if not is_so:
             raise ModelError(f"{self.path}: {self.key} holds no {what}")
@@ -80,6 +90,7 @@ Value = bool | int | float | str | StoredArray
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
+    path: Path
     name: str
     type: StoredType
     shape: tuple[int, ...]  # The last dimension is contiguous and consists of whole blocks.
@@ -197,7 +208,7 @@ def _tensors(source: Source, num_tensors: int, alignment: int) -> dict[str, Stor
         if offset % alignment:
             source.fail(f"tensor {name} begins at {offset}, not a multiple of the alignment {alignment}")
         num_bytes = kind.num_bytes(shape)
-        tensors[name] = StoredTensor(name, kind, shape, data_start + offset, num_bytes)
+        tensors[name] = StoredTensor(source.path, name, kind, shape, data_start + offset, num_bytes)
     end, before = data_start, ""
     for tensor in sorted(tensors.values(), key=lambda each: each.start):
         if tensor.start < end:

@@ -157,8 +157,8 @@ def tensor_entries(
             continue
         if canonical in entries:
             other = entries[canonical].stored_name
-            raise ModelError(f"{container.path}: {tensor.name} and {other} are the same tensor")
-        entries[canonical] = tensor_entry(container, tensor, paired_heads(name))
+            raise ModelError(f"{tensor.path}: {tensor.name} and {other} are the same tensor")
+        entries[canonical] = tensor_entry(tensor, paired_heads(name))
     if not entries:
         raise ModelError(f"{container.path} holds no tensors, only a vocabulary; choose a file with weights")
     return entries
@@ -173,15 +173,15 @@ def plain_name(stored: str) -> str:
     return f"{_WHOLE[whole]}.{kind}" if whole in _WHOLE else stored
 
 
-def tensor_entry(container: Container, tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
+def tensor_entry(tensor: StoredTensor, paired_heads: int = 0) -> GGUFEntry:
     """Return the entry for a tensor. Raises ModelError if the rows cannot be divided by the heads."""
     if paired_heads and tensor.shape[0] % (2 * paired_heads):
         raise ModelError(
-            f"{container.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which cannot be divided by "
+            f"{tensor.path}: tensor {tensor.name} has {tensor.shape[0]} rows, which cannot be divided by "
             f"{paired_heads} heads"
         )
     return GGUFEntry(
-        path=container.path,
+        path=tensor.path,
         stored_name=tensor.name,
         dtype=tensor.type.name,
         shape=tensor.shape,

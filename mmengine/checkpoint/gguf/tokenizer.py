@@ -149,6 +149,14 @@ def end_ids(container: Container) -> list[int]:
     return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
 
 
+def token_id(container: Container, token: str) -> int:
+    """Return the id of a token. Raises ModelError if the vocabulary has no such token."""
+    tokens = _array(container, "tokens").as_strings()
+    if token not in tokens:
+        container.fields.fail(f"{_PREFIX}tokens has no {token}, which images need; choose another file")
+    return tokens.index(token)
+
+
 def num_tokens(container: Container) -> int:
     """Return how many rows the embedding has: the length of the token list, including padding tokens."""
     return _array(container, "tokens").count

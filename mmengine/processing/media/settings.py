@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import has_model_file, model_file, read_model_json
 from mmengine.errors import ModelError
 from mmengine.models.media_decoding import DecodedMedia
 from mmengine.processing.media.options import ImageOptions, VideoOptions
@@ -63,15 +63,14 @@ def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -
 
     Also returns the path that was read. `optional`: return {} if neither exists. Raises ModelError.
     """
-    common = folder / "processor_config.json"
-    if common.is_file():
-        values = read_json(common).get(key)
+    common, path = "processor_config.json", model_file(folder, name)
+    if has_model_file(folder, common):
+        values = read_model_json(folder, common).get(key)
         if isinstance(values, dict):
-            return values, common
-    path = folder / name
-    if optional and not path.is_file():
+            return values, folder / common
+    if optional and not has_model_file(folder, name):
         return {}, path
-    return read_json(path), path
+    return read_model_json(folder, name), path
 
 
 def check_constants(values: Mapping[str, object], path: Path, constants: Mapping[str, object]) -> None:

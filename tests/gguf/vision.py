@@ -1,0 +1,192 @@
+"""Writes a Qwen3-VL folder as two GGUF files, a text model and a projector, with the keys and tensor names of
+llama.cpp's converter.
+"""
+
+import json
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from tests.gguf.quantising import quantise
+from tests.gguf.writing import ARRAY, BLOCKS, BOOL, FLOAT32, INT32, STRING, UINT32, Tensor, write
+
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+BLOCK = {
+    "attn.qkv": "attn_qkv",
+    "attn.proj": "attn_out",
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "mlp.linear_fc1": "ffn_up",
+    "mlp.linear_fc2": "ffn_down",
+}
+
+
+def tensor_of(name: str, values: np.ndarray, kind: str) -> Tensor:
+    """Return the tensor in type `kind`. A vector is stored in float32, other rows without whole blocks in
+    float16.
+    """
+    if values.ndim == 1:
+        kind = "F32"
+    elif values.shape[-1] % BLOCKS[kind][1]:
+        kind = "F16"
+    return Tensor(name, kind, values.shape, quantise(kind, values))
+
+
+def text_keys(config: dict, *, architecture: str = "qwen3vl") -> list:
+    """Return the metadata for the text model of a Qwen3-VL config."""
+    text, vision = config["text_config"], config["vision_config"]
+    rope = text["rope_parameters"]
+    keys = {
+        "block_count": (UINT32, text["num_hidden_layers"]),
+        "context_length": (UINT32, text["max_position_embeddings"]),
+        "embedding_length": (UINT32, text["hidden_size"]),
+        "feed_forward_length": (UINT32, text["intermediate_size"]),
+        "attention.head_count": (UINT32, text["num_attention_heads"]),
+        "attention.head_count_kv": (UINT32, text["num_key_value_heads"]),
+        "attention.key_length": (UINT32, text["head_dim"]),
+        "attention.value_length": (UINT32, text["head_dim"]),
+        "attention.layer_norm_rms_epsilon": (FLOAT32, text["rms_norm_eps"]),
+        "rope.freq_base": (FLOAT32, rope["rope_theta"]),
+        "rope.dimension_sections": (ARRAY, (INT32, [*rope["mrope_section"], 0])),
+        "n_deepstack_layers": (UINT32, len(vision["deepstack_visual_indexes"])),
+    }
+    first = [("general.architecture", STRING, architecture)]
+    return first + [(f"{architecture}.{name}", *value) for name, value in keys.items()]
+
+
+def vocabulary_of(folder) -> list:
+    """Return the metadata for a folder's tokenizer, which must split texts like Qwen2's."""
+    data = json.loads((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    size = config["text_config"]["vocab_size"]
+    tokens, types = [f"[PAD{place}]" for place in range(size)], [5] * size
+    for token, place in data["model"]["vocab"].items():
+        tokens[place], types[place] = token, 1
+    for added in data["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], 3 if added["special"] else 4
+    merges = [each if isinstance(each, str) else " ".join(each) for each in data["model"]["merges"]]
+    template = (folder / "chat_template.jinja").read_text()
+    return [
+        ("tokenizer.ggml.model", STRING, "gpt2"),
+        ("tokenizer.ggml.pre", STRING, "qwen2"),
+        ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
+        ("tokenizer.ggml.token_type", ARRAY, (INT32, types)),
+        ("tokenizer.ggml.merges", ARRAY, (STRING, merges)),
+        ("tokenizer.ggml.eos_token_id", UINT32, tokens.index("<|im_end|>")),
+        ("tokenizer.ggml.padding_token_id", UINT32, tokens.index("<|endoftext|>")),
+        ("tokenizer.ggml.add_bos_token", BOOL, False),
+        ("tokenizer.chat_template", STRING, template),
+    ]
+
+
+def vision_keys(config: dict, **more) -> list:
+    """Return the metadata of a projector. `more`: keys to add or replace, without `clip.vision.`."""
+    vision = config["vision_config"]
+    deep = vision["deepstack_visual_indexes"]
+    keys = {
+        "image_size": (UINT32, 768),
+        "patch_size": (UINT32, vision["patch_size"]),
+        "embedding_length": (UINT32, vision["hidden_size"]),
+        "feed_forward_length": (UINT32, vision["intermediate_size"]),
+        "block_count": (UINT32, vision["depth"]),
+        "projection_dim": (UINT32, vision["out_hidden_size"]),
+        "attention.head_count": (UINT32, vision["num_heads"]),
+        "attention.layer_norm_epsilon": (FLOAT32, 1e-6),
+        "image_mean": (ARRAY, (FLOAT32, [0.5] * 3)),
+        "image_std": (ARRAY, (FLOAT32, [0.5] * 3)),
+        "spatial_merge_size": (UINT32, vision["spatial_merge_size"]),
+        "is_deepstack_layers": (ARRAY, (BOOL, [layer in deep for layer in range(vision["depth"])])),
+    } | more
+    first = [
+        ("general.architecture", STRING, "clip"),
+        ("general.type", STRING, "mmproj"),
+        ("clip.has_vision_encoder", BOOL, True),
+        ("clip.projector_type", STRING, "qwen3vl_merger"),
+        ("clip.use_gelu", BOOL, True),
+    ]
+    return first + [(f"clip.vision.{name}", *value) for name, value in keys.items()]
+
+
+def weights_of(folder) -> dict[str, np.ndarray]:
+    """Return a folder's tensors in float32, by transformers' names."""
+    return {
+        name: each.to(torch.float32).numpy() for name, each in load_file(folder / "model.safetensors").items()
+    }
+
+
+def text_tensors(weights: dict[str, np.ndarray], kind: str) -> list[Tensor]:
+    found = []
+    for name, values in weights.items():
+        if "visual." in name:
+            continue
+        stem, _, ending = name.rpartition(".")
+        stem = stem.replace("model.language_model.", "")
+        if stem.startswith("layers."):
+            _, layer, part = stem.split(".", 2)
+            stem = f"blk.{layer}.{LAYER[part]}"
+        else:
+            stem = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}[stem]
+        found.append(tensor_of(f"{stem}.{ending}", values, kind))
+    return found
+
+
+def vision_tensors(
+    weights: dict[str, np.ndarray], config: dict, kind: str, *, swaps: bool = False
+) -> list[Tensor]:
+    """Return a projector's tensors. `swaps`: give the matrices of an MLP each other's names, as old files."""
+    deep = config["vision_config"]["deepstack_visual_indexes"]
+    block = dict(BLOCK)
+    if swaps:
+        block |= {"mlp.linear_fc1": "ffn_down", "mlp.linear_fc2": "ffn_up"}
+    found = []
+    for name, values in weights.items():
+        if "visual." not in name:
+            continue
+        stem, _, ending = name.partition("visual.")[2].rpartition(".")
+        if stem == "patch_embed.proj" and ending == "weight":
+            half = "F16" if kind == "F16" else "F32"
+            for frame, place in enumerate(("v.patch_embd.weight", "v.patch_embd.weight.1")):
+                found.append(tensor_of(place, np.ascontiguousarray(values[:, :, frame]), half))
+            continue
+        if stem.startswith("blocks."):
+            _, layer, part = stem.split(".", 2)
+            stem = f"v.blk.{layer}.{block[part]}"
+        elif stem.startswith("deepstack_merger_list."):
+            _, place, part = stem.split(".")
+            step = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[part]
+            stem = f"v.deepstack.{deep[int(place)]}.{step}"
+        else:
+            stem = {
+                "patch_embed.proj": "v.patch_embd",
+                "pos_embed": "v.position_embd",
+                "merger.norm": "v.post_ln",
+                "merger.linear_fc1": "mm.0",
+                "merger.linear_fc2": "mm.2",
+            }[stem]
+        found.append(tensor_of(f"{stem}.{ending}", values, "F32" if "position" in stem else kind))
+    return found
+
+
+def write_pair(folder, out, kind: str = "F32", projector: str = "F32", **more) -> tuple:
+    """Write `model-KIND.gguf` and `mmproj-model-PROJECTOR.gguf` for a Qwen3-VL folder. Returns their paths.
+
+    `more`: options of `vision_tensors`.
+    """
+    config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
+    model, towers = out / f"model-{kind}.gguf", out / f"mmproj-model-{projector}.gguf"
+    model.write_bytes(write(text_keys(config) + vocabulary_of(folder), text_tensors(weights, kind)).data)
+    towers.write_bytes(write(vision_keys(config), vision_tensors(weights, config, projector, **more)).data)
+    return model, towers
