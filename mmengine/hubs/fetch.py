@@ -14,6 +14,7 @@ from mmengine.checkpoint.files import MAX_JSON_BYTES
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.checkpoint.tensors import INDEX_FILE, SINGLE_FILE, indexed_files
 from mmengine.errors import ModelError
+from mmengine.hubs.gguf import cached_gguf, fetch_gguf, has_gguf
 from mmengine.hubs.hub import Hub, HubError, HubFile, no_file
 from mmengine.hubs.huggingface import HuggingFace
 from mmengine.hubs.modelscope import ModelScope
@@ -29,8 +30,8 @@ _WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}\.safetensors", re.ASCII)
 
 
 def fetch_model(name: HubName) -> Path:
-    """Download a model and return its folder. If the hub does not answer, return the model's folder in the
-    hub's cache.
+    """Download a model and return its folder, or its GGUF file. If the hub does not answer, return the
+    model's folder or file in the hub's cache.
 
     Raises ModelError for a model that is missing, not accessible, too large or damaged.
     """
@@ -39,16 +40,24 @@ def fetch_model(name: HubName) -> Path:
 
 def fetch_from(hub: Hub, name: HubName) -> Path:
     """Do the work of `fetch_model` with the given hub client."""
+    if name.tag is not None:
+        return fetch_gguf(hub, name, check_room)
     try:
         listed = hub.list_files()
     except HubError as error:
         folder = hub.find() if error.is_network else None
-        if folder is None or not (folder / "config.json").is_file():
+        if folder is None:
+            raise
+        if not any((folder / file).is_file() for file in (SINGLE_FILE, INDEX_FILE)):
+            return cached_gguf(folder, name, error)
+        if not (folder / "config.json").is_file():
             raise
         return folder
+    if SINGLE_FILE not in listed and INDEX_FILE not in listed and has_gguf(hub):
+        return fetch_gguf(hub, name, check_room)
     small = _small_files(name, listed)
     in_parts = SINGLE_FILE not in listed and INDEX_FILE in small  # The same choice as in `weight_files`.
-    _check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
+    check_room(hub, name, listed, [*small, *([] if in_parts else [SINGLE_FILE])])
     folder = hub.fetch(small)
     weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
     for file in weights:
@@ -60,7 +69,7 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
                     f"{name} has no weights at {TITLES[name.hub]}: neither {SINGLE_FILE} nor {INDEX_FILE}"
                 )
             raise no_file(name, file)
-    _check_room(hub, name, listed, weights)
+    check_room(hub, name, listed, weights)
     return hub.fetch(weights)
 
 
@@ -75,9 +84,11 @@ def fetch_description(name: HubName) -> tuple[Path, int]:
 
 def description_from(hub: Hub, name: HubName) -> tuple[Path, int]:
     """Do the work of `fetch_description` with the given hub client."""
+    if name.tag is not None:
+        raise ModelError(f"{name} is a GGUF file, which describes itself; download it, and give the file")
     listed = hub.list_files()
     small = _small_files(name, listed)
-    _check_room(hub, name, listed, small)
+    check_room(hub, name, listed, small)
     folder = hub.fetch(small)
     in_parts = SINGLE_FILE not in listed and INDEX_FILE in small
     weights = indexed_files(folder) if in_parts else [SINGLE_FILE]
@@ -129,11 +140,11 @@ def adapter_from(hub: Hub, name: HubName) -> Path:
                 f"{name} has no {file} at {TITLES[name.hub]}, so it is no LoRA adapter in PEFT's format; "
                 "give another"
             )
-    _check_room(hub, name, listed, (CONFIG_FILE, WEIGHTS_FILE))
+    check_room(hub, name, listed, (CONFIG_FILE, WEIGHTS_FILE))
     return hub.fetch([CONFIG_FILE, WEIGHTS_FILE])
 
 
-def _check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: Collection[str]) -> None:
+def check_room(hub: Hub, name: HubName, listed: Mapping[str, HubFile], names: Collection[str]) -> None:
     """Raise ModelError if the files exceed the size limit or the free disk space. Called before any
     download.
     """

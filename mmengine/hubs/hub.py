@@ -32,8 +32,11 @@ class Hub(Protocol):
     def find(self) -> Path | None:
         """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
-    def list_files(self) -> Mapping[str, HubFile]:
-        """Return the files in the model's top folder by name. The names come from the hub unchecked."""
+    def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
+        """Return the files in the model's top folder by name. The names come from the hub unchecked.
+
+        `folders`: return the files in folders too, by their path with "/".
+        """
 
     def fetch(self, names: Sequence[str]) -> Path:
         """Fetch the files `names`, which must be names from `list_files`, and return their folder. Resumes an

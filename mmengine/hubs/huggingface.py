@@ -7,7 +7,7 @@ checks only the sizes of downloaded files, so this module also compares their ha
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mmengine.hubs.hub import (
@@ -44,16 +44,27 @@ class HuggingFace:
         self._commit = ""
 
     def find(self) -> Path | None:
-        return self._cached("config.json", self._name.revision)
+        name = self._name
+        if (found := self._cached("config.json", name.revision)) is not None:
+            return found
+        # A repository of GGUF files need not have a config.json.
+        folder = self.cache / self._client.file_download.repo_folder_name(
+            repo_id=name.repo, repo_type="model"
+        )
+        commit = name.revision or "main"
+        with suppress(OSError):  # A commit has no ref.
+            commit = (folder / "refs" / commit).read_text().strip()
+        snapshot = folder / "snapshots" / commit
+        return snapshot if snapshot.is_dir() else None
 
-    def list_files(self) -> Mapping[str, HubFile]:
+    def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
         name = self._name
         with self._translated_errors(None):
             info = self._client.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
         self._commit = str(info.sha)
         self._listed = {}
         for file in info.siblings or ():
-            if "/" in file.rfilename:
+            if "/" in file.rfilename and not folders:
                 continue
             num_bytes = int(file.size or 0)
             sha256 = None if file.lfs is None else str(file.lfs.sha256).lower()
@@ -85,12 +96,12 @@ class HuggingFace:
         return folder
 
     def _cached(self, file: str, revision: str | None) -> Path | None:
-        """Return the folder of a cached file, or None if the file is not in the cache."""
+        """Return the model's folder if the cache has the file, or None."""
         try:
             found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
         except (OSError, ValueError):  # Not a valid name.
             return None
-        return Path(found).parent if isinstance(found, str) else None
+        return Path(found).parents[file.count("/")] if isinstance(found, str) else None
 
     def _has_blob(self, etag: str, num_bytes: int) -> bool:
         """Return whether the cache has a file's contents from any commit.

@@ -56,7 +56,7 @@ class ModelScope:
             return None
         return Path(found)
 
-    def list_files(self) -> Mapping[str, HubFile]:
+    def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
         name = self._name
         if self._is_offline:
             raise not_asked(name, "HF_HUB_OFFLINE is set")
@@ -64,11 +64,11 @@ class ModelScope:
             # Without an environment variable, the client chooses between two endpoints.
             endpoint = self._api.resolve_endpoint_for_read(name.repo)
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
-            files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=False)
+            files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=folders)
         here = self.find()
         self._listed = {}
         for file in files:
-            if file.is_dir or "/" in file.path:
+            if file.is_dir or ("/" in file.path and not folders):
                 continue
             is_here = here is not None and _is_here(here / file.path, file.size, file.last_modified)
             missing = 0 if is_here else file.size

@@ -5,7 +5,7 @@ all for the embedded checkpoint.
 from pathlib import Path
 
 from mmengine.checkpoint.gguf.file_names import SUFFIX as GGUF_SUFFIX
-from mmengine.checkpoint.gguf.pair import NO_PROJECTOR, pair, parts_of_pair
+from mmengine.checkpoint.gguf.pair import NO_PROJECTOR, gguf_file, pair, parts_of_pair
 from mmengine.checkpoint.model_files import is_gguf, model_weight_files
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.errors import ModelError
@@ -23,8 +23,10 @@ def resolve_folder(model: str | Path | None) -> Path:
     `model`: None for the embedded checkpoint, an existing folder or GGUF file, whose absolute path is
     returned, or a hub id. A model's files are downloaded from the hub unless the hub's cache has them.
     """
-    found = _local_or_hub(model)
-    return fetch_model(found) if isinstance(found, HubName) else found
+    name, projector = (model, None) if model is None else parts_of_pair(model)
+    found = _local_or_hub(model if projector is None else name)
+    path = fetch_model(found) if isinstance(found, HubName) else found
+    return path if projector is None else _with_projector(path, projector)
 
 
 def resolve_description(model: str | Path | None) -> tuple[Path, int]:
@@ -32,7 +34,10 @@ def resolve_description(model: str | Path | None) -> tuple[Path, int]:
 
     For a model on a hub, only the config, tokenizer and processor files are downloaded. Raises ModelError.
     """
-    found = _local_or_hub(model)
+    if model is not None and parts_of_pair(model)[1] is not None:
+        found: Path | HubName = resolve_folder(model)
+    else:
+        found = _local_or_hub(model)
     if isinstance(found, HubName):
         return fetch_description(found)
     files = model_weight_files(found) if is_gguf(found) else found.glob("*.safetensors")
@@ -43,22 +48,6 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
     """Return the folder or GGUF file on this machine, or the model's name on a hub. Raises ModelError."""
     if model is None:
         return _embedded_folder()
-    name, projector = parts_of_pair(model)
-    if projector is None:
-        return _local_or_hub_model(model)
-    found = _local_or_hub_model(name)
-    if isinstance(found, HubName) or not is_gguf(found):
-        raise ModelError(
-            f"{name[:200]} is not a GGUF file on this machine; only such a model has a projector"
-        )
-    if projector == NO_PROJECTOR:
-        return Path(pair(found, projector))
-    if not Path(projector).expanduser().is_file():
-        raise ModelError(f"there is no projector {projector[:200]}; give a GGUF file that is on this machine")
-    return Path(pair(found, Path(projector).expanduser().absolute()))
-
-
-def _local_or_hub_model(model: str | Path) -> Path | HubName:
     if not str(model).strip():
         raise ModelError("the model's name is empty; give a folder or a hub id, or none at all")
     try:
@@ -82,9 +71,22 @@ def _local_or_hub_model(model: str | Path) -> Path | HubName:
     if name is None:
         raise ModelError(
             f"there is no model folder {str(model)[:200]}; give one with config.json and the weights, or a "
-            "hub id as owner/name, modelscope:owner/name or owner/name@revision"
+            "hub id as owner/name, modelscope:owner/name or owner/name@revision, or for a GGUF file "
+            "owner/name:TAG"
         )
     return name
+
+
+def _with_projector(model: Path, projector: str) -> Path:
+    """Return the name of a GGUF file with the projector `projector`. Raises ModelError."""
+    if not is_gguf(model):
+        raise ModelError(f"{model} is no GGUF file, so it has no projector; leave --mmproj out")
+    if projector == NO_PROJECTOR:
+        return Path(pair(gguf_file(model), projector))
+    file = Path(projector).expanduser()
+    if not file.is_file():
+        raise ModelError(f"there is no projector {projector[:200]}; give a GGUF file that is on this machine")
+    return Path(pair(gguf_file(model), file.absolute()))
 
 
 def resolve_adapter(source: str | Path) -> Path:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,29 +40,10 @@ UNWANTED = {
 }
 
 
-@pytest.fixture(params=["hf", "modelscope"])
-def name(request, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MMENGINE_HUB", raising=False)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    control = modelscope_hub._download_control._DownloadControl
-    monkeypatch.setattr(control, "sleep", lambda self, seconds: None)
-    return HubName(request.param, REPO)
-
-
 @pytest.fixture
-def hub(name, tmp_path, monkeypatch):
-    with running(FakeHub({"main": WHOLE | UNWANTED, "v1": WHOLE | {"config.json": b'{"old": 1}'}})) as hub:
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        # The client stores only whole chunks, so chunks must be small for a test of resuming.
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
-        monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
-        monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
-        monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "home"))
-        yield hub
+def hub(empty_hub):
+    empty_hub.revisions = {"main": WHOLE | UNWANTED, "v1": WHOLE | {"config.json": b'{"old": 1}'}}
+    return empty_hub
 
 
 def refused(name, words: str) -> str:
@@ -222,6 +202,15 @@ def test_names_that_leave_the_folder_are_never_fetched(name, hub):
         ("hf:a/b@main", "modelscope", ("hf", "a/b", "main")),
         ("modelscope:a/b-1.5@refs/pr/3", None, ("modelscope", "a/b-1.5", "refs/pr/3")),
         ("gpt2", "", ("hf", "gpt2", None)),
+        ("a/b-GGUF:Q4_K_M", None, ("hf", "a/b-GGUF", None, "Q4_K_M")),
+        ("a/b:UD-Q4_K_XL@v1", None, ("hf", "a/b", "v1", "UD-Q4_K_XL")),
+        ("modelscope:a/b:Q8_0", None, ("modelscope", "a/b", None, "Q8_0")),
+        ("hf.co/a/b:Q8_0", "modelscope", ("hf", "a/b", None, "Q8_0")),
+        ("https://huggingface.co/a/b", None, ("hf", "a/b", None)),
+        ("hf.co/b", None, ("hf", "hf.co/b", None)),
+        ("a:Q8_0", None, None),
+        ("a/b:", None, None),
+        ("a/b:Q8/0", None, None),
         ("ollama:a/b", None, None),
         ("a/../b", None, None),
         ("a/b/c", None, None),
@@ -231,7 +220,7 @@ def test_names(text, variable, meant, monkeypatch):
     monkeypatch.delenv("MMENGINE_HUB", raising=False)
     if variable is not None:
         monkeypatch.setenv("MMENGINE_HUB", variable)
-    assert parse_name(text) == meant
+    assert parse_name(text) == (None if meant is None else HubName(*meant))
 
 
 @pytest.mark.parametrize(
