@@ -78,7 +78,7 @@ def _local_or_hub(model: str | Path | None) -> Path | HubName:
 
 
 def _with_projector(model: Path, projector: str) -> Path:
-    """Return the name of a GGUF file with the projector `projector`. Raises ModelError."""
+    """Return one name for a GGUF file and its projector. Raises ModelError."""
     if not is_gguf(model):
         raise ModelError(f"{model} is no GGUF file, so it has no projector; leave --mmproj out")
     if projector == NO_PROJECTOR:

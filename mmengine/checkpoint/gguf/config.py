@@ -37,7 +37,7 @@ class Architecture:
 
     `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
     (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images. `keys`:
-    metadata keys beyond those of every architecture.
+    further metadata keys.
     """
 
     name: str  # The name of the class in transformers. Without images, a vision model is a text model.
@@ -110,7 +110,7 @@ def model_config(container: Container) -> dict[str, object]:
 def vision_model_config(
     text: dict[str, object], container: Container, projector: Projector
 ) -> dict[str, object]:
-    """Return config.json of a vision model. `text`: what `model_config` returns. Raises ModelError."""
+    """Return a vision model's config.json. `text`: what `model_config` returns. Raises ModelError."""
     fields, vision = _fields(container), projector.vision_config()
     layers = vision["deepstack_visual_indexes"]
     assert isinstance(layers, list)

@@ -1,4 +1,4 @@
-"""Reads the names of GGUF files, and picks files from a list of names by llama.cpp's rules: the model for a
+"""Reads GGUF file names, and picks files from such a list by llama.cpp's rules: the model for a
 tag, the other parts of a split model, and the projector.
 """
 
@@ -46,8 +46,8 @@ def is_model_name(path: str) -> bool:
 def find_model(paths: Sequence[str], tag: str = "") -> str | None:
     """Return the first model whose path contains `tag` before "-" or ".", whatever the case, or None.
 
-    Without a tag: the first model for each of DEFAULT_TAGS, else the first model of all. Of a split model,
-    the first part is returned.
+    Without a tag: the first model for the first tag in DEFAULT_TAGS that has one, else the first model. A
+    split model is represented by its first part.
     """
     models = [path for path in paths if is_model_name(path) and part_name(path).number == 1]
     for each in (tag,) if tag else DEFAULT_TAGS:
@@ -58,7 +58,7 @@ def find_model(paths: Sequence[str], tag: str = "") -> str | None:
 
 
 def parts_of(paths: Sequence[str], model: str) -> list[str]:
-    """Return the paths of all parts of `model` that are in the list, in order."""
+    """Return those parts' paths that are in the list, in order."""
     whole = part_name(model)
     if whole.parts <= 1:
         return [model]
@@ -68,8 +68,8 @@ def parts_of(paths: Sequence[str], model: str) -> list[str]:
 
 
 def find_projector(paths: Sequence[str], model: str) -> str | None:
-    """Return the projector for `model`: in the same folder or a parent, the deepest first; there the one
-    whose number of bits is nearest, and among equals the first.
+    """Return the projector for `model`: in the same folder or a parent, the deepest first; there with the
+    nearest number in the tag, and among equals the first.
     """
     folders = model.split("/")[:-1]
     found, best = None, (0, 0)

@@ -1,4 +1,4 @@
-"""Joins the two kernels of a patch embedding, which GGUF files store as one tensor for each of two frames."""
+"""Joins a patch embedding's two kernels, which GGUF files store as one tensor for each of two frames."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

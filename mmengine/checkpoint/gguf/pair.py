@@ -1,7 +1,7 @@
 """Names a GGUF model together with its projector in one path, `MODEL.gguf?mmproj=PROJECTOR.gguf`.
 
-Every process of an engine, its log and its plugins know a model by one path. The projector of a model without
-this suffix is looked for beside the model.
+An engine's processes, log and plugins know a model by one path. Without this suffix, the projector is looked
+for beside the model.
 """
 
 import os
@@ -14,14 +14,14 @@ NO_PROJECTOR = "none"
 
 
 def pair(model: str | Path, projector: str | Path | None) -> str:
-    """Return the name of a model with its projector. `projector`: a file, "none" for text only, or None for
+    """Return one name for a model and its projector. `projector`: a file, "none" for text only, or None for
     the projector beside the model.
     """
     return str(model) if projector is None else f"{model}{MARK}{projector}"
 
 
 def parts_of_pair(name: str | Path) -> tuple[str, str | None]:
-    """Return the model and the projector (None: not named), the reverse of `pair`."""
+    """Return the model and the projector (None: not named)."""
     model, mark, projector = str(name).partition(MARK)
     return model, projector if mark else None
 

@@ -1,7 +1,7 @@
 """Reads a GGUF file with a vision projector: the vision tower and its merger, llama.cpp's "mmproj".
 
 A projector says neither which text model it belongs to nor how an image is prepared. So the sizes are
-compared with the text model's, and the limits on pixels are those of the family's processor.
+compared with the text model's, and the pixel limits come from the family's processor.
 """
 
 import re
@@ -83,7 +83,7 @@ class Projector:
         return self._fields().integer("projection_dim", 1, _MAX)
 
     def image_settings(self) -> dict[str, object]:
-        """Return preprocessor_config.json, with the pixel limits of the family's processor."""
+        """Return preprocessor_config.json, with the family's pixel limits."""
         return {**self._normalisation(), "size": dict(QWEN3_VL_IMAGES)}
 
     def video_settings(self) -> dict[str, object]:
@@ -153,7 +153,7 @@ def open_projector(path: Path, kinds: tuple[str, ...], hidden_size: int, text: C
     """Open the projector for the text model `text`, whose embedding has `hidden_size` values.
 
     `kinds`: the projector types that fit the text model's architecture. Raises ModelError for a file that is
-    missing, damaged, not a projector, or the projector of another model.
+    missing, damaged, not a projector, or another model's projector.
     """
     if not path.is_file():
         raise ModelError(f"there is no projector {path}; give a GGUF file that is on this machine, or none")
@@ -182,7 +182,7 @@ def open_projector(path: Path, kinds: tuple[str, ...], hidden_size: int, text: C
 
 
 def _plain_name(stored: str, deepstack_layers: list[int], swaps: bool) -> str:
-    """Return the transformers name of a projector's tensor. A name that is not known stays unchanged."""
+    """Return the transformers name for a projector's tensor. A name that is not known stays unchanged."""
     found = _STORED.fullmatch(stored)
     if found is None:
         return stored

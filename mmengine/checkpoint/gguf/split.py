@@ -12,7 +12,7 @@ _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return all files of the model whose first file is `path`. They need not exist."""
+    """Return all the files that begin with `path`. They need not exist."""
     name = part_name(path.name)
     if name.parts > MAX_PARTS or name.number != 1:
         return [path]
@@ -20,9 +20,9 @@ def part_files(path: Path) -> list[Path]:
 
 
 def open_parts(path: Path) -> Container:
-    """Open a GGUF file, and the other parts beside it if it is the first part of a split model.
+    """Open a GGUF file, and the other parts beside it if the file is the first part.
 
-    Returns the first part's metadata and the tensors of all parts. Raises ModelError, which names the part
+    Returns the first part's metadata and all parts' tensors. Raises ModelError, which names the part
     that is missing, damaged or from another model.
     """
     first = open_container(path)

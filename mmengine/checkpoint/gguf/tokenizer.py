@@ -150,7 +150,7 @@ def end_ids(container: Container) -> list[int]:
 
 
 def token_id(container: Container, token: str) -> int:
-    """Return the id of a token. Raises ModelError if the vocabulary has no such token."""
+    """Return a token's id. Raises ModelError if the vocabulary has no such token."""
     tokens = _array(container, "tokens").as_strings()
     if token not in tokens:
         container.fields.fail(f"{_PREFIX}tokens has no {token}, which images need; choose another file")
