@@ -150,7 +150,8 @@ def extract(what: Extraction, model: Model) -> None:
     job = what.job(model)
     documents = find_documents(what.documents, what.max_bytes)
     _check_files(what, documents)
-    config = model.config(keeps_media=True, kept_of_log=[])
+    # Documents come from strangers, so pictures, too, are decoded in processes with limits.
+    config = model.config(keeps_media=True, kept_of_log=[], unless_set=("media_decoding=processes",))
     work = WorkFolder(what.work_folder, what.per)
     if not supervisor.is_supervised():
         work.begin(job, documents)

@@ -74,6 +74,12 @@ def test_each_page_is_a_row_and_each_bad_document_one_error(extracted):
     assert [values[each] for each in good] == [truth(seed) for seed in SEEDS]
     errors = {row["document"]: row["error"] for row in rows if row["error"]}
     assert "encrypted" in errors["in/e.pdf"] and "10,000 pages; the limit is 100" in errors["in/f.pdf"]
+    (started,) = [
+        each.event
+        for each in LogReader(folder / "a.jsonl.work" / "log")
+        if isinstance(each.event, ev.Started)
+    ]
+    assert started.config["media_decoding"] == "processes"
     assert "a.jsonl: 8 rows" in result.stdout and "3 error" in result.stdout
 
 

@@ -48,6 +48,18 @@ def test_a_drawn_page_is_not_drawn_again(painter, tmp_path):
     assert first.read_bytes() == b"kept" and Image.open(second).size == (128, 128)
 
 
+def test_the_value_of_a_filled_form_is_drawn(painter, tmp_path):
+    look = pdf.stream(b"1 0 0 rg 0 0 72 72 re f", b"/Type /XObject /Subtype /Form /BBox [0 0 72 72]")
+    field = (
+        b"<< /Type /Annot /Subtype /Widget /FT /Tx /T (a) /V (b) /Rect [0 0 72 72] /F 4 /AP << /N 5 0 R >> >>"
+    )
+    catalog = b"<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [4 0 R] >> >>"
+    pdf.write_pdf(tmp_path / "a.pdf", catalog, pdf.ONE_PAGE, pdf.page(more=b"/Annots [4 0 R]"), field, look)
+    (page,) = drawn(painter, tmp_path / "a.pdf", tmp_path)
+    red, green, blue = Image.open(page).getpixel((48, 48))
+    assert red > 200 and green < 100 and blue < 100  # The highlight of a field is transparent.
+
+
 def test_a_plan_that_was_interrupted_is_the_same_afterwards(tmp_path):
     pdf.write_scenes(tmp_path / "a.pdf", [1, 2])
     pdf.write_encrypted(tmp_path / "b.pdf")

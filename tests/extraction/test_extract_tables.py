@@ -1,9 +1,11 @@
 """Tests columns, tables, the review page and the search for documents, without a model."""
 
 import csv
+import io
 import json
 import os
 import sys
+import tomllib
 from html.parser import HTMLParser
 
 import msgspec
@@ -17,6 +19,8 @@ from mmengine.serve.extraction.plan import WorkFolder
 from mmengine.serve.extraction.results import Results
 from mmengine.serve.extraction.review import MAX_ROWS, write_review
 from mmengine.serve.extraction.table import check_format, json_line, write_table
+from tests.project.doc_blocks import ROOT
+from tests.replay.browser import Browser, chromium
 
 SCHEMA = {
     "type": "object",
@@ -30,6 +34,7 @@ SCHEMA = {
     "additionalProperties": True,
 }
 TEXT = json.dumps(SCHEMA).encode()
+needs_chromium = pytest.mark.skipif(chromium() is None, reason="needs chromium")
 TAGS = {"html", "head", "meta", "title", "style", "body", "header", "h1", "p", "label", "input", "main"}
 TAGS |= {"article", "h2", "bdi", "span", "div", "img", "table", "tr", "th", "td", "meter"}
 HOSTILE = "</td><script>alert(1)</script>&\"'\u202e"
@@ -168,6 +173,14 @@ def test_a_table_is_written_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "a.csv").read_text() == "before" and os.listdir(tmp_path) == ["a.csv"]
 
 
+def test_a_wheel_contains_the_page():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["mmengine.serve.extraction"]
+    folder = ROOT / "mmengine" / "serve" / "extraction"
+    packed = {path.name for pattern in patterns for path in folder.glob(pattern)}
+    assert packed == {"review.html", "review.css"}
+
+
 def test_a_missing_library_and_an_unknown_format_are_named(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="must end in one of .jsonl, .csv, .parquet"):
         check_format(tmp_path / "a.xlsx")
@@ -206,6 +219,36 @@ def test_the_page_escapes_names_and_answers(tmp_path):
     assert "script" not in tags.tags and tags.texts.count(HOSTILE) >= 2
     assert set(tags.tags) <= TAGS
     assert "default-src 'none'; img-src data:" in page and "picture 1 is left out" in page
+
+
+@needs_chromium
+def test_the_page_fits_a_telephone_and_runs_nothing(tmp_path):
+    class Painter(FakePainter):
+        def copy(self, picture):
+            file = io.BytesIO()
+            Image.new("RGB", (1024, 700), "red").save(file, "JPEG")
+            return file.getvalue()
+
+    long = "a" * 300
+    values = [{"customer": HOSTILE, long: long}, {"total": 1}]
+    results = results_of(tmp_path, values, [f"{long}.png", HOSTILE], p=0.5)
+    write_review(results, tmp_path, Painter(), 0.9, tmp_path / "a.html")
+    browser = Browser(width=390, height=844)
+    try:
+        browser.call("Page.navigate", url=(tmp_path / "a.html").as_uri())
+        browser.wait("document.readyState === 'complete' && document.images.length === 2")
+        browser.wait("document.images[0].naturalWidth === 1024")
+        page = "document.documentElement"
+        assert browser.run(f"{page}.scrollWidth") == browser.run(f"{page}.clientWidth") <= 390
+        assert browser.run("document.scripts.length") == 0 and not browser.errors
+        shown = "[...document.querySelectorAll('article')].filter(each => each.offsetHeight).length"
+        assert browser.run(shown) == 2
+        browser.run("document.getElementById('doubtful').click()")
+        assert browser.run(shown) == 2  # Both rows have doubtful fields.
+        browser.run("document.querySelector('article').className = 'ok'")
+        assert browser.run(shown) == 1
+    finally:
+        browser.close()
 
 
 def test_the_page_has_the_least_certain_rows_first(tmp_path):
