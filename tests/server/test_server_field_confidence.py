@@ -51,6 +51,17 @@ def test_a_stream_has_them_in_its_last_chunk(server, expected):
     assert not any("field_confidence" in each["choices"][0]["delta"] for each in events)
 
 
+def test_a_message_with_them_may_be_sent_back(server, expected):
+    _, _, answer = server.chat(response_format=FORM, **ASKED)
+    message, sizes = answer["choices"][0]["message"], set()
+    for said in (message, {name: message[name] for name in ("role", "content")}):
+        body = {"messages": [{"role": "user", "content": "hello"}, said, {"role": "user", "content": "Why?"}]}
+        status, _, again = server.call("/v1/chat/completions", {**body, "max_tokens": 3, **ASKED})
+        assert status == 200, again
+        sizes.add(again["usage"]["prompt_tokens"])
+    assert len(sizes) == 1  # the template does not write them
+
+
 def test_choices_and_logprobs_beside_them(server, expected):
     asked = {"response_format": FORM, "model": "shapes", "temperature": 1.5, "n": 3, "seed": 1}
     _, _, plain = server.chat(**asked)
