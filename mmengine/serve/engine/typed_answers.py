@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import Prepared, Processor
@@ -18,6 +18,7 @@ from mmengine.serve.chat.completion import (
     final_completion,
 )
 from mmengine.serve.chat.json_stream import JsonStream
+from mmengine.serve.engine.boxes import Box, ImageSource, answer_boxes, model_type_of
 from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import PromptInput, prompts_of
 from mmengine.serve.prompt.prompt_media import PromptMedia
@@ -25,6 +26,9 @@ from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import Completion, RequestOutput, answer_to_prompt
 from mmengine.serve.text.response_format import decode_answer, json_format, response_format_of
 from mmengine.structured_output.partial_json import JsonValue
+
+if TYPE_CHECKING:
+    from mmengine.build import Built
 
 
 class ChatStream:
@@ -77,6 +81,7 @@ class TypedAnswers(ABC):
     config: EngineConfig
     processor: Processor
     reasoning: Reasoning
+    built: "Built"
 
     @abstractmethod
     def check_batchable(self) -> None: ...
@@ -195,6 +200,16 @@ class TypedAnswers(ABC):
         form = json_format(schema, sampling, options, reasoning, on_truncation, confidence)
         options["response_format"] = form
         return decode_answer(self.generate([messages], sampling, **options)[0], schema, confidence)
+
+    def boxes(self, value: object, schema: object, image: ImageSource) -> dict[str, Box]:
+        """Return the boxes in an answer about one image in pixels of the image file, keyed by JSON pointer.
+
+        A box is the value of a key `bbox_2d`, or of a schema with `"x-mmengine-box": true`. `value` has JSON
+        types. The model's resizing and the image's EXIF orientation are undone. `Box.problem` says what is
+        wrong with a box that does not lie in the image. Raises InvalidRequest if the unit in which the
+        model's family writes boxes is unknown (processing/media/boxes.py).
+        """
+        return answer_boxes(value, schema, image, model_type_of(self.built.folder), self.processor)
 
     def stream_json(
         self,

@@ -28,16 +28,26 @@ def values_at(source: str, path: Path) -> list[Scalar]:
     also have other values, such as an optional string, still has its listed values. Returns [] if there are
     none, or more than MAX_VALUES.
     """
+    texts: dict[bytes, Scalar] = {}
+    for schema in _schemas_at(source, path):
+        for value in _named(schema):
+            texts.setdefault(msgspec.json.encode(value), value)
+    return list(texts.values()) if len(texts) <= MAX_VALUES else []
+
+
+def has_keyword(source: str, path: Path, keyword: str) -> bool:
+    """Return whether a schema (JSON text) sets `keyword` to true for the value at `path`."""
+    return any(schema.get(keyword) is True for schema in _schemas_at(source, path))
+
+
+def _schemas_at(source: str, path: Path) -> list[Schema]:
+    """Return the schemas that apply to the value at `path`."""
     root = _decoded(source)
     schemas = list(_alternatives(root, root))
     for place in path:
         found = [below for schema in schemas for below in _below(schema, place)]
         schemas = [each for below in found for each in _alternatives(root, below)][:_MAX_SCHEMAS]
-    texts: dict[bytes, Scalar] = {}
-    for schema in schemas:
-        for value in _named(schema):
-            texts.setdefault(msgspec.json.encode(value), value)
-    return list(texts.values()) if len(texts) <= MAX_VALUES else []
+    return schemas
 
 
 def _alternatives(root: object, schema: object) -> Iterator[Schema]:

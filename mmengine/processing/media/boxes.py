@@ -1,0 +1,135 @@
+"""Converts the boxes in a model's answer to pixels of the image file.
+
+Families of models write boxes in different units (FAMILIES). The model sees the image rotated by its EXIF
+orientation and resized; the pixels returned here are those of the stored image, before both.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from PIL import ExifTags, Image
+
+from mmengine.errors import InvalidRequest
+
+KEY = "bbox_2d"  # The key under which Qwen's models write boxes.
+MARK = "x-mmengine-box"  # The keyword that marks another schema as a box.
+_MAX_DEPTH = 64
+
+
+class Family(NamedTuple):
+    """How a family writes boxes. `unit`: "thousandths" of the image's sides, or "pixels" of the resized
+    image, whose sides are multiples of `patch` pixels.
+    """
+
+    unit: Literal["thousandths", "pixels"]
+    patch: int = 0
+
+
+FAMILIES: Mapping[str, Family] = {  # By the checkpoint's model_type.
+    "qwen2_5_vl": Family("pixels", 14),
+    "qwen3_vl": Family("thousandths"),
+    "qwen3_vl_moe": Family("thousandths"),
+}
+
+
+class ImageFrame(NamedTuple):
+    """An image file's stored size, its EXIF orientation (1 to 8), and the size that the model sees."""
+
+    width: int
+    height: int
+    orientation: int = 1
+    resized_width: int = 0
+    resized_height: int = 0
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether the upright image has the stored image's sides exchanged."""
+        return self.orientation >= 5
+
+
+class Box(NamedTuple):
+    """A box of an answer. `pixels`: left, top, right and bottom in the stored image, clipped to it; None if
+    the answer's value is no box. `problem`: what is wrong with the answer's value, "" for a box in the image.
+    """
+
+    pixels: tuple[float, float, float, float] | None
+    problem: str = ""
+
+
+def family_of(model_type: str) -> Family:
+    """Return how a family of models writes boxes. Raises InvalidRequest for an unknown family."""
+    found = FAMILIES.get(model_type)
+    if found is None:
+        raise InvalidRequest(
+            f"the boxes of a model of the type {model_type!r} have an unknown unit; known are "
+            f"{', '.join(FAMILIES)}"
+        )
+    return found
+
+
+def frame_of(image: Image.Image) -> ImageFrame:
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return ImageFrame(*image.size, orientation if orientation in range(1, 9) else 1)
+
+
+def box_pointers(
+    value: object, is_marked: Mapping[str, bool], pointer: str = ""
+) -> Iterator[tuple[str, object]]:
+    """Yield (JSON pointer, value) for the boxes in an answer: under KEY, and at pointers in `is_marked`."""
+    pending = [(pointer, "", value)]
+    while pending:
+        place, key, each = pending.pop()
+        if key == KEY or is_marked.get(place):
+            yield place, each
+        elif isinstance(each, dict) and place.count("/") < _MAX_DEPTH:
+            names = ((name, name.replace("~", "~0").replace("/", "~1")) for name in reversed(each))
+            pending += [(f"{place}/{escaped}", name, each[name]) for name, escaped in names]
+        elif isinstance(each, list) and place.count("/") < _MAX_DEPTH:
+            pending += [(f"{place}/{index}", "", each[index]) for index in reversed(range(len(each)))]
+
+
+def restore(value: object, family: Family, frame: ImageFrame) -> Box:
+    """Return an answer's box in pixels of the stored image."""
+    if (
+        not isinstance(value, list)
+        or len(value) != 4
+        or not all(type(each) in (int, float) and math.isfinite(each) for each in value)
+    ):
+        return Box(None, "a box has four finite numbers: left, top, right, bottom")
+    left, top, right, bottom = map(float, value)
+    upright = (frame.height, frame.width) if frame.is_turned else (frame.width, frame.height)
+    limits = (frame.resized_width, frame.resized_height) if family.unit == "pixels" else (1000, 1000)
+    problem = ""
+    if left > right or top > bottom:
+        problem = f"left {left:g} to right {right:g}, top {top:g} to bottom {bottom:g} is in reverse order"
+    elif not (left >= 0 and right <= limits[0] and top >= 0 and bottom <= limits[1]):
+        problem = f"{value} reaches beyond 0 to {limits[0]} across or 0 to {limits[1]} down"
+    scale_x, scale_y = upright[0] / limits[0], upright[1] / limits[1]
+    corners = [
+        _stored(min(max(x * scale_x, 0), upright[0]), min(max(y * scale_y, 0), upright[1]), frame)
+        for x, y in ((left, top), (right, bottom))
+    ]
+    (x0, y0), (x1, y1) = corners
+    return Box((min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1)), problem)
+
+
+def _stored(x: float, y: float, frame: ImageFrame) -> tuple[float, float]:
+    """Return where the point (x, y) of the upright image lies in the stored image."""
+    width, height = frame.width, frame.height
+    match frame.orientation:
+        case 2:
+            return width - x, y
+        case 3:
+            return width - x, height - y
+        case 4:
+            return x, height - y
+        case 5:
+            return y, x
+        case 6:
+            return y, height - x
+        case 7:
+            return width - y, height - x
+        case 8:
+            return width - y, x
+    return x, y

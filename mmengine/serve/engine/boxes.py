@@ -1,0 +1,69 @@
+"""Converts the boxes in an engine's answers to pixels of the image file."""
+
+import io
+import json
+from pathlib import Path
+
+from PIL import Image
+
+from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.models.plugin import Processor
+from mmengine.processing.media.boxes import MARK, Box, box_pointers, family_of, frame_of, restore
+from mmengine.structured_output.field_confidence.schema_values import has_keyword
+from mmengine.structured_output.field_confidence.spans import pointer_of
+from mmengine.structured_output.types.types import schema_of
+
+ImageSource = str | Path | bytes | Image.Image
+
+
+def answer_boxes(
+    value: object, schema: object, image: ImageSource, model_type: str, processor: Processor
+) -> dict[str, Box]:
+    """Return the boxes in an answer about one image, keyed by JSON pointer.
+
+    Raises InvalidRequest for a family of models whose unit is unknown, and InvalidMedia for an unreadable
+    image.
+    """
+    family = family_of(model_type)
+    opened = _opened(image)
+    frame = frame_of(opened)
+    if family.unit == "pixels":
+        messages = [{"role": "user", "content": [{"type": "image"}]}]
+        (item,) = processor.prepare(messages, images=[opened]).media
+        _, rows, columns = item.item.grid
+        frame = frame._replace(resized_width=columns * family.patch, resized_height=rows * family.patch)
+    written = json.dumps(schema_of(schema))
+    marked = {pointer_of(path): True for path in _paths(value) if has_keyword(written, path, MARK)}
+    return {pointer: restore(box, family, frame) for pointer, box in box_pointers(value, marked)}
+
+
+def _opened(image: ImageSource) -> Image.Image:
+    try:
+        if isinstance(image, bytes):
+            return Image.open(io.BytesIO(image))
+        return image if isinstance(image, Image.Image) else Image.open(image)
+    except (OSError, ValueError) as error:
+        raise InvalidMedia(f"the image cannot be read: {error}") from None
+
+
+def _paths(value: object) -> list[tuple[str | int, ...]]:
+    """Return the paths of all arrays in a JSON value."""
+    found, pending = [], [((), value)]
+    while pending:
+        path, each = pending.pop()
+        if isinstance(each, dict):
+            pending += [((*path, key), child) for key, child in each.items()]
+        elif isinstance(each, list):
+            found.append(path)
+            pending += [((*path, index), child) for index, child in enumerate(each)]
+    return found
+
+
+def model_type_of(folder: Path) -> str:
+    """Return a checkpoint's model_type. Raises InvalidRequest for a folder without config.json."""
+    try:
+        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, KeyError):
+        raise InvalidRequest(
+            "the checkpoint has no config.json with a model_type, so the unit of its boxes is unknown"
+        ) from None

@@ -1,0 +1,117 @@
+"""Boxes in answers are given in pixels of the stored image: EXIF orientation and resizing are undone."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageOps
+
+from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.processing.media.boxes import FAMILIES, Box, Family, ImageFrame, family_of, frame_of, restore
+from mmengine.serve.engine.boxes import answer_boxes
+from mmengine.serve.engine.engine import Engine
+
+THOUSANDTHS, PIXELS = FAMILIES["qwen3_vl"], FAMILIES["qwen2_5_vl"]
+MARKED = {"type": "array", "items": {"type": "integer"}, "x-mmengine-box": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/box"}, "rows": {"type": "array", "items": {"type": "object"}}},
+    "$defs": {"box": MARKED},
+}
+
+
+def stored(orientation, width=80, height=50):
+    """Return a JPEG's bytes with a black rectangle from (10, 20) to (30, 25), and this orientation."""
+    pixels = np.full((height, width, 3), 255, np.uint8)
+    pixels[20:25, 10:30] = 0
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(pixels).save(data := io.BytesIO(), "PNG", exif=exif)
+    return data.getvalue()
+
+
+def dark_box(image):
+    rows, columns = np.nonzero(np.asarray(image.convert("L")) < 128)
+    return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("family", [THOUSANDTHS, PIXELS])
+def test_a_box_of_the_upright_image_is_found_in_the_stored_one(orientation, family):
+    image = Image.open(io.BytesIO(stored(orientation)))
+    upright = ImageOps.exif_transpose(image)
+    left, top, right, bottom = dark_box(upright)
+    frame = frame_of(image)._replace(resized_width=224, resized_height=140)
+    size = (224, 140) if family.unit == "pixels" else (1000, 1000)
+    said = [left / upright.width, top / upright.height, right / upright.width, bottom / upright.height]
+    said = [float(part * side) for part, side in zip(said, size * 2, strict=True)]
+    box = restore(said, family, frame)
+    assert box.problem == "" and box.pixels == pytest.approx((10, 20, 30, 25))
+
+
+@pytest.mark.parametrize(
+    "value, words, pixels",
+    [
+        ([0, 0, 1000, 1000], "", (0, 0, 80, 50)),
+        ([100, 0, 1001, 500], "beyond 0 to 1000", (8, 0, 80, 25)),
+        ([-5, 0, 500, 500], "beyond 0 to 1000", (0, 0, 40, 25)),
+        ([500, 0, 100, 500], "reverse order", (8, 0, 40, 25)),
+        ([1, 2, 3], "four finite numbers", None),
+        ([1, 2, 3, True], "four finite numbers", None),
+        ([1, 2, 3, float("nan")], "four finite numbers", None),
+        ("1,2,3,4", "four finite numbers", None),
+    ],
+)
+def test_boxes_outside_the_image_say_what_is_wrong(value, words, pixels):
+    box = restore(value, THOUSANDTHS, ImageFrame(80, 50))
+    assert words in box.problem and bool(words) == bool(box.problem)
+    assert box.pixels is None if pixels is None else box.pixels == pytest.approx(pixels)
+
+
+def test_an_unknown_family_is_refused():
+    assert family_of("qwen3_vl_moe") == Family("thousandths")
+    with pytest.raises(InvalidRequest, match="'llama' have an unknown unit; known are qwen2_5_vl"):
+        family_of("llama")
+
+
+class Patches:
+    """A processor whose images have a grid of 10 x 16 patches."""
+
+    def prepare(self, messages, *, images):
+        class Item:
+            grid = (1, 10, 16)
+
+        class Medium:
+            item = Item
+
+        class Prepared:
+            media = (Medium,)
+
+        return Prepared
+
+
+def test_boxes_of_an_answer_are_found_by_their_key_and_by_the_schema():
+    value = {
+        "at": [0, 0, 500, 1000],
+        "rows": [{"bbox_2d": [0, 0, 1000, 500], "n/m": {"bbox_2d": 3}}, {"at": [1]}],
+    }
+    found = answer_boxes(value, SCHEMA, stored(1), "qwen3_vl", None)
+    assert found == {
+        "/at": Box((0, 0, 40, 50)),
+        "/rows/0/bbox_2d": Box((0, 0, 80, 25)),
+        "/rows/0/n~1m/bbox_2d": Box(None, "a box has four finite numbers: left, top, right, bottom"),
+    }
+    (box,) = answer_boxes({"bbox_2d": [0, 0, 112, 70]}, True, stored(1), "qwen2_5_vl", Patches()).values()
+    assert box == Box((0, 0, 40, 25))  # of 224 x 140 pixels
+    with pytest.raises(InvalidMedia, match="cannot be read"):
+        answer_boxes(value, SCHEMA, b"no image", "qwen3_vl", None)
+
+
+def test_an_engine_knows_the_family_of_its_model():
+    pytest.importorskip("mmengine_shapes")
+    number = {"type": "integer", "minimum": 0, "maximum": 1000}
+    box = {"type": "array", "items": number, "minItems": 4, "maxItems": 4, "x-mmengine-box": True}
+    with Engine() as engine:
+        value = engine.generate_json("Where is it?", box, max_tokens=200)
+        (found,) = engine.boxes(value, box, Image.new("RGB", (100, 50))).values()
+    assert len(value) == 4 and all(0 <= each <= 100 for each in found.pixels)
