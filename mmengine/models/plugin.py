@@ -377,6 +377,8 @@ class ModelPlugin(Protocol):
     # the adapter's matrices in memory, where a value takes `value_bytes`. The method raises ModelError for an
     # adapter that does not fit the model. A plugin without this method supports no adapters.
 
+    # A plugin may have `box_units: Mapping[str, BoxUnit]` (box_unit.py), keyed by model_type.
+
     # A plugin may have a method `describe(folder) -> ModelSpec` for `mmengine model check`. It reads no
     # weights, and raises ModelError for a model that the plugin cannot serve.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.described_plugin import DescribedPlugin
 from mmengine.models.plugin import Processor
 from mmengine.request import MediaItem
@@ -18,6 +19,7 @@ class Qwen3VLPlugin(DescribedPlugin):
 
     architectures = ARCHITECTURES
     names = NAMES
+    box_units = {"qwen3_vl": BoxUnit("thousandths"), "qwen3_vl_moe": BoxUnit("thousandths")}
 
     def read_config(self, folder: Path) -> ModelConfig:
         return read_config(folder)

@@ -14,6 +14,7 @@ from mmengine.checkpoint.fingerprint import fingerprint
 from mmengine.checkpoint.model_files import read_model_json
 from mmengine.errors import ConfigError, ModelError
 from mmengine.extras import install_hint
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.decoder.positions import text_positions
 from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
@@ -30,6 +31,7 @@ class TransformersPlugin:
     """A ModelPlugin for every architecture whose modules call an attention function that can be replaced."""
 
     architectures: tuple[str, ...] = ()  # Empty, because this plugin serves only what no other plugin claims.
+    box_units = {"qwen2_5_vl": BoxUnit("pixels", 14)}
 
     def check(self, folder: Path) -> None:
         """Raise ModelError, with the reason, if the model in `folder` cannot be served. Reads no weights."""

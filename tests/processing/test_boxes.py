@@ -7,11 +7,12 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from mmengine.errors import InvalidMedia, InvalidRequest
-from mmengine.processing.media.boxes import FAMILIES, Box, Family, ImageFrame, family_of, frame_of, restore
+from mmengine.models.box_unit import BoxUnit, unit_of
+from mmengine.processing.media.boxes import Box, ImageFrame, frame_of, restore
 from mmengine.serve.engine.boxes import answer_boxes
 from mmengine.serve.engine.engine import Engine
 
-THOUSANDTHS, PIXELS = FAMILIES["qwen3_vl"], FAMILIES["qwen2_5_vl"]
+THOUSANDTHS, PIXELS = BoxUnit("thousandths"), BoxUnit("pixels", 14)
 MARKED = {"type": "array", "items": {"type": "integer"}, "x-mmengine-box": True}
 SCHEMA = {
     "type": "object",
@@ -36,16 +37,16 @@ def dark_box(image):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("family", [THOUSANDTHS, PIXELS])
-def test_a_box_of_the_upright_image_is_found_in_the_stored_one(orientation, family):
+@pytest.mark.parametrize("unit", [THOUSANDTHS, PIXELS])
+def test_a_box_of_the_upright_image_is_found_in_the_stored_one(orientation, unit):
     image = Image.open(io.BytesIO(stored(orientation)))
     upright = ImageOps.exif_transpose(image)
     left, top, right, bottom = dark_box(upright)
     frame = frame_of(image)._replace(resized_width=224, resized_height=140)
-    size = (224, 140) if family.unit == "pixels" else (1000, 1000)
+    size = (224, 140) if unit.kind == "pixels" else (1000, 1000)
     said = [left / upright.width, top / upright.height, right / upright.width, bottom / upright.height]
     said = [float(part * side) for part, side in zip(said, size * 2, strict=True)]
-    box = restore(said, family, frame)
+    box = restore(said, unit, frame)
     assert box.problem == "" and box.pixels == pytest.approx((10, 20, 30, 25))
 
 
@@ -69,9 +70,18 @@ def test_boxes_outside_the_image_say_what_is_wrong(value, words, pixels):
 
 
 def test_an_unknown_family_is_refused():
-    assert family_of("qwen3_vl_moe") == Family("thousandths")
-    with pytest.raises(InvalidRequest, match="'llama' have an unknown unit; known are qwen2_5_vl"):
-        family_of("llama")
+    assert unit_of("a", {"a": PIXELS, "b": THOUSANDTHS}) == PIXELS
+    with pytest.raises(InvalidRequest, match="'c' have an unknown unit; known are a, b"):
+        unit_of("c", {"a": PIXELS, "b": THOUSANDTHS})
+    with pytest.raises(InvalidRequest, match="its plugin names none"):
+        unit_of("c", {})
+
+
+@pytest.mark.parametrize("name", ["mmengine_qwen3_vl", "mmengine_transformers"])
+def test_plugins_name_units(name):
+    units = pytest.importorskip(name).plugin.box_units
+    assert units and all(isinstance(unit, BoxUnit) for unit in units.values())
+    assert all(bool(unit.patch) == (unit.kind == "pixels") for unit in units.values())
 
 
 class Patches:
@@ -95,16 +105,16 @@ def test_boxes_of_an_answer_are_found_by_their_key_and_by_the_schema():
         "at": [0, 0, 500, 1000],
         "rows": [{"bbox_2d": [0, 0, 1000, 500], "n/m": {"bbox_2d": 3}}, {"at": [1]}],
     }
-    found = answer_boxes(value, SCHEMA, stored(1), "qwen3_vl", None)
+    found = answer_boxes(value, SCHEMA, stored(1), THOUSANDTHS, None)
     assert found == {
         "/at": Box((0, 0, 40, 50)),
         "/rows/0/bbox_2d": Box((0, 0, 80, 25)),
         "/rows/0/n~1m/bbox_2d": Box(None, "a box has four finite numbers: left, top, right, bottom"),
     }
-    (box,) = answer_boxes({"bbox_2d": [0, 0, 112, 70]}, True, stored(1), "qwen2_5_vl", Patches()).values()
+    (box,) = answer_boxes({"bbox_2d": [0, 0, 112, 70]}, True, stored(1), PIXELS, Patches()).values()
     assert box == Box((0, 0, 40, 25))  # of 224 x 140 pixels
     with pytest.raises(InvalidMedia, match="cannot be read"):
-        answer_boxes(value, SCHEMA, b"no image", "qwen3_vl", None)
+        answer_boxes(value, SCHEMA, b"no image", THOUSANDTHS, None)
 
 
 def test_an_engine_knows_the_family_of_its_model():

@@ -1,36 +1,20 @@
 """Converts the boxes in a model's answer to pixels of the image file.
 
-Families of models write boxes in different units (FAMILIES). The model sees the image rotated by its EXIF
-orientation and resized; the pixels returned here are those of the stored image, before both.
+Families of models write boxes in different units, which their plugins name (`box_units`). The model sees the
+image rotated by its EXIF orientation and resized. The pixels returned here are those of the stored image.
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from PIL import ExifTags, Image
 
-from mmengine.errors import InvalidRequest
+from mmengine.models.box_unit import BoxUnit
 
-KEY = "bbox_2d"  # The key under which Qwen's models write boxes.
+KEY = "bbox_2d"  # The key under which models write boxes.
 MARK = "x-mmengine-box"  # The keyword that marks another schema as a box.
 _MAX_DEPTH = 64
-
-
-class Family(NamedTuple):
-    """How a family writes boxes. `unit`: "thousandths" of the image's sides, or "pixels" of the resized
-    image, whose sides are multiples of `patch` pixels.
-    """
-
-    unit: Literal["thousandths", "pixels"]
-    patch: int = 0
-
-
-FAMILIES: Mapping[str, Family] = {  # By the checkpoint's model_type.
-    "qwen2_5_vl": Family("pixels", 14),
-    "qwen3_vl": Family("thousandths"),
-    "qwen3_vl_moe": Family("thousandths"),
-}
 
 
 class ImageFrame(NamedTuple):
@@ -57,17 +41,6 @@ class Box(NamedTuple):
     problem: str = ""
 
 
-def family_of(model_type: str) -> Family:
-    """Return how a family of models writes boxes. Raises InvalidRequest for an unknown family."""
-    found = FAMILIES.get(model_type)
-    if found is None:
-        raise InvalidRequest(
-            f"the boxes of a model of the type {model_type!r} have an unknown unit; known are "
-            f"{', '.join(FAMILIES)}"
-        )
-    return found
-
-
 def frame_of(image: Image.Image) -> ImageFrame:
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     return ImageFrame(*image.size, orientation if orientation in range(1, 9) else 1)
@@ -89,7 +62,7 @@ def box_pointers(
             pending += [(f"{place}/{index}", "", each[index]) for index in reversed(range(len(each)))]
 
 
-def restore(value: object, family: Family, frame: ImageFrame) -> Box:
+def restore(value: object, unit: BoxUnit, frame: ImageFrame) -> Box:
     """Return an answer's box in pixels of the stored image."""
     if (
         not isinstance(value, list)
@@ -99,7 +72,7 @@ def restore(value: object, family: Family, frame: ImageFrame) -> Box:
         return Box(None, "a box has four finite numbers: left, top, right, bottom")
     left, top, right, bottom = map(float, value)
     upright = (frame.height, frame.width) if frame.is_turned else (frame.width, frame.height)
-    limits = (frame.resized_width, frame.resized_height) if family.unit == "pixels" else (1000, 1000)
+    limits = (frame.resized_width, frame.resized_height) if unit.kind == "pixels" else (1000, 1000)
     problem = ""
     if left > right or top > bottom:
         problem = f"left {left:g} to right {right:g}, top {top:g} to bottom {bottom:g} is in reverse order"

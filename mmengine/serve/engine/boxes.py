@@ -6,10 +6,13 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmengine.errors import InvalidMedia, InvalidRequest
+from mmengine.checkpoint.model_files import read_model_json
+from mmengine.errors import InvalidMedia
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
-from mmengine.processing.media.boxes import MARK, Box, box_pointers, family_of, frame_of, restore
+from mmengine.processing.media.boxes import MARK, Box, box_pointers, frame_of, restore
 from mmengine.structured_output.field_confidence.schema_values import has_keyword
+from mmengine.structured_output.field_confidence.spans import Path as JsonPath
 from mmengine.structured_output.field_confidence.spans import pointer_of
 from mmengine.structured_output.types.types import schema_of
 
@@ -17,24 +20,22 @@ ImageSource = str | Path | bytes | Image.Image
 
 
 def answer_boxes(
-    value: object, schema: object, image: ImageSource, model_type: str, processor: Processor
+    value: object, schema: object, image: ImageSource, unit: BoxUnit, processor: Processor
 ) -> dict[str, Box]:
     """Return the boxes in an answer about one image, keyed by JSON pointer.
 
-    Raises InvalidRequest for a family of models whose unit is unknown, and InvalidMedia for an unreadable
-    image.
+    `unit`: how the model writes boxes. Raises InvalidMedia for an unreadable image.
     """
-    family = family_of(model_type)
     opened = _opened(image)
     frame = frame_of(opened)
-    if family.unit == "pixels":
+    if unit.kind == "pixels":
         messages = [{"role": "user", "content": [{"type": "image"}]}]
         (item,) = processor.prepare(messages, images=[opened]).media
         _, rows, columns = item.item.grid
-        frame = frame._replace(resized_width=columns * family.patch, resized_height=rows * family.patch)
+        frame = frame._replace(resized_width=columns * unit.patch, resized_height=rows * unit.patch)
     written = json.dumps(schema_of(schema))
     marked = {pointer_of(path): True for path in _paths(value) if has_keyword(written, path, MARK)}
-    return {pointer: restore(box, family, frame) for pointer, box in box_pointers(value, marked)}
+    return {pointer: restore(box, unit, frame) for pointer, box in box_pointers(value, marked)}
 
 
 def _opened(image: ImageSource) -> Image.Image:
@@ -46,9 +47,10 @@ def _opened(image: ImageSource) -> Image.Image:
         raise InvalidMedia(f"the image cannot be read: {error}") from None
 
 
-def _paths(value: object) -> list[tuple[str | int, ...]]:
+def _paths(value: object) -> list[JsonPath]:
     """Return the paths of all arrays in a JSON value."""
-    found, pending = [], [((), value)]
+    found: list[JsonPath] = []
+    pending: list[tuple[JsonPath, object]] = [((), value)]
     while pending:
         path, each = pending.pop()
         if isinstance(each, dict):
@@ -60,10 +62,5 @@ def _paths(value: object) -> list[tuple[str | int, ...]]:
 
 
 def model_type_of(folder: Path) -> str:
-    """Return a checkpoint's model_type. Raises InvalidRequest for a folder without config.json."""
-    try:
-        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, KeyError):
-        raise InvalidRequest(
-            "the checkpoint has no config.json with a model_type, so the unit of its boxes is unknown"
-        ) from None
+    """Return a checkpoint's model_type. Raises ModelError for a folder without a configuration."""
+    return str(read_model_json(folder, "config.json").get("model_type"))

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mmengine.config import EngineConfig
+from mmengine.models.box_unit import unit_of
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.batch.run_batch import Job, Result
@@ -206,10 +207,12 @@ class TypedAnswers(ABC):
 
         A box is the value of a key `bbox_2d`, or of a schema with `"x-mmengine-box": true`. `value` has JSON
         types. The model's resizing and the image's EXIF orientation are undone. `Box.problem` says what is
-        wrong with a box that does not lie in the image. Raises InvalidRequest if the unit in which the
-        model's family writes boxes is unknown (processing/media/boxes.py).
+        wrong with a box that does not lie in the image. Raises InvalidRequest if the model's plugin does not
+        know the unit of its boxes.
         """
-        return answer_boxes(value, schema, image, model_type_of(self.built.folder), self.processor)
+        units = getattr(self.built.plugin, "box_units", {})
+        unit = unit_of(model_type_of(self.built.folder), units)
+        return answer_boxes(value, schema, image, unit, self.processor)
 
     def stream_json(
         self,
