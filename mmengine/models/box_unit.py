@@ -1,4 +1,4 @@
-"""The unit in which a family of models writes boxes."""
+"""The unit in which a model family writes boxes."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -7,8 +7,8 @@ from mmengine.errors import InvalidRequest
 
 
 class BoxUnit(NamedTuple):
-    """`kind`: "thousandths" of the image's sides, or "pixels" of the resized image, whose sides are multiples
-    of `patch` pixels.
+    """`kind`: "thousandths" of the image's sides, or "pixels" in the resized image. `patch` pixels divide the
+    resized image's sides.
     """
 
     kind: Literal["thousandths", "pixels"]
@@ -16,7 +16,7 @@ class BoxUnit(NamedTuple):
 
 
 def unit_of(model_type: str, units: Mapping[str, BoxUnit]) -> BoxUnit:
-    """Return the unit of a family of models. Raises InvalidRequest for an unknown family."""
+    """Return a model family's unit. Raises InvalidRequest for an unknown family."""
     found = units.get(model_type)
     if found is None:
         known = f"known are {', '.join(units)}" if units else "its plugin names none"

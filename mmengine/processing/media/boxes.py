@@ -1,7 +1,7 @@
-"""Converts the boxes in a model's answer to pixels of the image file.
+"""Converts the boxes in a model's answer to pixels in the image file.
 
-Families of models write boxes in different units, which their plugins name (`box_units`). The model sees the
-image rotated by its EXIF orientation and resized. The pixels returned here are those of the stored image.
+Model families write boxes in different units, which their plugins name (`box_units`). The model sees the
+image rotated by its EXIF orientation and resized. The pixels returned here are the stored image's.
 """
 
 import math
@@ -33,8 +33,8 @@ class ImageFrame(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A box of an answer. `pixels`: left, top, right and bottom in the stored image, clipped to it; None if
-    the answer's value is no box. `problem`: what is wrong with the answer's value, "" for a box in the image.
+    """A box in an answer. `pixels`: left, top, right and bottom in the stored image, clipped to it; None if
+    the answer's value is no box. `problem`: why the answer's value is wrong, "" for a box in the image.
     """
 
     pixels: tuple[float, float, float, float] | None
@@ -63,7 +63,7 @@ def box_pointers(
 
 
 def restore(value: object, unit: BoxUnit, frame: ImageFrame) -> Box:
-    """Return an answer's box in pixels of the stored image."""
+    """Return an answer's box in the stored image's pixels."""
     if (
         not isinstance(value, list)
         or len(value) != 4
@@ -88,7 +88,7 @@ def restore(value: object, unit: BoxUnit, frame: ImageFrame) -> Box:
 
 
 def _stored(x: float, y: float, frame: ImageFrame) -> tuple[float, float]:
-    """Return where the point (x, y) of the upright image lies in the stored image."""
+    """Return where the upright image's point (x, y) lies in the stored image."""
     width, height = frame.width, frame.height
     match frame.orientation:
         case 2:

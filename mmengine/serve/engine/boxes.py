@@ -1,4 +1,4 @@
-"""Converts the boxes in an engine's answers to pixels of the image file."""
+"""Converts the boxes in an engine's answers to pixels in the image file."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def _opened(image: ImageSource) -> Image.Image:
 
 
 def _paths(value: object) -> list[JsonPath]:
-    """Return the paths of all arrays in a JSON value."""
+    """Return the path to each array in a JSON value."""
     found: list[JsonPath] = []
     pending: list[tuple[JsonPath, object]] = [((), value)]
     while pending:

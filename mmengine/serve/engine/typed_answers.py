@@ -203,12 +203,11 @@ class TypedAnswers(ABC):
         return decode_answer(self.generate([messages], sampling, **options)[0], schema, confidence)
 
     def boxes(self, value: object, schema: object, image: ImageSource) -> dict[str, Box]:
-        """Return the boxes in an answer about one image in pixels of the image file, keyed by JSON pointer.
+        """Return the boxes in an answer about one image in the image file's pixels, keyed by JSON pointer.
 
-        A box is the value of a key `bbox_2d`, or of a schema with `"x-mmengine-box": true`. `value` has JSON
-        types. The model's resizing and the image's EXIF orientation are undone. `Box.problem` says what is
-        wrong with a box that does not lie in the image. Raises InvalidRequest if the model's plugin does not
-        know the unit of its boxes.
+        A box is the value for a key `bbox_2d`, or for a schema with `"x-mmengine-box": true`. `value` has
+        JSON types. The model's resizing and the image's EXIF orientation are undone. `Box.problem` says why a
+        box does not lie in the image. Raises InvalidRequest if the model's plugin does not name its unit.
         """
         units = getattr(self.built.plugin, "box_units", {})
         unit = unit_of(model_type_of(self.built.folder), units)
