@@ -131,6 +131,22 @@ def test_the_rate_of_a_recording_with_varying_intervals_is_its_mean(form):
     video.close()
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        [0, 40],
+        [0, 86_400_000],  # A picture a day.
+        [0, 500, 1000],
+        [5000, 5300, 5700, 6000],
+        [*range(0, 1000, 40), *range(61_000, 62_000, 40)],  # A pause.
+    ],
+)
+def test_the_rate_of_few_frames_is_that_of_their_times(times):
+    video = VideoFile(record_at(times, "webm"), Access(), "video 0")
+    assert (video.num_frames - 1) / video.fps == pytest.approx((times[-1] - times[0]) / 1000, rel=0.05)
+    video.close()
+
+
 def record_at(times, form):
     """Return a file whose frames begin at `times`, in ms, and which states no frame rate."""
     buffer = io.BytesIO()
