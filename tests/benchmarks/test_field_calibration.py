@@ -43,6 +43,18 @@ def test_scenes_are_read_compared_and_drawn(benchmark, tmp_path):
     assert picture.startswith("<svg") and picture.endswith("</svg>\n")
 
 
+def test_the_cost_is_timed_in_steps_with_all_rows(module, monkeypatch):
+    monkeypatch.setattr(module("common.measure"), "use_threads", lambda threads: None)
+    cost = module("structured.field_confidence")
+    pytest.importorskip("mmengine_shapes")
+    config = cost.EngineConfig(spec="none", max_num_seqs=cost.ROWS)
+    with cost.Engine(dtype="float32", config=config) as engine:
+        for confidence in (False, True):
+            times = cost.step_times(engine, cost.SCHEMAS["strings"], confidence, "a")
+            assert len(times) == cost.TOKENS - 2 and min(times) > 0  # without the first and the last step
+    assert len(cost.sampler_times(100, 2)) == 9
+
+
 def test_forms_name_the_truth_of_each_field(module):
     forms = module("structured.calibration_forms")
     for task in forms.forms(30, seed=2):

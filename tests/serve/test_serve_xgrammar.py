@@ -77,6 +77,13 @@ def test_an_answer_has_a_note_where_keys_come_in_one_order_only():
     assert "keys only in this order, other keys after them: a, b, c, d, e" in found[0][0].text
 
 
+def test_fields_have_confidences():
+    with Engine(config=EngineConfig(grammar_backend="xgrammar")) as engine:
+        value, confidence = engine.generate_json("How many?", {"enum": [3, 4]}, confidence=True)
+    (other,) = confidence[""].others
+    assert other.value == 7 - value and 0 < confidence[""].p <= 1 - other.p + 1e-6
+
+
 def test_a_schema_only_for_llguidance_does_not_affect_other_requests():
     with Engine(config=EngineConfig(grammar_backend="xgrammar")) as engine:
         with pytest.raises(MMEngineError, match=r"maxLength at #/properties/a/maxLength: "):

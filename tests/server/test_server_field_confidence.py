@@ -1,11 +1,13 @@
 """Confidences of an answer's fields, over the APIs of the server."""
 
+import http.client
 import json
 
 import pytest
 
 from mmengine import AsyncEngine
-from tests.server.openai_answers import events_of, named_events
+from mmengine.core.resume import Resume
+from tests.server.openai_answers import CHAT, events_of, named_events
 from tests.server.running import served
 
 pytest.importorskip("mmengine_shapes")
@@ -101,6 +103,33 @@ def test_other_apis_have_the_same_confidences(server, expected):
     _, _, text = server.call("/v1/completions", {**asked, "stream": True})
     (*_, last, _) = events_of(text)
     assert json.loads(last)["choices"][0]["field_confidence"] == answer["choices"][0]["field_confidence"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_stream_asked_again_after_a_restart_is_the_same(tmp_path, is_killed):
+    log, many = tmp_path / "log", {"type": "array", "items": {"enum": [3, 4]}, "minItems": 60, "maxItems": 60}
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": many}, "field_confidence": True}
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "response_format": form,
+        "stream": True,
+        **ASKED,
+    }
+    body |= {"temperature": 1, "seed": 3, "n": 2}
+    headers = {"x-request-id": "mine"}
+    with served(AsyncEngine(log=log), names=("shapes",), storage={"log": log}, drain_s=0) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", CHAT, json.dumps(body), headers)
+        response = connection.getresponse()
+        sent = b"".join(response.readline() for _ in range(40)) if is_killed else response.read()
+    connection.close()
+    engine = AsyncEngine(log=log, resume=Resume())
+    with served(engine, names=("shapes",), storage={"log": log}) as server:
+        again = server.call(CHAT, body, {**headers, "x-stainless-retry-count": "1"})[2].encode()
+    assert again[: len(sent)] == sent and (len(again) > len(sent)) == is_killed
+    deltas = [json.loads(event)["choices"][0] for event in events_of(again.decode())[:-1]]
+    fields = {each["index"]: each["delta"]["field_confidence"] for each in deltas if each["finish_reason"]}
+    assert fields.keys() == {0, 1} and all(len(each) == 60 for each in fields.values())
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,9 @@ def test_a_repeated_question_has_the_same_answer():
         one.ask("q", index=6, logprobs=True)
         status, _, told = one.ask("q", index=6, logprobs=True)
         assert status == 409 and "logprobs" in told["error"]["message"]
+        form = {"type": "json_object", "field_confidence": True}
+        status, _, told = one.ask("q", index=6, response_format=form)
+        assert status == 409 and "field_confidence" in told["error"]["message"]
         assert one.ask("q", index=6)[0] == 200 and one()[2]["requests"] == 7
 
 
