@@ -59,7 +59,6 @@ class OpenLog:
         fingerprints: dict[str, str],
         remote: RemoteBlocks | None = None,
     ) -> EngineCore:
-        # Segments are deleted only up to a snapshot, so snapshots must be as frequent as segments.
         begin, every = self.sink.next_sequence, config.snapshot_bytes
         # Segments are deleted only up to a snapshot, so snapshots must be at least as frequent as segments.
         every = _a_sixteenth(config.log_retain_bytes, every)

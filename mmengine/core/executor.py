@@ -163,7 +163,7 @@ NO_PLAN = StepPlan(
 def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
     """Return the maximum number of drafts for each row that samples, int32 [s], or None for no limit.
 
-    `drafters`: the number of the drafter of each such row, int [s].
+    `drafters`: for each row that samples, the number of its drafter, int [s].
     """
     room = plan.draft_room
     if room is None:

@@ -24,11 +24,10 @@ class Output(msgspec.Struct, eq=False):
 
     `finish_reason`: stop, length, pooled, abort, error, rejected, or None while the request runs. `detail`:
     what stopped the text (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`:
-    how many prompt tokens were cached. `logprobs`: if the request wants them, a list for each new
-    token, with pairs (token id, logprob) and the chosen token first; the pairs of a confidence follow
-    (token_confidence.py). `num_drafts`: how many drafts the
-    step verified for the request. `num_accepted`: how many new tokens are accepted drafts. `vector`:
-    float32 [d], a pooled request's result.
+    how many prompt tokens were cached. `logprobs`: if the request wants logprobs, a list for each new token,
+    with pairs (token id, logprob) and the chosen token first; the pairs of a confidence follow
+    (token_confidence.py). `num_drafts`: how many drafts the step verified for the request. `num_accepted`:
+    how many new tokens are accepted drafts. `vector`: float32 [d], a pooled request's result.
     """
 
     request_id: str

@@ -46,9 +46,9 @@ class ResumeState:
 
     `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: the
     numbers of the steps whose results the log lacks. `mode` and `cuts`: how the log was repaired.
-    `fingerprints`: of the model that continued the log last; after the fingerprints were checked, of the
-    model that continues the log now. `undelivered`: the observer that collected `answers`, which the engine
-    keeps using.
+    `fingerprints`: those of the model that continued the log last. After a check, they are replaced by the
+    fingerprints of the model that continues the log now. `undelivered`: the observer that collected
+    `answers`. The engine keeps using this observer.
     """
 
     started: ev.Started

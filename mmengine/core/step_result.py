@@ -43,8 +43,8 @@ def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.
 
 
 def _pooled(result: StepResult, state: State) -> tuple[tuple[int, bytes, bytes], ...]:
-    """Return the pooled vectors in EXECUTED's format. Raises ExecutorFailed if a pooled request's row
-    that ends its prompt has no vector.
+    """Return the pooled vectors in EXECUTED's format. Raises ExecutorFailed if a pooled request's prompt ends
+    in this step but the vector is missing.
     """
     missing = set(state.pooled_rows()) - {found.row for found in result.pooled}
     if missing:
@@ -69,7 +69,9 @@ def _check_tokens(result: StepResult, state: State, sampled: np.ndarray) -> None
     if result.counts is not None:
         most = state.scheduled_drafts[sampled] + 1
         if len(result.counts) != num_sampled or (result.counts < 1).any() or (result.counts > most).any():
-            raise ExecutorFailed("the executor accepted more drafts than a row had, or gave it no token")
+            raise ExecutorFailed(
+                "the executor accepted more drafts than a row had, or returned no token for a row"
+            )
         num_tokens = int(result.counts.sum())
     if tokens.dtype != np.int32 or len(tokens) != num_tokens:
         raise ExecutorFailed(
@@ -91,13 +93,15 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
 
 
 def drafted_event(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> ev.Drafted:
-    """Return DRAFTED. Raises ExecutorFailed for rows that do not run, or if the numbers do not fit."""
+    """Return DRAFTED. Raises ExecutorFailed as `check_drafted` does."""
     check_drafted(state, rows, num_drafts, drafts)
     return ev.Drafted(*(each.astype(np.int32).tobytes() for each in (rows, num_drafts, drafts)))
 
 
 def check_drafted(state: State, rows: np.ndarray, num_drafts: np.ndarray, drafts: np.ndarray) -> None:
-    """Raise ExecutorFailed for drafts in rows that do not run, or if the numbers do not fit."""
+    """Raise ExecutorFailed for drafts that arrive during a step, for rows that cannot have drafts now, and
+    for draft counts that do not match `drafts` or exceed num_draft_tokens.
+    """
     most = state.config.num_draft_tokens
     if state.flights or state.is_open:
         raise ExecutorFailed("drafts arrived while a step is open or in flight")

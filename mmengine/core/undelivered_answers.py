@@ -77,8 +77,8 @@ class ResumedAnswer:
 
 @dataclass(slots=True)
 class _Scores:
-    """An answer's logprobs, with an entry for each token, and of its prompt. For a pooled request, the
-    vector.
+    """The logprobs for an answer, with an entry for each token, and for the answer's prompt. For a pooled
+    request: the vector.
     """
 
     logprobs: Logprobs | None = None

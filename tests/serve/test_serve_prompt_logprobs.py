@@ -135,7 +135,7 @@ def test_another_process_finds_them_in_the_log_or_computes_them(reference, tmp_p
 def test_too_many_are_refused():
     prompt = np.full(20_000, 5, np.int32)
     for asked, says in (
-        (20, "prompt_logprobs 20 of 20000 tokens are 420000 numbers"),
+        (20, "prompt_logprobs 20 for 20000 prompt tokens gives 420000 logprobs"),
         (21, "prompt_logprobs must lie in 0 to 20"),
     ):
         request = Request("a", prompt, SamplingParams(prompt_logprobs=asked))

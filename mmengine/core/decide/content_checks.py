@@ -73,7 +73,7 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
     """Raise InvalidRequest for an item that exceeds an encoder limit. If items or their runs are not split
-    across chunks, the same holds for an item that is longer than the largest chunk.
+    across chunks, also raise InvalidRequest for an item that is longer than the largest chunk.
     """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat
@@ -97,7 +97,7 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
 
 
 def _least(config: EngineConfig, names: tuple[str, ...]) -> float:
-    """Return the smallest of these limits. A limit of 0 means no limit."""
+    """Return the smallest limit among the settings `names`. The value 0 means no limit."""
     return min((limit for name in names if (limit := getattr(config, name))), default=math.inf)
 
 
@@ -106,7 +106,7 @@ def _too_large(
 ) -> InvalidRequest:
     name, limit = next((name, limit) for name in names if 0 < (limit := getattr(config, name)) < size)
     return InvalidRequest(
-        f"{item} needs {size} {what}, but {name} is {limit}; use a smaller one, or raise {name}"
+        f"{item} needs {size} {what}, but {name} is {limit}; use smaller media, or raise {name}"
     )
 
 

@@ -9,7 +9,7 @@ from mmengine.request import MediaItem, num_before
 
 
 class Shortage(NamedTuple):
-    """The reason why a media item does not fit into a step: it needs `needed`, but only `free` is left.
+    """The reason why a media item does not fit into a step: the item needs `needed`, but only `free` is left.
 
     `what` names the limit: "encoder budget" or "encoder cache" (counted in embeddings), "encoder work"
     (counted in the units of encoder_cache/work.py), or "encoder pieces" if the item needs more units than one
@@ -24,8 +24,8 @@ class Shortage(NamedTuple):
 class EncoderDraft:
     """The encoder work that one decision adds to a step.
 
-    Items are added in order while they fit the encoder's budget and cache. Evictions that the draft already
-    plans count as done. A subclass may override `would_split`, `cut_before` and `left_behind`.
+    Items are added in order while they fit the encoder's budget and cache. Planned evictions count as done. A
+    subclass may override `would_split`, `cut_before` and `left_behind`.
     """
 
     def __init__(self, view: View):
@@ -79,8 +79,8 @@ class EncoderDraft:
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return an event for changes of the encoder cache that remain although the chunk does not run, or
-        None. `given_up`: the request was examined and cannot run in this step."""
+        """Return an event if changes of the encoder cache remain although the chunk does not run, else None.
+        `given_up`: the request was examined and cannot run in this step."""
         return None
 
     def _take(self, req_state: RequestView, row: int, index: int, size: int) -> bool:

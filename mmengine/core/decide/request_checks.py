@@ -22,7 +22,8 @@ from mmengine.request import (
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
-MAX_PROMPT_LOGPROBS = 2**18  # maximum of prompt tokens times alternatives; these take 2 MiB in the log
+# Maximum number of a prompt's logprobs: prompt tokens times logprobs per token. They take 2 MiB in the log.
+MAX_PROMPT_LOGPROBS = 2**18
 MAX_DIGEST_BYTES = 64  # maximum length of an adapter's digest
 MAX_ENVELOPE_BYTES = 2**20  # maximum size of the data that a server keeps with a request in the log
 
@@ -182,12 +183,12 @@ def _check_outputs(request: Request, config: EngineConfig) -> None:
     budget = request.budget(config.max_model_len)
     if len(outputs) >= budget:
         raise InvalidRequest(
-            f"{FIELD} are {len(outputs)} tokens, and the answer may have {budget}: none is left",
+            f"{FIELD} are {len(outputs)} tokens, but the answer may have {budget}: no token is left",
             path=FieldPath("outputs"),
         )
     if request.sampling.prompt_logprobs is not None:
         raise InvalidRequest(
-            f"{FIELD} came with the first of the outputs; ask for one of the two",
+            f"{FIELD} came with the first of the outputs; leave out prompt_logprobs or the outputs",
             path=FieldPath("prompt_logprobs"),
         )
 
@@ -195,8 +196,8 @@ def _check_outputs(request: Request, config: EngineConfig) -> None:
 def _check_prompt_logprobs(num_tokens: int, asked: int | None) -> None:
     if asked is not None and num_tokens * (1 + asked) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
-            f"{FIELD} {asked} of {num_tokens} tokens are {num_tokens * (1 + asked)} numbers; at most "
-            f"{MAX_PROMPT_LOGPROBS} are kept: ask for fewer of each, or send a shorter prompt",
+            f"{FIELD} {asked} for {num_tokens} prompt tokens gives {num_tokens * (1 + asked)} logprobs; the "
+            f"limit is {MAX_PROMPT_LOGPROBS}: lower prompt_logprobs, or send a shorter prompt",
             path=FieldPath("prompt_logprobs"),
         )
 

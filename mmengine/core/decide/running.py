@@ -109,8 +109,8 @@ def with_drafts(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarr
 def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Preempted:
     """Return PREEMPTED for the row that the policy selects.
 
-    The row's KV is swapped out if the host pool has room for it and swapping is preferred. With
-    `preempt_mode` "swap" it always is; with "auto" only if a swap costs less than computing the KV again.
+    The row's KV is swapped out if the host pool has room for the KV, and `preempt_mode` prefers swapping.
+    "swap" always prefers swapping. "auto" prefers swapping if a swap costs less than computing the KV again.
     """
     config, row = view.config, view.policy.victim(view)
     req_state = view.requests_by_row[row]
@@ -171,7 +171,7 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
-    """Return `wanted` with chunks cut before embeddings that exceed the encoder's limits. Chunks never end
+    """Return `wanted`, in which chunks end before embeddings that exceed the encoder's limits. No chunk ends
     inside a run that must not be split. `media`: indices into `rows` of the chunks that reach embeddings."""
     wanted = wanted.copy()
     for place in media.tolist():

@@ -33,7 +33,7 @@ DECISION_VERSION = 1
 class Scheduler:
     """Decides by this engine's rules. An instance has no state, so any number of engines can share it."""
 
-    # Whether requests that are cancelled while a step runs end before the step's result is applied.
+    # For a request that is cancelled while a step runs: whether it ends before the step's result is applied.
     ends_leavers_first = False
     # Whether a request may be preempted while a step in flight computes its tokens.
     preempts_in_flight = False
@@ -62,8 +62,8 @@ class Scheduler:
         return event
 
     def waits_for(self, view: View) -> str:
-        """Return why the next step must wait for a step in flight, as overlap.waits_for does; "" if it need
-        not wait.
+        """Return why the next step must wait for a step in flight, or "". The result is as in
+        overlap.waits_for.
         """
         return overlap.waits_for(view)
 

@@ -205,7 +205,7 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Write the drafts that the step proposed after the `sampled` rows' known tokens."""
+    """Write the step's proposed drafts into the `sampled` rows, after each row's known tokens."""
     if state.verifies:
         state.scheduled_drafts[rows] = 0
         state.verifies = bool(state.scheduled_drafts.any())
@@ -257,8 +257,8 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, with its blocks and media, from the request. These become free once no open or
-    dispatched step computes the row.
+    """Take the row, with its blocks and media, from the request. Row, blocks and media become free once no
+    open or dispatched step computes the row.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]

@@ -164,7 +164,7 @@ def _fill_encoder(cache: EncoderCache, body: Body) -> None:
 
 def _fill_idle(cache: EncoderCache, idle: tuple[bytes, ...]) -> None:
     if sorted(idle) != sorted(cache.idle):
-        raise ValueError("a cache's idle entries are not its unreferenced ones")
+        raise ValueError("a cache's idle entries differ from its unreferenced entries")
     cache.idle.clear()
     cache.idle.update(dict.fromkeys(idle))
 

@@ -28,7 +28,7 @@ from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 
 VERSION = 1
 _OLD_MAGIC = b"MMSN"  # the magic in snapshots of builds before 0.1.0
-MAX_CELLS = 2**31  # upper limit for rows x tokens, and for KV slots, that the settings in a log may ask for
+MAX_CELLS = 2**31  # maximum number of rows x tokens, and of KV slots, in the settings of a log
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
@@ -127,5 +127,5 @@ def _config_of(started: ev.Started) -> EngineConfig:
     config = EngineConfig.from_dict(started.config)
     config.check_resolved()
     if max(config.num_rows * config.max_model_len, config.num_blocks * config.block_size) > MAX_CELLS:
-        raise ValueError("its settings claim more rows or blocks than a fold may hold")
+        raise ValueError("its settings have more rows or blocks than a reader may allocate")
     return config

@@ -45,7 +45,7 @@ class AdapterPool:
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
         """Return the digests of adapters to unload so that `adapter` fits. `promised`: bytes that other
-        adapters need too. Returns None if the memory is too small even without all unused adapters.
+        adapters need too. Returns None if unloading all unused adapters would not free enough memory.
         """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes
         return self.cache.evictions_for(size, {adapter.digest}, promised)

@@ -81,8 +81,8 @@ class ContentDigests:
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """If there are many digests, remove digests for contents that no block holds. For callers that do
-        not call `drop`.
+        """If there are many digests, remove digests for contents that no block holds. Callers that never call
+        `drop` call this method instead.
         """
         if len(self._by_content) > 2 * len(self._index.content) + 64:
             held = {ROOT, *self._index.content.tolist()}

@@ -140,9 +140,9 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 def block_extras(
     request: Request, first: int, last: int, block_size: int, ahead: int = 0, whole_prompt: bool = False
 ) -> dict[int, bytes]:
-    """Return what determines the contents of blocks [first, last) in addition to their tokens.
+    """Return the facts that determine the contents of blocks [first, last) in addition to the tokens.
 
-    The result maps a block's number to bytes. Blocks that only their tokens determine have no entry. The
+    The result maps a block's number to bytes. A block has no entry if its content depends only on tokens. The
     bytes describe the media embeddings in the block and in the `ahead` tokens after it: for each run the
     item's hash, the run's position relative to the block, and the index of the run's first embedding. For
     block 0 they also contain the hash of the tenant's salt and the adapter's digest. With `whole_prompt`

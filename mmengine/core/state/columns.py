@@ -69,9 +69,9 @@ class FlightColumns(Generic[Array]):
 
     in_flight: Int32[Array]  # number of dispatched steps that contain the row
     num_pending: Int32[Array]  # number of tokens that the row will get from these steps
-    # When the number of known and pending tokens reaches the absolute value, the row must wait for the
-    # steps in flight. The value is negative for a row with a grammar, and 0 for a row that waits for each
-    # step.
+    # When the number of known and pending tokens reaches the absolute value of this column, the row must
+    # wait for the steps in flight. The value is negative for a row with a grammar, and 0 for a row that
+    # waits for each step.
     runs_ahead_to: Int32[Array]
 
 

@@ -1,7 +1,7 @@
 """Computes a state's digest as a tree: a hash for each column, and a root hash over these hashes.
 
-A CHECKPOINT event contains the root, the first 4 bytes of each column's hash, and a 4-byte checksum over the
-each live request's values. Two states are equal if their roots are equal. If the roots differ, the column
+A CHECKPOINT event contains the root, the first 4 bytes of each column's hash, and a 4-byte checksum over each
+live request's values. Two states are equal if their roots are equal. If the roots differ, the column
 hashes and checksums show which columns and requests differ.
 """
 
@@ -24,11 +24,12 @@ COLUMN_NAMES = (
     *("counters", "free rows", "host blocks", "last rows", "history", "flights", "leaving", "goodput"),
     "kept grammars",
 )
-BLOCK_GROUPS = "block groups"  # follows the columns above, for models with block groups
-STATE_SLOTS = "state slots"  # follows these, for models with recurrent states
-ADAPTERS = "adapters"  # follows these, for engines with adapters
-SESSIONS = "sessions"  # follows these, while any session is open
-TENANTS = "tenants"  # comes last, while several tenants have live requests
+# Names of further columns, in this order after COLUMN_NAMES.
+BLOCK_GROUPS = "block groups"  # for models with block groups
+STATE_SLOTS = "state slots"  # for models with recurrent states
+ADAPTERS = "adapters"  # for engines with adapters
+SESSIONS = "sessions"  # while any session is open
+TENANTS = "tenants"  # while several tenants have live requests
 _FACTS = 10  # number of values for each request in `_Sums.known`
 # Odd factors for the checksums, so that small differences do not cancel out. The checksums find differences;
 # they are no protection against attacks.
@@ -56,8 +57,8 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the columns' names, and (id, row or NO_ROW) for the requests, in which `logged` differs
-    from this state. If the numbers of live requests differ, the list of requests is empty.
+    """Return the names of the columns in which `logged` differs from this state, and (id, row or NO_ROW) for
+    each request that differs. If the numbers of live requests differ, the list of requests is empty.
     """
     here = checkpoint(state)
     every = [

@@ -20,7 +20,9 @@ ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # draft levels
 NO_BUCKET = -1
 NO_LIMITS = np.zeros((0, 0), np.int32)
 WINDOW = 16  # number of steps between reviews while no request arrives
-SETTLED = 32  # number of steps without drafts after turning off; maximum until a review after a batch change
+# Number of steps without drafts after drafts were turned off. Also the maximum number of steps from a batch
+# change to the next review.
+SETTLED = 32
 MAX_EMPTY = 4  # after more consecutive steps without drafts, the drafters are assumed to have none
 _COUNTERS = (
     *("steps", "bucket", "num_rows", "level", "until_review", "rest_steps", "was_off", "has_arrivals"),

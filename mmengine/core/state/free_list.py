@@ -69,7 +69,7 @@ class FreeList:
         """Restore what `lines` returned. Raises ValueError if a block occurs twice or block 0 occurs."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
-            raise ValueError("the free list holds a block twice, or the dummy")
+            raise ValueError("the free list holds a block twice, or holds the dummy block")
         self.num_free = len(blocks)
         self._stamp[:] = self._stack_stamp[:] = self._queue_stamp[:] = 0
         self._top, self._head, self._tail = len(stack), 0, len(queue)

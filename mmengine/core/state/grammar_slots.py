@@ -74,7 +74,7 @@ class GrammarSlots:
         if slot == NO_SLOT:
             return
         if grammar is None or not 0 <= slot < MAX_SLOTS:
-            raise ValueError(f"it names slot {slot} for its grammar, which does not exist")
+            raise ValueError(f"it names the grammar slot {slot}, which does not exist")
         if grammar.source:
             self._put(slot, grammar.kind, grammar.source)
         else:
@@ -82,7 +82,7 @@ class GrammarSlots:
 
     def _put(self, slot: int, kind: str, source: str) -> None:
         if len(source) > LONGEST:
-            raise ValueError(f"a grammar of {len(source)} characters is in a slot")
+            raise ValueError(f"a slot has a grammar of {len(source)} characters; the limit is {LONGEST}")
         if slot in self._slots:
             self._slot_of.pop(self._slots.pop(slot), None)
         self._slots[slot] = kind, source

@@ -1,6 +1,6 @@
 """Decides whether the next step can be decided while a step runs, if `max_in_flight` is 2.
 
-The next step must wait if its decisions depend on the running step's result: on how many drafts are accepted
+The next step must wait if its decisions depend on the running step's result: on the number of accepted
 drafts, or on the drafts that the running step proposes. In this case the whole step waits, not only the rows
 with drafts. If these rows were left out of every other step, the batch would split into two halves that
 alternate. Each half would take as long as the whole batch, so all rows would decode at half the speed.

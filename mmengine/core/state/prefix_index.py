@@ -113,7 +113,7 @@ class PrefixIndex:
     ) -> int:
         """Record the contents of n consecutive blocks of a row. Each block is the parent of the next block.
 
-        Returns the last block's content id. If a key collides, this block and the following blocks are
+        Returns the last block's content id. If a block's key collides, the block and all following blocks are
         not recorded, and NO_CONTENT is returned. `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`:
         index into `blocks` -> extra digest.
         """

@@ -86,8 +86,8 @@ class WindowTables:
         self.release_at = np.full(rows if groups else 0, NEVER, np.int32)
 
     def first_needed(self, num_computed: np.ndarray | int) -> np.ndarray:
-        """Return the first block number that queries from token `num_computed` on read in each group, int64
-        [group, n]."""
+        """Return the first block number in each group that a query at token `num_computed` or later reads,
+        int64 [group, n]."""
         return np.maximum(num_computed - self.windows + 1, 0) // self._size
 
     def fill_row(
@@ -122,7 +122,7 @@ class WindowTables:
         return by_group[0]
 
     def release(self, rows: np.ndarray, num_computed: np.ndarray) -> np.ndarray:
-        """Take the blocks that no later query reads from the rows, and return these blocks, int32.
+        """Take from the rows the blocks that no later query reads. Return these blocks, int32.
 
         `num_computed`: the number of certainly computed tokens of each row. A block that several rows share
         occurs several times."""
@@ -155,7 +155,7 @@ class WindowTables:
         """Restore a row from a snapshot. `first_held`: [group]. `blocks`: the result of `held_by`."""
         counts = (len(blocks) + int(first_held.sum())) // self.num_groups - first_held
         if counts.min() < 0 or counts.sum() != len(blocks):
-            raise ValueError("a row's blocks in windows are not one table for each group")
+            raise ValueError("a row's window blocks do not form one table for each group")
         self.first_held[:, row] = first_held
         groups, numbers = np.repeat(np.arange(self.num_groups), counts), counting(counts)
         self.tables[groups, row, numbers + np.repeat(first_held, counts)] = blocks
