@@ -25,8 +25,8 @@ class MappedFile:
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Unmap the pages that lie wholly within these bytes. Use it for bytes that are not needed again
-        soon.
+        """Unmap the pages that lie wholly within these bytes. Call this method for bytes that are not needed
+        again soon.
 
         The page cache still keeps the file's data as long as memory suffices.
         """

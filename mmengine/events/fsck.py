@@ -49,7 +49,8 @@ class SegmentIndex:
     has.
 
     `is_closed`: whether the segment has a footer. `wall_ns`: the wall-clock time at its first record.
-    `queued`, `finished`, `delivered`: how many such events it has. `tokens`: how many sampled tokens it has.
+    `queued`, `finished`, `delivered`: how many QUEUED, FINISHED and DELIVERED events it has. `tokens`: how
+    many sampled tokens it has.
     """
 
     name: str

@@ -74,8 +74,8 @@ def _end(folder: Path) -> LogEnd:
 
 
 def _lost(walk: Walk) -> LogEnd | None:
-    """Return how a log ends that continued after its last segment, or None if there is no evidence for
-    this.
+    """Return the end of a log whose later segments are missing, or None if no file shows that segments are
+    missing.
     """
     folder = walk.path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence

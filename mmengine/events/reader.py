@@ -14,10 +14,10 @@ from mmengine.events.segment import SUFFIX, first_sequence_of, open_segment, seg
 class LogReader:
     """Iterates over the records in a folder, from record `start` on.
 
-    Damage that `mode` does not tolerate raises CorruptLog with the file and the byte. `recovery` lists damage
-    that was skipped, and `torn` is the torn tail among it. If old segments were deleted, the log begins with
-    the record `first_sequence`, and a snapshot holds the state before this record. Raises LogError if there
-    is no log.
+    Damage that `mode` does not tolerate raises CorruptLog with the file and the byte. `recovery` lists the
+    skipped damage. `torn` is the torn tail (incomplete bytes at the log's end), if it was skipped. If old
+    segments were deleted, the log begins with the record `first_sequence`, and a snapshot holds the state
+    before this record. Raises LogError if there is no log.
     """
 
     def __init__(self, folder: Path, mode: Mode = "tail", start: int = 0):

@@ -39,8 +39,8 @@ Mode = Literal["strict", "tail", "salvage"]
 @dataclass(slots=True)
 class Cut:
     """Bytes in a segment that a reader ignores. `what`: the reason. `num_lost`: how many records are missing
-    from record `first_lost` on. The next record's number shows this; 0 at the end of the log, where no record
-    follows.
+    from record `first_lost` on, according to the number of the next record. At the end of the log, where no
+    record follows, it is 0.
     """
 
     path: Path

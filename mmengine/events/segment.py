@@ -306,4 +306,4 @@ def _unpacked(path: Path, fd: int, size: int) -> bytes:
         unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
         return unpacker.decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CorruptLog(f"{path.name} cannot be unpacked, it is damaged: {error}") from None
+        raise CorruptLog(f"{path.name} is damaged and cannot be unpacked: {error}") from None

@@ -18,7 +18,7 @@ from mmengine.fleet.wire import (
     encode,
 )
 
-MAX_AVOIDED = 8  # how many replicas, those that failed last, get no further attempt
+MAX_AVOIDED = 8  # maximum number of avoided replicas: only the most recently failed replicas are avoided
 FAILED_CHOICES = 8  # after so many failed choices, no replica is avoided any more
 
 
@@ -161,16 +161,16 @@ class Attempt:
             async with asyncio.timeout(self._limits.silence_s):
                 return decode_message(await anext(messages))
         except StopAsyncIteration:
-            raise self._failed("its messages ended before the answer did") from None
+            raise self._failed("the replica's messages ended before the answer was complete") from None
         except ReplicaLost as lost:
-            raise self._failed(f"it is lost ({lost})") from None
+            raise self._failed(f"the replica is lost ({lost})") from None
         except QueueFull as full:  # the carrier raises this before any replica has the request
             self._reject(full)
             raise AssertionError("unreachable") from None
         except TimeoutError:
             if self._replica:
                 self._choice.note_silent()
-            raise self._failed("it is silent") from None
+            raise self._failed("the replica is silent") from None
 
     def _failed(self, reason: str) -> Reroute:
         self._choice.avoid(self._replica)
@@ -191,4 +191,4 @@ class Attempt:
         if not self._receiver.is_accepted or not isinstance(error, (QueueFull, InvalidRequest)):
             raise error
         self._choice.avoid(self._replica)
-        raise Reroute(f"replica {self._replica} refused it: {error}")
+        raise Reroute(f"replica {self._replica} refused the request: {error}")

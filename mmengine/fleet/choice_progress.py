@@ -111,8 +111,8 @@ def _news(
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Return the logprobs, with confidences, from the first token up to the first gap. Each log has only
-    those from the token where its replica continued.
+    """Return the logprobs, with confidences, from the first token up to the first gap. Each log has only the
+    logprobs from the token at which its replica continued.
     """
     joined: Logprobs = []
     for each in sorted(answers, key=_num_given):

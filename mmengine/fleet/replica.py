@@ -64,7 +64,7 @@ class Replica:
         request = decode_request(data)
         yield encode(ReplicaName(self.name))
         if self.name in request.avoid or self._leaving:
-            yield encode(Redirect(self._leaving or "its ingress avoids this replica"))
+            yield encode(Redirect(self._leaving or "the ingress avoids this replica"))
             return
         if request.is_count:
             yield encode(await self._counted(request))
@@ -119,7 +119,7 @@ class Replica:
         if before is None or before.route != request.route:
             return
         before.stream.cancel()
-        before.leave("its ingress sent it again")
+        before.leave("the ingress sent the request again")
         with suppress(TimeoutError):
             async with asyncio.timeout(VACATE_S):
                 await before.gone.wait()

@@ -33,9 +33,7 @@ def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[s
     quantisation_of(root)
     for fields in (root, *(root.child(part) for part in parts)):
         if fields is not root and fields.values.get("quantization_config") is not None:
-            root.fail(
-                f"{fields.prefix}quantization_config is not supported, only for the whole model; {SUPPORTED}"
-            )
+            root.fail(f"{fields.prefix}quantization_config must not be in a nested object; {SUPPORTED}")
         if fields.values.get("auto_map") is not None:
             root.fail(f"{fields.prefix}auto_map requires the model's own code, which is never run")
 
@@ -113,8 +111,8 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
 
 
 def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
-    """Return the experts for `layers`, for a model family that determines itself which layers have experts.
-    Otherwise the same as `read_experts`.
+    """Do the same as `read_experts` for a model family in which the config does not name the layers with
+    experts. `layers`: the layers with experts.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"

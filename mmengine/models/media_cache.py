@@ -22,9 +22,9 @@ class MediaCache(Generic[V]):
     """A thread-safe LRU cache.
 
     If several callers request the same missing value at the same time, one caller computes the value and the
-    others wait. If the computation fails, only this caller gets the exception, and the next caller computes
-    the value again. A key is a hash over the tenant's salt and everything that determines the value: the
-    encoded bytes and the options. `max_bytes` may be set at any time; 0 turns the cache off.
+    others wait. If the computation fails, only the computing caller gets the exception, and the next caller
+    computes the value again. A key is a hash over the tenant's salt and everything that determines the value:
+    the encoded bytes and the options. `max_bytes` may be set at any time; 0 turns the cache off.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:

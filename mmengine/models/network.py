@@ -199,8 +199,8 @@ def text_decoder(
     if device.type != "cpu":
         if batch_invariant and config.experts is not None:
             raise ConfigError(
-                "batch_invariant: experts are multiplied by torch on a GPU, whose products depend on the "
-                "batch; remove batch_invariant"
+                "batch_invariant is not supported for experts on a GPU, because torch multiplies "
+                "the experts, and its results depend on the batch; remove batch_invariant"
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)

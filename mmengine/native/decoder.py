@@ -56,7 +56,7 @@ class Decoder:
         """
         if (states is None) != (self._sizes.delta is None):
             raise ValueError(
-                "states were given to a decoder without delta nets, or are missing for one with them"
+                "a decoder with delta nets requires states, and a decoder without delta nets takes none"
             )
         num_tokens = len(embeds)
         embeds = embeds.contiguous()
@@ -126,7 +126,7 @@ class Decoder:
 
 def check(failed: int) -> None:
     if failed:
-        raise MemoryError("no memory for the linear layers or the attention of this step")
+        raise MemoryError("not enough memory for the linear layers or the attention of this step")
 
 
 @cache

@@ -228,7 +228,7 @@ class PackedLinear:
             self._check_like("residual", residual, m, dtype, y.stride(0))
         if self._gate_up:
             if residual is not None or float32:
-                raise ValueError("gate_up gives the weight's dtype and adds no residual")
+                raise ValueError("a layer with gate_up supports neither a residual nor a float32 result")
             failed = self._library.mm_linear_gate_up(
                 self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), None
             )
@@ -238,7 +238,7 @@ class PackedLinear:
                 self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), float32, added
             )
         if failed:
-            raise MemoryError(f"no memory for a linear layer of {m} rows")
+            raise MemoryError(f"not enough memory to run a linear layer on {m} rows")
         return y
 
     def _check_like(self, name: str, y: Tensor, m: int, dtype: torch.dtype, stride: int) -> None:

@@ -140,7 +140,7 @@ def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -
         step.address, 0, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), DTYPES[y.dtype]
     )
     if failed:
-        raise MemoryError(f"no memory for an adapter's sums over {len(x)} rows")
+        raise MemoryError(f"not enough memory for an adapter's sums over {len(x)} rows")
 
 
 @cache

@@ -72,7 +72,7 @@ class VisionKernels:
             out.stride(0),
         )
         if failed:
-            raise MemoryError(f"no memory to attend over {len(qkv)} patches")
+            raise MemoryError(f"not enough memory for attention over {len(qkv)} patches")
 
     def gelu(self, x: Tensor) -> None:
         """Apply gelu with the tanh approximation in place."""

@@ -98,8 +98,8 @@ class FeatureStore:
         self._cache, self._free, self._num_free = torch.empty(0, 0), self._free[:0], 0
 
     def _reserve(self, features: torch.Tensor) -> None:
-        """Make sure that there are free places for `features`. The tensor gets the dtype and device of
-        these.
+        """Make sure that there are free places for `features`. The store's tensor gets the dtype and the
+        device of `features`.
         """
         num_places = len(self._cache)
         missing = len(features) - self._num_free
@@ -223,7 +223,7 @@ def encode(
 def _not_external(
     items: Sequence[EncodeItem], store: FeatureStore, external: ExternalFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
-    """Put the features that `external` has into `store`, and return the items that must still be encoded.
+    """Put into `store` the features that `external` has. Return the items that must still be encoded.
 
     If `last` is given, the last item is returned in any case, because its features are `last`.
     """

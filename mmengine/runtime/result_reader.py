@@ -255,7 +255,7 @@ class Reader:
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
-        """Correct the entries in `stops` of rows with a grammar that ended at a stop string.
+        """Correct the entries in `stops` for rows that have a grammar and ended at a stop string.
 
         The kind becomes STRING if the grammar was complete before the stop string, and CUT if it was not. A
         row is removed if it continues with tokens that complete the grammar.
@@ -337,7 +337,7 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: LaunchedStep, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
-        """Add drafts for the rows that continue, and the time that drafting took, to `result`.
+        """Add to `result` the drafts for the rows that continue, and the time that drafting took.
 
         `counts`: number of tokens that each row returned; None: one token each.
         """

@@ -197,7 +197,7 @@ def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, 
         packed(x[:1])  # Starts OpenMP's threads before the limit is set.
         resource.setrlimit(resource.RLIMIT_AS, (address_space() + 2**24, hard))
         try:
-            with pytest.raises(MemoryError, match="no memory for a linear layer of 1024 rows"):
+            with pytest.raises(MemoryError, match="not enough memory to run a linear layer on 1024 rows"):
                 packed(x, out=out)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -36,7 +36,7 @@ def test_a_step_without_memory_fails_alone(monkeypatch):
         assert engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids == expected
         Short.fails = 2
         with pytest.raises(
-            RequestFailed, match="MemoryError: no memory for the linear layers or the attention"
+            RequestFailed, match="MemoryError: not enough memory for the linear layers or the attention"
         ):
             engine.generate(["What is a square?"], max_tokens=20)
         assert Short.fails == 0

@@ -196,8 +196,9 @@ def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, obje
 def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
     """Return the Llama 3 rope options that give the frequency factors in the file.
 
-    Such factors are 1 for wavelengths up to a quarter of 8,192 positions, `factor` for wavelengths over
-    8,192, and between 1 and `factor` for all other wavelengths. Raises ModelError for other factors.
+    Llama 3's factors are 1 for wavelengths up to a quarter of 8,192 positions, `factor` for wavelengths over
+    8,192, and between 1 and `factor` for all other wavelengths. Raises ModelError if the file's factors
+    differ from Llama 3's factors.
     """
     entry = tensor_entry(container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):

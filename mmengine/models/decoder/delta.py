@@ -68,7 +68,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute all rows in the mask `alone`, which have one token each, together. Writes to `mixed`."""
+        """Compute together all rows in the mask `alone`, which have one token each. Writes to `mixed`."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)

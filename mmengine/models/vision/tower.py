@@ -166,7 +166,7 @@ class VisionTower:
         """Compute a layer's operations after attention, and update `hidden` [n, hidden] in place.
 
         `mixed`: [n, hidden], the attention output for the same patches. `inner`: a tensor to overwrite, which
-        an earlier call with as many patches has returned. Returns such a tensor.
+        an earlier call with as many patches has returned. Returns a tensor that a later call may overwrite.
         """
         block.proj(mixed, residual=hidden, out=hidden)
         inner = block.fc1(block.norm2(hidden), out=inner)

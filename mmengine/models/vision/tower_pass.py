@@ -63,8 +63,8 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        # The cost of attention for a patch in a layer, converted to as many multiply-adds as take the same
-        # time.
+        # The cost of attention for a patch in a layer, expressed as the number of multiply-adds that take the
+        # same time.
         self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0

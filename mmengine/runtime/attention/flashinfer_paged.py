@@ -207,8 +207,7 @@ class FlashInferAttention:
     def _compile_and_run(self) -> None:
         """Compile missing kernels, and run a prompt step and a decode step on zeros in the dummy block.
 
-        If no compiler is installed, this is reported at startup and not in the first step. Raises
-        ConfigError.
+        A missing compiler is thus reported at startup instead of in the first step. Raises ConfigError.
         """
         spec = self._spec
         for count in (1, 2):

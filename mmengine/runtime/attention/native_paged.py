@@ -120,7 +120,7 @@ class NativePagedAttention:
             self.step_address(), self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0)
         )
         if failed:
-            raise MemoryError("no memory for the attention of this step")
+            raise MemoryError("not enough memory for the attention of this step")
         return out
 
     def run_layer(
@@ -140,7 +140,7 @@ class NativePagedAttention:
             out.stride(0),
         )
         if failed:
-            raise MemoryError("no memory for the attention of this step")
+            raise MemoryError("not enough memory for the attention of this step")
         return out
 
     def step_address(self) -> int:

@@ -192,8 +192,8 @@ def _programs(device: Device, num_kv_heads: int) -> int:
 def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
     """Compile the kernels, run them once for each tile size, and compare their results with torch.
 
-    If no compiler is installed, this is reported at startup and not in the first step. Raises ConfigError if
-    the kernels cannot be used or their results differ.
+    A missing compiler is thus reported at startup instead of in the first step. Raises ConfigError if the
+    kernels cannot be used or their results differ.
     """
     problem = unfit(spec, kv)
     if problem:

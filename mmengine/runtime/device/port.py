@@ -105,8 +105,8 @@ class Device(Protocol):
     """The attention backend whose results can be independent of the batch, bit by bit."""
 
     embedded_dtype: str
-    """The name of the dtype that "auto" selects for the embedded checkpoint. For others see
-    mmengine.build.
+    """The name of the dtype that "auto" selects for the embedded checkpoint. mmengine.build selects the dtype
+    for other checkpoints.
     """
 
     @classmethod

@@ -22,7 +22,8 @@ from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Default number of drafts of a row: without a draft head, and with a head after drafts from a grammar.
+# Default numbers of drafts for a row: without a draft head, and with a head that continues a grammar's
+# drafts.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
 # Group of entry points whose functions return the folder of a draft head for the embedded checkpoint.
 HEADS = "mmengine.draft_heads"

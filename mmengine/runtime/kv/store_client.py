@@ -257,7 +257,7 @@ class StoreClient:
                 return
             fits = self._fetched_bytes + count * (self._row_bytes + SEAL_BYTES) <= MAX_FETCHED_BYTES
         if not fits:
-            self._report(ev.Lost(request_id, "too much is being fetched"))
+            self._report(ev.Lost(request_id, "the limit for fetched bytes is reached"))
             return
         rows = torch.empty(count, SEAL_BYTES + self._row_bytes, dtype=torch.uint8)
         came = []

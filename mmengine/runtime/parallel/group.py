@@ -112,7 +112,7 @@ class StepGroup:
     def recording(self, bucket: Bucket) -> Iterator[None]:
         """Return a context for a pass that is captured, or that runs before a capture to warm up.
 
-        If a pass fails when it runs, the remaining exchanges are still made, so that the ranks stay in step.
+        If a warm-up pass fails, the remaining exchanges are still made, so that the ranks stay in step.
         """
         self._expected = self._of_layers(bucket.num_tokens)[::-1]
         try:

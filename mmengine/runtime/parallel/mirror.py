@@ -49,7 +49,8 @@ class Mirror:
         event = record.event
         if isinstance(event, ev.Checkpoint) and event.digest != state_digest(self.state):
             raise Diverged(
-                f"at record {record.sequence} (step {record.step}) the fold differs from the recorded state"
+                f"at record {record.sequence} (step {record.step}) this rank's state differs "
+                "from the digest in the log"
             )
         evolve(self.state, event)
 

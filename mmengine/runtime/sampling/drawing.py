@@ -25,8 +25,8 @@ def draw(
 ) -> torch.Tensor:
     """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
 
-    `batch`: the same rows, all with a temperature above 0. `options` [r]: the rows' options. `kernels`: the
-    module gpu.sampling_kernels, or None.
+    `batch`: the entries for the rows of `logits`, all with a temperature above 0. `options` [r]: the rows'
+    options. `kernels`: the module gpu.sampling_kernels, or None.
     """
     is_typical = (options & TYPICAL) != 0
     if is_typical.any():

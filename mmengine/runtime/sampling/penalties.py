@@ -22,8 +22,9 @@ class TokenCounts:
     """Token counts for rows with penalties: which tokens prompt and output contain, and how often the
     output contains each token.
 
-    Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the number
-    of such rows. The place of a row in the tables is released when a request without penalties takes the row.
+    A row with penalties takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the
+    number of rows with penalties. A row's place in the tables is released when a request without penalties
+    takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -68,8 +69,7 @@ class TokenCounts:
     def penalise_on_cpu(
         self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
     ) -> None:
-        """Penalise float32 logits [n, vocab_size] in place on a CPU. The results are the same as of
-        `penalise`.
+        """Penalise float32 logits [n, vocab_size] in place on a CPU. The results equal those of `penalise`.
 
         `selected` [r]: the indices in `logits` of the rows `rows` [r]. Only the logits of tokens that a row
         contains are read and written.

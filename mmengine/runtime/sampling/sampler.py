@@ -3,16 +3,17 @@
 The following operations are applied to a row in this order. Operations that a row does not use are left out.
 
     1. Logprobs are computed from the model's unchanged logits. Then tokens that the row's grammar does
-    not allow are excluded, and confidences are computed (confidence.py).
+       not allow are excluded, and confidences are computed (confidence.py).
     2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
        presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded.
     3. With temperature 0, the most likely token is chosen; of equally likely tokens, the one with the lowest
-    id. 4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
-    the largest sum of logit and noise is chosen.
+       id.
+    4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
+       the largest sum of logit and noise is chosen.
     5. If the text must be completed within its budget, and the chosen token would leave too few tokens for
        this, the token is replaced by one that completes the text (`close`).
 
-The order within 2 and 4 is the same as for transformers' logits processors. A row gets no token if its logits
+Within 2 and 4, the order is that of transformers' logits processors. A row gets no token if its logits
 contain NaN or +inf, or are not finite for any token. A single -inf only excludes its token. The caller's
 logits stay unchanged, except in rows with a mask.
 """
@@ -188,8 +189,8 @@ class Sampler:
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
     def close(self, chosen: TokenChoice, closing: Closing) -> None:
-        """Replace chosen tokens by tokens that complete the rows' texts, in place, where `closing` decides
-        so.
+        """Where `closing` decides so, replace the chosen token, in place, by a token that completes the row's
+        text.
 
         Waits for the device, because `closing` needs the sampled tokens.
         """
@@ -276,8 +277,8 @@ class Sampler:
     def _next_topk(
         self, logits: np.ndarray, tokens: np.ndarray, selected: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Write the most likely tokens that do not end the text to `tokens` [s], at the indices
-        `selected`.
+        """Write to `tokens` [s], at the indices `selected`, the most likely tokens that do not end the
+        text.
         """
         if not len(selected):
             return

@@ -81,10 +81,10 @@ class ThinkingRows:
         return ForcedTokens(places, tokens)
 
     def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append the sampled tokens to the rows (int32 [s]). `counts` [s]: each row's token count;
-        None: one token each.
+        """Append each row's sampled tokens to the row.
 
-        `token_ids`: int32, each row's tokens in turn.
+        `rows`: int32 [s]. `token_ids`: int32, each row's tokens in turn. `counts` [s]: each row's token
+        count; None: one token each.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):

@@ -21,9 +21,9 @@ def token_entries(
 ) -> TokenEntries:
     """Return (row, pairs) for each position with logprobs or a confidence.
 
-    `places` [p]: the position's row, or NO_PLACE; positions with NO_PLACE are left out. `pairs`: with
-    logprobs the chosen token's, then those of the row's `logprobs` best tokens, best first, which may include
-    the chosen token again; then the confidence (token_confidence.py).
+    `places` [p]: the position's row, or NO_PLACE; positions with NO_PLACE are left out. `pairs`: if the row
+    wants logprobs, first the chosen token's pair, then the pairs of the likeliest tokens in descending order,
+    which may include the chosen token again. The pairs of a confidence follow (token_confidence.py).
     """
     found: dict[int, Pairs] = {}
     for index, pairs in chain(

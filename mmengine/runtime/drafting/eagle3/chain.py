@@ -24,8 +24,8 @@ def draft(
     """Return the drafts for n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
 
     `z`, `carry`: [n, h], the results of `DraftHead.forward` for each row's last token. `first_layer`:
-    the head's first layer in `attention`'s pool. Call `begin` of `attention` again afterwards,
-    because it is used for other steps here. `graphs`: captured passes for the same head and pool.
+    the head's first layer in `attention`'s pool. Afterwards call `attention.begin` again, because this
+    function begins other steps. `graphs`: captured passes for the same head and pool.
     """
 
     def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:

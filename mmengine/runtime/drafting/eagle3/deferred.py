@@ -71,9 +71,7 @@ class Deferred:
             self._has_any[rows] = False
 
     def owners(self, blocks: np.ndarray, block_size: int) -> np.ndarray:
-        """Return the rows that have waiting tokens in `blocks`, and UNOWNED if a finished request has such
-        tokens.
-        """
+        """Return the owners of the waiting tokens in `blocks`: rows, and UNOWNED for finished requests."""
         tokens = self._merged()
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 

@@ -159,7 +159,7 @@ class Eagle3Drafter:
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Read a step's states if the next tokens are known, and the waiting states for rows that may
+        """Read a step's states if the next tokens are known. Also read the waiting states for rows that may
         have drafts.
 
         Reading a state writes its KV. `states` None: the head has no keys for the step's rows.
@@ -215,7 +215,7 @@ class Eagle3Drafter:
         blocks for other rows. Returns which rows could borrow, bool [n].
 
         Only rows that may have drafts (`selected`) borrow states. If the row to which the states belong reads
-        them in this step, nothing is borrowed, and the other row drafts from the next step on.
+        them in this step, no row borrows them, and the row that lacks them drafts from the next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()

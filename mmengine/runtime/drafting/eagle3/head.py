@@ -35,9 +35,9 @@ class HeadWeights:
 
     `fc_norms`: empty, one norm for all auxiliary states together, or one norm for each state. `layers`: the
     first layer also reads the embeddings, so its `qkv` takes embed_size + h values. Its `input_norm`, with
-    embed_size values, is the norm for these embeddings. `hidden_norm`: the norm for the first layer's other
-    input. `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's vocabulary, or None
-    if both vocabularies are equal.
+    embed_size values, is the norm for these embeddings. `hidden_norm`: the norm for the hidden states that
+    the first layer reads. `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's
+    vocabulary, or None if both vocabularies are equal.
     """
 
     fc: Linear

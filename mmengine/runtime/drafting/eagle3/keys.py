@@ -1,8 +1,8 @@
 """Tracks for which rows and blocks a draft head has all keys and values.
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
-gets no drafts. A request's first blocks may be prefix hits, or may come from the host. If the head has
-not read these blocks yet, for another row, the row waits for them.
+gets no drafts. A request's first blocks may be prefix hits, or may come from the host. If the head has not
+read these blocks yet, the request's row waits until the head reads them for another row.
 """
 
 import numpy as np
