@@ -81,8 +81,8 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Whether the shard is answered and no process writes to it. Cached once true, because that is final.
-        cached.
+        """Whether the shard is answered and no process writes to it. The result True is cached, because it is
+        final.
         """
         log = self.log_of(shard)
         if shard in self._answered:

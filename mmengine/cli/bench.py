@@ -27,7 +27,9 @@ client near the server, but on other cores.
 """
 Images = Annotated[
     list[Path] | None,
-    typer.Option(metavar="PATH", help="Image to ask about; may be repeated, used in turn."),
+    typer.Option(
+        metavar="PATH", help="Image for the prompts; may be repeated, then prompts take the images in turn."
+    ),
 ]
 bench_app = typer.Typer(
     cls=Group, help="Measure running servers.", no_args_is_help=True, rich_markup_mode="rich"

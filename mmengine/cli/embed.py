@@ -56,9 +56,11 @@ class Inputs:
         Path | None, typer.Option(help="File for the vectors, .jsonl or .npy (default: print lines).")
     ] = None
     dimensions: Annotated[
-        int | None, typer.Option(min=1, help="Values kept of each vector (default: the model's width).")
+        int | None, typer.Option(min=1, help="Number of values to keep of each vector (default: all).")
     ] = None
-    instruction: Annotated[str | None, typer.Option(help="Task for which the vectors are.")] = None
+    instruction: Annotated[
+        str | None, typer.Option(help="Description of the task, for instruction-aware models.")
+    ] = None
     prompt_name: Annotated[str | None, typer.Option(help="One of the model's prompts, such as query.")] = None
     truncate_prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Number of tokens after which a text is cut.")

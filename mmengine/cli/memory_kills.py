@@ -53,5 +53,5 @@ def how_killed(before: int | None, after: int | None, peak_bytes: int) -> str:
     elif after > before:
         who = "by the kernel, for memory"
     else:
-        who = "not by the kernel for memory (its count of such kills did not rise)"
+        who = "but not for memory (the kernel counted no out-of-memory kill)"
     return f"the process was killed (SIGKILL), {who}; its peak memory was {peak_bytes / 2**30:.2f} GiB"

@@ -9,8 +9,8 @@ from mmengine.cli.logs.printing import Json
 
 CHECK_HELP = (
     "Check whether a model can be served, before its weights are downloaded.\n\n"
-    "MODEL is a hub's name, a folder or a GGUF file. Of a hub's model only the config, the tokenizer and the "
-    "processor files are fetched. The report tells which implementation serves the model, and what that "
+    "MODEL is a hub id, a folder or a GGUF file. For a model on a hub, only the config, tokenizer and "
+    "processor files are downloaded. The report tells which implementation serves the model, and what that "
     "implementation does not support; how much memory the weights and the KV of one request need; and the "
     "command that serves the model.\n\n"
     "[bold]described[/bold]: mmengine's own networks and kernels. [bold]transformers[/bold]: the modules of "
@@ -38,13 +38,16 @@ def model() -> None:
 @model_app.command(cls=Command, help=CHECK_HELP)
 def check(
     name: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Hub's name, folder or GGUF file.", show_default=False)
+        str, typer.Argument(metavar="MODEL", help="Hub id, folder or GGUF file.", show_default=False)
     ],
     context: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of one request, for the KV's memory (default: the model's limit)."),
+        typer.Option(
+            min=1,
+            help="Number of tokens in a request, to compute the KV's memory (default: the model's limit).",
+        ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Type of the KV: bfloat16, float16 or float32.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Dtype of the KV: bfloat16, float16 or float32.")] = "bfloat16",
     json_output: Json = False,
 ) -> None:
     from mmengine.cli.model_check import check_model, print_report  # Lazy: help does not need it.

@@ -265,8 +265,8 @@ def printable(text: str) -> str:
 def _refuse_beside_batch(question: Question, printing: Printing, sampling: Sampling) -> None:
     if printing.json_output:
         raise InvalidRequest("--json and --batch exclude each other; the answers of a batch are JSON anyway")
-    for group, where in ((question, "into the request lines"), (sampling, "on each request line")):
+    for group, where in ((question, "in the request lines"), (sampling, "on each request line")):
         for field in fields(group):
             if getattr(group, field.name) not in (field.default, [], ""):
                 shown = "a question" if field.name == "prompt" else f"--{field.name.replace('_', '-')}"
-                raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs {where}")
+                raise InvalidRequest(f"{shown} and --batch exclude each other; with --batch, set it {where}")

@@ -318,8 +318,8 @@ class Files:
             min=1,
             max=MAX_SHARDS,
             rich_help_panel=FILES,
-            help="Number of parts of the batch, for as many processes over a shared folder: the same command "
-            "on each, except for --shard. The log is then a folder of logs.",
+            help="Number of parts into which the batch is divided. Run the same command in as many processes "
+            "that share a folder, each with another --shard. --log is then a folder of logs.",
         ),
     ] = 1
     shard: Annotated[

@@ -51,7 +51,9 @@ def check(
     ] = False,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Model folder or GGUF file for whose tokenizer masks are timed."),
+        typer.Option(
+            metavar="DIR", help="Model folder or GGUF file with the tokenizer for which masks are timed."
+        ),
     ] = None,
     grammar_backend: Annotated[
         str, typer.Option(help="Grammar engine: llguidance, or a plugin's name.")

@@ -24,8 +24,7 @@ def serve_ray(
     engine: "EngineConfig",
 ) -> None:
     """Serve HTTP in this process, with replicas on Ray. Raises ConfigError if Ray is not installed, and for
-    options that
-    --ray does not support.
+    options that --ray does not support.
     """
     if find_spec("ray") is None:
         raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")

@@ -86,7 +86,7 @@ def minimize(
         if minimizer is None and isinstance(probe, KindProbe):
             result = _recorded(folder, out, probe.name, script, deadline, progress)
         elif minimizer is None:
-            how = f"with --with {own}" if own else "by the command or the other build"
+            how = f"with --with {own}" if own else "according to the command or the other build"
             raise LogError(f"{_NOTHING} {how}")
         else:
             first = minimizer.failure

@@ -90,7 +90,10 @@ def show(
         bool, typer.Option("--follow", "-f", help="Continue with a log that is being written.")
     ] = False,
     limit: Annotated[
-        int, typer.Option(min=1, help="Maximum number of lines: the last ones, or the first with --sort.")
+        int,
+        typer.Option(
+            min=1, help="Maximum number of lines. The last lines are shown, or with --sort the first lines."
+        ),
     ] = 40,
     sort: SortBy = None,
     preempted: Annotated[bool, typer.Option("--preempted", help="Show only preempted requests.")] = False,
