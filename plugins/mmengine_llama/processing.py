@@ -1,4 +1,4 @@
-"""Describes the prompts of a text model to the shared processor."""
+"""Describes a text model's prompts to the shared processor."""
 
 from pathlib import Path
 

@@ -104,7 +104,7 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
 
 
 def _experts(text: Fields) -> ExpertsConfig:
-    """Read the sizes of the experts, which are in every layer.
+    """Read the experts' sizes. Every layer has experts.
 
     Ignores the fields `decoder_sparse_step` and `mlp_only_layers`, with which other models choose the layers.
     """

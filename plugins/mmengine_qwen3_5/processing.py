@@ -17,7 +17,7 @@ _IM_END = "<|im_end|>"
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for the model in `folder`. Raises ModelError, which names the wrong file."""
+    """Return the processor for the model in `folder`. Raises ModelError, which names the file at fault."""
     config, tokenizer = read_config(folder), ChatTokenizer.of_folder(folder)
     media = None
     if config.vision is not None:

@@ -1,4 +1,4 @@
-"""Computes the M-RoPE positions of a prompt (Qwen3-VL, arXiv 2511.21631; the rule is transformers'
+"""Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631; the rule is transformers'
 get_rope_index).
 
 A position has three components: time, row and column. For a text token, all three count up. In an image that

@@ -23,7 +23,7 @@ _IM_END = "<|im_end|>"
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for the model in `folder`. Raises ModelError, which names the wrong file."""
+    """Return the processor for the model in `folder`. Raises ModelError, which names the file at fault."""
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder)

@@ -1,11 +1,11 @@
-"""Answers batches on Ray Data with workers that have logs, so that the death of a worker loses little work.
+"""Answers batches on Ray Data with workers that have logs, so that a worker's death loses little work.
 
     ray.data.read_text("requests.jsonl").map_batches(AnswerLines, fn_constructor_kwargs={"root": "logs"}, …)
 
-Ray gives the rows of a dead worker to another worker, as a whole batch. The other worker reads the logs below
-`root` that no process writes any more. It takes a finished answer from its log, and continues an unfinished
-answer after its last token. A request without a seed gets a seed derived from its id, so that every worker
-computes the same answer. A request is identified by the digest of its whole line, which is in the log,
+Ray gives a dead worker's rows to a new worker, as a whole batch. The new worker reads the logs below `root`
+that no process writes any more. It takes finished answers from these logs, and continues each unfinished
+answer after the answer's last token. A request without a seed gets a seed derived from its id, so that every
+worker computes the same answer. A request is identified by the digest of its whole line, which is in the log,
 because another request or job may use the same id.
 """
 

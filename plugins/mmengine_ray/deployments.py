@@ -40,7 +40,7 @@ from mmengine_ray.scaling import WAITING, ByWaitingTokens
 from mmengine_ray.settings import RaySettings
 
 REPLICA = "EngineReplica"
-LOOKS = 8  # maximum number of attempts to see the lock of a live replica
+LOOKS = 8  # maximum number of attempts to see a live replica's lock
 RESTARTS = 20  # constructor failures of a replica after which Serve gives up
 
 
@@ -58,7 +58,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class EngineReplica:
-    """A replica with an engine and a log. The log is named by Serve's unique id of the replica."""
+    """A replica with an engine and a log. The log's name is Serve's unique id for the replica."""
 
     def __init__(self, settings: bytes):
         settings_ = RaySettings.decoded(settings)

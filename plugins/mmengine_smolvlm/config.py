@@ -29,7 +29,7 @@ _TEXT_SIZES = {  # The defaults of LlamaConfig.
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig(NetworkConfig):
-    """The sizes and constants of a SmolVLM2 model. `image_size`: side length of a tile in pixels."""
+    """The sizes and constants of a SmolVLM2 model. `image_size`: a tile's side length in pixels."""
 
     vision: VisionConfig
     image_token_id: int
@@ -76,7 +76,7 @@ def _text_config(root: Fields) -> DecoderConfig:
 
 
 def _vision_config(root: Fields, out_hidden_size: int) -> tuple[VisionConfig, int]:
-    """Return the description of the vision tower, and the side length of a tile in pixels."""
+    """Return the vision tower's description, and a tile's side length in pixels."""
     vision = root.child("vision_config")
     hidden_size = vision.integer("hidden_size", 1, 2**17, 1152)
     num_heads = vision.integer("num_attention_heads", 1, 1024, 16)

@@ -117,8 +117,8 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels in all tiles
-        of the image, but one tile is always allowed.
+        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels in all the
+        image's tiles together, but one tile is always allowed.
         """
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
         if edge > MAX_EDGE:
@@ -200,7 +200,7 @@ def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
         found = _edge_of(values, path, "max_image_size", _SIDE)
         if found != side:
             raise ModelError(
-                f"{path}: max_image_size is {found}, but config.json's vision_config.image_size {side}; "
+                f"{path}: max_image_size is {found}, but vision_config.image_size in config.json is {side}; "
                 "tiles of another size are not supported"
             )
     sampling = video.get("video_sampling")

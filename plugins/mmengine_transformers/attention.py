@@ -19,7 +19,7 @@ ATTRIBUTE = "mmengine_layer"
 
 
 class Heads(NamedTuple):
-    """The heads of a layer, or of the KV pool. The pool's heads are the largest of all layers."""
+    """A layer's heads, or the KV pool's heads. The pool has the largest heads of all layers."""
 
     num_heads: int
     num_kv_heads: int
@@ -120,7 +120,7 @@ AttentionInterface.register(NAME, attend)
 
 
 def use_attention(decoder: nn.Module, name: str) -> None:
-    """Make every module of a decoder call the attention function `name`."""
+    """Make every module in a decoder call the attention function `name`."""
     for module in decoder.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):

@@ -1,4 +1,6 @@
-"""Records how a decoder calls attention, and derives the attention of each layer from these calls."""
+"""Records how a decoder calls attention. Derives from these calls each layer's attention and the KV pool's
+heads.
+"""
 
 import math
 from collections.abc import Iterator
@@ -50,7 +52,7 @@ def record(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Record the call. Return zeros with the shape of the attention output."""
+    """Record the call. Return zeros with the attention output's shape."""
     heads = Heads(query.shape[1], key.shape[1], query.shape[3], value.shape[3])
     call = AttentionCall(
         module, heads, query.shape[2], key.shape[2], key, options, attention_mask is not None
@@ -79,7 +81,7 @@ def recording(decoder: nn.Module) -> Iterator[list[AttentionCall]]:
 def layers_of(
     name: str, calls: list[AttentionCall], num_layers: int, num_tokens: int, *, is_causal: bool = True
 ) -> tuple[LayerAttention, ...]:
-    """Return the attention of each layer. Raises ModelError for calls that a paged KV cache cannot serve.
+    """Return each layer's attention. Raises ModelError for calls that a paged KV cache cannot serve.
 
     `name`: the architecture, for messages. `num_layers`: number of layers in the decoder. `is_causal`: False
     for a model whose prompt tokens all see one another.
@@ -103,8 +105,8 @@ def layers_of(
 
 
 def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
-    """Return heads into which the heads of every layer fit. Keys and values have the same size, a size that
-    the CPU kernels support. Raises ModelError.
+    """Return heads into which every layer's heads fit. In the returned heads, keys and values have one size,
+    which the CPU kernels support. Raises ModelError.
     """
     heads = [call.heads for call in calls]
     num_kv_heads = math.lcm(*(each.num_kv_heads for each in heads))
@@ -119,7 +121,7 @@ def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
 def with_value_sizes(
     layers: tuple[LayerAttention, ...], calls: list[AttentionCall], pool: Heads
 ) -> tuple[LayerAttention, ...]:
-    """Return the layers with the sizes of their values, where these are smaller than the pool's heads."""
+    """Return the layers. A layer whose values are smaller than the pool's heads gets its `value_dim`."""
     sizes = [call.heads.value_dim for call in calls]
     return tuple(
         replace(layer, value_dim=size) if size < pool.head_dim else layer

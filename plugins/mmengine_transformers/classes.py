@@ -96,7 +96,7 @@ def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str
     if "Diffusion" in model_class.__name__ or _any(text, "diffusion", "block_diffusion"):
         return "it denoises blocks of tokens instead of generating one token after another"
     if config.model_type == "molmo2":
-        return "tokens around an image see one another too, and its config does not name all of them"
+        return "tokens around an image see one another too, and the config does not name all these tokens"
     if not model_class.can_generate():
         return "it has no language model head"
     if getattr(model_class, "_is_stateful", False):

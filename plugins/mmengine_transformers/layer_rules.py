@@ -1,5 +1,5 @@
-"""Adds to each layer's attention the rules that no argument of an attention call tells: chunks, and which
-tokens of media see one another.
+"""Reads from the config the attention rules that no argument in an attention call contains: chunks, which
+media tokens see one another, and up to which position the attention temperature is 1.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Compares a model's own attention masks with the keys that this plugin lets each layer see.
 
-A window or a chunk that no argument of the attention call tells would silently give wrong results. The
+A window or a chunk that no argument in the attention call contains would silently give wrong results. The
 decoder therefore runs once with every layer replaced by a stub that records its mask, on more tokens than the
 longest window has.
 """

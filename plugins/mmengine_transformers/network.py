@@ -1,4 +1,4 @@
-"""A VisionLanguageModel whose decoder and head are modules of transformers."""
+"""A VisionLanguageModel whose decoder and head are transformers' modules."""
 
 import logging
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ _log = logging.getLogger("mmengine.models")
 
 
 class HostedNetwork:
-    """The networks of a transformers model on a device. `batch_invariant` is False."""
+    """A transformers model's networks on a device. `batch_invariant` is False."""
 
     batch_invariant = False
 
@@ -101,8 +101,8 @@ class HostedNetwork:
 def load_network(
     folder: Path, *, device: str, dtype: str, quantize: Quantize = "none", activations: Activations = "model"
 ) -> HostedNetwork:
-    """Load and check the model of a folder. Raises ModelError for a model that cannot be served, and
-    ConfigError for a device, dtype or quantisation that cannot be used.
+    """Load and check a folder's model. Raises ModelError for a model that cannot be served, and ConfigError
+    for a device, dtype or quantisation that cannot be used.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -156,7 +156,7 @@ def spec_of(
     held: str = "",
     encoder: MediaEncoder | None = None,
 ) -> ModelSpec:
-    """Return a model's sizes. `pool`: the heads of the KV pool. `held`: ModelSpec.weights_held."""
+    """Return a model's sizes. `pool`: the KV pool's heads. `held`: ModelSpec.weights_held."""
     config = text_config(parts.model.config)
     longest = int(getattr(config, "max_position_embeddings", None) or 4096)
     limit = rotary_limit(config)

@@ -67,7 +67,7 @@ def kernel_for(library: ctypes.CDLL | None, module: nn.Module, dtype: torch.dtyp
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """Return the epsilon of a norm, or None for any other module."""
+    """Return a norm's epsilon, or None for any other module."""
     if not type(module).__name__.endswith("RMSNorm"):
         return None
     found = getattr(module, "variance_epsilon", getattr(module, "eps", None))

@@ -1,4 +1,4 @@
-"""Finds the parts of a transformers model: the decoder, and the module that applies the head."""
+"""Finds a transformers model's parts: the decoder, and the module that applies the head."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,11 @@ from mmengine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The parts of a transformers model.
+    """A transformers model's parts.
 
-    `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head` to the
-    output of its body, the attribute `body_name`. For a text model, `owner` is the whole model.
+    `decoder`: computes hidden states from embeddings. `owner`: the module whose forward applies `head` to its
+    body's output. `body_name`: the owner's attribute with the body. For a text model, `owner` is the whole
+    model.
     """
 
     model: PreTrainedModel
@@ -28,7 +29,7 @@ class ModelParts:
 
 
 def parts_of(model: PreTrainedModel) -> ModelParts:
-    """Return the parts of a model. Raises ModelError if a part is missing or ambiguous."""
+    """Return a model's parts. Raises ModelError if a part is missing or ambiguous."""
     name = type(model).__name__
     head = model.get_output_embeddings()
     if head is None:

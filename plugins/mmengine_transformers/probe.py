@@ -1,4 +1,4 @@
-"""Compares this plugin's logits with those of the model's own forward, on two short rows in chunks.
+"""Compares this plugin's logits with the logits from the model's own forward, on two short rows in chunks.
 
 The model's own forward must run before kernels replace any of the decoder's norms.
 """
@@ -39,7 +39,7 @@ class TwoRows:
 
 
 def own_logits(parts: ModelParts, device: torch.device) -> Tensor:
-    """Return the logits of the model's own forward, for all tokens of ROWS: float32 [t, vocab_size]."""
+    """Return the logits from the model's own forward, for all tokens in ROWS: float32 [t, vocab_size]."""
     use_attention(parts.decoder, "eager")
     rows = _token_ids(parts, device)
     return torch.cat([parts.model(input_ids=row[None], use_cache=False).logits[0].float() for row in rows])

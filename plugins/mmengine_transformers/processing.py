@@ -1,4 +1,4 @@
-"""Describes the prompts and media of a hosted model to the shared processor."""
+"""Describes a hosted model's prompts and media to the shared processor."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -23,7 +23,7 @@ DEFAULT_POSITIONS = 4096
 
 
 class HostedProcessor(ChatProcessor):
-    """A ChatProcessor that refuses prompts with more images than the model's processor treats alike."""
+    """A ChatProcessor that enforces `max_images` (HostedMedia), the maximum number of images in a prompt."""
 
     def _check_counts(self, pieces: list[str | int], parts: list[MediaPart]) -> None:
         super()._check_counts(pieces, parts)
@@ -38,7 +38,7 @@ class HostedProcessor(ChatProcessor):
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for the model of a folder. Raises ModelError, which names the problem."""
+    """Return the processor for a folder's model. Raises ModelError, which names the problem."""
     folder = Path(folder)
     values = read_model_json(folder, "config.json")
     settings = _media_settings(folder, values)

@@ -70,7 +70,7 @@ class Base:
 
 
 def size_of(event: ev.Event) -> int:
-    """Return the approximate size of an event in memory, in bytes."""
+    """Return an event's approximate size in memory, in bytes."""
     if isinstance(event, ev.Executed):
         return 300 + len(event.token_ids)
     if isinstance(event, ev.Queued):

@@ -1,4 +1,4 @@
-"""Turns the entries of many steps into events, and hashes the token ids of all these entries together."""
+"""Turns many steps' entries into events, and hashes the entries' token ids together."""
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,8 +14,7 @@ _NO_IDS = np.zeros(0, np.int32)
 def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Event, int, int]]:
     """Return the events for `entries`, in order, each with its step and time.
 
-    Each entry must be passed once, and all entries in order, because `contents` keeps the hash state of every
-    row.
+    Each entry must be passed once, and all entries in order, because `contents` keeps every row's hash state.
     """
     hashed = [_sums(entry, contents) for entry, _, _ in entries]
     parts = [sums for sums in hashed if sums is not None]
@@ -29,7 +28,7 @@ def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Even
 
 
 def _sums(entry: object, contents: PseudoIds) -> np.ndarray | None:
-    """Update the hash states of the rows for an entry, and return the sums for the entry's token ids."""
+    """Update the rows' hash states for an entry, and return the sums for the entry's token ids."""
     if type(entry) is Result:
         if entry.counts is None:
             sums = contents.one_each(entry.rows, entry.tokens)

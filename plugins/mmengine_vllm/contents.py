@@ -18,7 +18,7 @@ _SEEDS = 8  # number of 8-byte words at the start of the key stream that are not
 
 
 class PseudoIds:
-    """Hashes the token ids of all rows. `num_rows`: the largest row number plus 1. `max_tokens`: maximum
+    """Hashes all rows' token ids. `num_rows`: the largest row number plus 1. `max_tokens`: maximum
     number of tokens of a request, including drafts.
 
     The hash is a sum of products, token times secret weight, with one weight per position. A keyed function
@@ -38,8 +38,8 @@ class PseudoIds:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32).digest()
 
     def begin(self, prompt: list[int], salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return the sums of a prompt, from which `ids` computes pseudo ids, and the state of the prompt's
-        chain. Prompts with different salts share no id.
+        """Return a prompt's sums, from which `ids` computes pseudo ids, and the state of the prompt's chain.
+        Prompts with different salts share no id.
         """
         start = int.from_bytes(self.digest(salt)[:8], "little") if salt else 0
         sums = intp_array(prompt).view(np.uint64) + ONE
@@ -49,11 +49,11 @@ class PseudoIds:
         return sums, (int(sums[-1]), len(prompt))
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
-        """Assign the chain (hash state) of a request to a row."""
+        """Assign a request's chain (hash state) to a row."""
         self.sums[row], self.lengths[row] = chain
 
     def leave(self, row: int) -> tuple[int, int]:
-        """Return the chain of a row whose request leaves the row."""
+        """Return a row's chain, because the request leaves the row."""
         return int(self.sums[row]), int(self.lengths[row])
 
     def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ def _ids(recorder: Recorder, request: VllmObject) -> np.ndarray:
 
 
 def _last_id(recorder: Recorder, tracked: Tracked) -> bytes:
-    """Return the id, as bytes, that the first step samples for a row; b"" if its prompt is not computed."""
+    """Return the id, as bytes, that the first step samples for a row; b"" if the prompt is not computed."""
     return _ids(recorder, tracked.request)[-1:].tobytes() if _is_decoding(recorder, tracked) else b""
 
 

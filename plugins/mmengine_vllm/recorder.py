@@ -38,7 +38,7 @@ RESET = "the prefix cache was reset"
 
 
 class UnknownCall(Exception):
-    """vLLM did something that no event describes. The text names it."""
+    """vLLM made a call that no event describes. The error's text names the call."""
 
 
 class Recorder:
@@ -59,9 +59,9 @@ class Recorder:
         self.rows = Rows(num_rows)
         self.in_flight: deque[Step] = deque()
         self.step = 0  # the open step, or the next step
-        self._last_ids: list[str] = []  # ids of the previous step
+        self._last_ids: list[str] = []  # the previous step's request ids
         self._last_rows = NO_ROWS
-        # the same without the requests that ended in this step
+        # `_last_ids` and `_last_rows`, without the requests that ended in this step
         self._ids_left, self._rows_left = self._last_ids, NO_ROWS
         self._order = ResultOrder()
         self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)

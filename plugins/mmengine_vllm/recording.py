@@ -1,5 +1,5 @@
-"""Connects the recorder of a scheduler with a log on disk, or with a ring of events in memory. Keeps errors
-of the recorder away from vLLM.
+"""Connects a scheduler's recorder with a log on disk, or with a ring of events in memory. Keeps the
+recorder's errors away from vLLM.
 """
 
 import atexit
@@ -76,7 +76,7 @@ class Recording:
     # Methods that the scheduler's thread calls
 
     def call(self, method: Callable[..., None], *args: VllmObject, **kwargs: VllmObject) -> None:
-        """Call a method of the recorder. Raises nothing: the first error ends the recording."""
+        """Call a recorder method. Raises nothing: the first error ends the recording."""
         if self._over.is_set():
             return
         num_before = 0
@@ -297,7 +297,7 @@ def begin(scheduler: VllmObject, version: str) -> Recording | None:
         return None
     if not is_known(version):
         known = f"{VERSIONS[0]} to {VERSIONS[-1]}"
-        what = "the log ends where a call has another form"
+        what = "the log ends at the first call that it cannot describe"
         log.warning("mmengine_vllm knows vLLM %s, and this is vLLM %s: %s", known, version, what)
     content = settings.content
     log.info("mmengine_vllm records %s (process %d, content: %s)", recording.where, os.getpid(), content)

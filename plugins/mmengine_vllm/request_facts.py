@@ -58,7 +58,7 @@ def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
 
 
 def grammar_of(request: VllmObject, contents: PseudoIds) -> GrammarRequest | None:
-    """Return a stand-in for the request's grammar, a hash of the grammar, or None without a grammar."""
+    """Return a GrammarRequest that contains only a hash of the grammar, or None without a grammar."""
     asked = read(request, "sampling_params.structured_outputs")
     if asked is None or not request.use_structured_output:
         return None

@@ -1,4 +1,4 @@
-"""Reads the result of a model runner: each row's tokens, and which requests ended."""
+"""Reads a model runner's result: each row's tokens, and which requests ended."""
 
 from itertools import chain
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Reads the settings of the recorder from environment variables."""
+"""Reads the recorder's settings from environment variables."""
 
 import os
 from collections.abc import Mapping

@@ -132,7 +132,7 @@ class CompiledGrammar:
 
 
 class XMatcher:
-    """The grammar state of one text. matcher.py defines the interface."""
+    """One text's grammar state. matcher.py defines the interface."""
 
     def __init__(self, inner: xgrammar.GrammarMatcher, vocabulary: Vocabulary):
         self._inner, self._vocabulary = inner, vocabulary
@@ -147,8 +147,8 @@ class XMatcher:
         return not self._error
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
-        """Consume tokens up to the first that the grammar does not allow, and return their number. The
-        matcher stays valid.
+        """Consume the tokens before the first token that the grammar does not allow, and return how many were
+        consumed. The matcher stays valid.
         """
         taken = 0
         while taken < len(token_ids) and self._may_follow() and self._accept(token_ids[taken]):
@@ -157,7 +157,7 @@ class XMatcher:
 
     def _accept(self, token_id: int) -> bool:
         """Consume a token. Special tokens are refused before xgrammar sees them, because xgrammar would print
-        a line on stderr for each.
+        a line on stderr for each token.
         """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]

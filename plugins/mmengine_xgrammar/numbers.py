@@ -16,7 +16,7 @@ MAX_MODULUS = 100  # Maximum number of remainders, and thus of states per digit.
 
 
 class NumberRefused(ValueError):
-    """A multiple that would need too many states."""
+    """Raised for a multiple that would need too many states."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ ANY: Set = tuple(complement([]))
 
 
 class RegexRefused(ValueError):
-    """A construct that xgrammar cannot enforce."""
+    """Raised for a construct that xgrammar cannot enforce."""
 
 
 def parse_whole_regex(text: str) -> Node:

@@ -39,7 +39,7 @@ class Rules:
         """Return a name whose rule is defined later, with `give`."""
         if len(self._bodies) >= MAX_RULES:
             raise InvalidRequest(
-                f"the grammar comes to more than {MAX_RULES:,} rules for xgrammar",
+                f"the grammar needs more than {MAX_RULES:,} rules for xgrammar",
                 code=ErrorCode.INVALID_GRAMMAR,
             )
         name = f"r{len(self._bodies)}"

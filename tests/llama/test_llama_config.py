@@ -148,7 +148,7 @@ def test_a_mistral_config_without_the_field_has_a_window(tmp_path):
         name: value for name, value in json.loads(path.read_text()).items() if name != "sliding_window"
     }
     path.write_text(json.dumps(without))
-    with pytest.raises(ModelError, match="sliding_window is missing and means 4096; only null"):
+    with pytest.raises(ModelError, match="sliding_window is missing and means 4096; only null .no window."):
         read_config(tmp_path)
 
 

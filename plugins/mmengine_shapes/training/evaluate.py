@@ -76,7 +76,7 @@ def image_text(text: str, grids: torch.Tensor) -> str:
 
 
 def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the patches of a clip, fp32 (T * P, 1536), and its grid, (1, 3)."""
+    """Return a clip's patches, fp32 (T * P, 1536), and its grid, (1, 3)."""
     frames = clip.frames()
     views = [(frames[k], frames[k + 1], clip.scenes[k]) for k in range(0, len(frames), 2)]
     side = clip.scenes[0].side // 16

@@ -94,7 +94,7 @@ def write_speculators(head: DraftHead, vocabulary: Tensor, folder: Path, num_dra
     tensors = {
         name.replace("midlayer.", "layers.0."): value for name, value in tensors_of(head, vocabulary).items()
     }
-    tensors["embed_tokens.weight"] = head.embedding.to(torch.bfloat16)  # The dtype of the target.
+    tensors["embed_tokens.weight"] = head.embedding.to(torch.bfloat16)  # The target's dtype.
     config = {
         **switches(head),
         "architectures": ["Eagle3DraftModel"],

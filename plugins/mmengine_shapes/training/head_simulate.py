@@ -2,7 +2,7 @@
 
 Head and target are greedy, so the number of accepted drafts depends only on the position where drafting
 begins. First the head drafts from all positions in an answer at once. Then the answer is decoded as an engine
-would decode it: each pass yields the accepted drafts and one token of the target.
+would decode it: each pass yields the accepted drafts and one token from the target.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
 
 
 def acceptance(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> float:
-    """Return the mean number of tokens per pass over all answers, including the token of the target.
+    """Return the mean number of tokens per pass over all answers, including the target's token.
 
     Answers of one token need no pass and are not counted.
     """

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 
 Uses training-time test (arXiv 2503.01840): from every position in an answer, the head drafts for four steps.
-Each step reads the output of the previous step, and is trained on the distribution of the target. Every 500
+Each step reads the previous step's output, and is trained on the target's distribution. Every 500
 steps, head.pt is written into the folder, and the tokens per pass on held-out items are printed.
 """
 
@@ -81,7 +81,7 @@ def draft_vocabulary(samples: Sequence[Sample], vocab_size: int, size: int) -> T
 
 
 class Teacher:
-    """Computes the target's distribution of the next token, over the draft vocabulary."""
+    """Computes the target's distribution for the next token, over the draft vocabulary."""
 
     def __init__(self, target: Target, vocabulary: Tensor) -> None:
         self._target, self._vocabulary = target, vocabulary
@@ -189,11 +189,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samples", type=pathlib.Path, help="file to keep the data in, or to take it from")
+    parser.add_argument("--samples", type=pathlib.Path, help="data file; written if missing")
     parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--levels", type=int, nargs="+", default=[2, 4, 5], help="taps; the last is the top")
+    parser.add_argument("--levels", type=int, nargs="+", default=[2, 4, 5], help="tapped layers, ascending")
     parser.add_argument("--draft-vocab-size", type=int, default=512)
     parser.add_argument("--intermediate-size", type=int, default=384)
     parser.add_argument("--plain", action="store_true", help="EAGLE-3 without the switches of 3.1")

@@ -89,7 +89,7 @@ def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item 
 
 def _two_turns(questions: dict, images: tuple[Image.Image, ...], rng: random.Random) -> Item:
     """Return an item with two questions about one image. The conversation contains the correct answer to the
-    first.
+    first question.
     """
     open_tasks = [pairs for pairs in questions.values() if pairs]
     (first, reply), (second, answer) = rng.choice(rng.choice(open_tasks)), rng.choice(rng.choice(open_tasks))

@@ -63,7 +63,7 @@ def make_model(ids: dict[str, int], seed: int = 0) -> Qwen3VLForConditionalGener
 
 
 def write_processors(folder: pathlib.Path) -> None:
-    """Write the settings of the image and video processors into `folder`."""
+    """Write the image and video processors' settings into `folder`."""
     common = {
         "patch_size": 16,
         "temporal_patch_size": 2,

@@ -169,8 +169,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--start", type=pathlib.Path, help="weights.pt to go on from")
-    parser.add_argument("--first-phase", type=int, default=0, help="with --start, the phase to begin with")
+    parser.add_argument("--start", type=pathlib.Path, help="weights.pt from which to continue")
+    parser.add_argument("--first-phase", type=int, default=0, help="first phase to run, with --start")
     options = parser.parse_args()
     train(options.folder, options.seed, options.start, options.first_phase)
 

@@ -15,7 +15,7 @@ Features = Callable[..., Any]
 
 
 class MediaEncoder:
-    """Encodes packed items. `sample`: the rows of an item with which a new encoder is checked, and which
+    """Encodes packed items. `sample`: an item's rows. A new encoder is checked with this item, and the item
     stands for other items when memory is measured.
 
     Raises ModelError for a model whose features cannot be computed item by item.
@@ -108,7 +108,7 @@ class MediaEncoder:
 
 
 def _method(model: Any, name: str) -> Features:
-    """Return the method called `name`, which computes features: of the model's body, or of the model."""
+    """Return the method `name`, which computes features, from the model's body or from the model itself."""
     for owner in (getattr(model, "model", None), model):
         found = getattr(owner, name, None)
         if found is not None:

@@ -22,7 +22,7 @@ _MARKERS = ("image_placeholder_token", "image_token")
 
 
 def open_media(folder: Path, config: Any) -> HostedMedia | None:
-    """Return the media rules of the model in `folder`, or None for a text model. `config`: its config.
+    """Return the media settings for the model in `folder`, or None for a text model. `config`: its config.
 
     Raises ModelError if the model takes images, but its processor cannot be used.
     """
@@ -54,7 +54,7 @@ def open_media(folder: Path, config: Any) -> HostedMedia | None:
 
 
 def open_encoder(model: Any, folder: Path) -> MediaEncoder | None:
-    """Return the encoder of a loaded model, or None for a text model. Checks the encoder with a small image.
+    """Return a loaded model's encoder, or None for a text model. Checks the encoder with a small image.
     Raises ModelError.
     """
     settings = open_media(folder, model.config)
@@ -74,9 +74,9 @@ def _image_marker(processor: Any) -> str:
 
 
 def _try_image(processor: Any, marker: str) -> tuple[str, dict[str, tuple[str, np.ndarray]]]:
-    """Return the text with which the processor accepts one image, and the tensors of a small image.
+    """Return the text with which the processor accepts one image, and a small image's tensors.
 
-    The text is the marker, or the marker between the start and end tokens of an image. Raises ModelError.
+    The text is the marker, or the marker between an image's start and end tokens. Raises ModelError.
     """
     ends = [str(getattr(processor, f"image_{end}_token", "") or "") for end in ("start", "end")]
     reasons = []
@@ -100,7 +100,7 @@ def sample_image() -> Image.Image:
 
 
 def _pixels(processor: Any, tensors: dict[str, tuple[str, np.ndarray]]) -> int:
-    """Return the maximum number of pixels of a processed image; without a limit, those of the test image."""
+    """Return the maximum number of pixels in a processed image; without a limit, the test image's number."""
     size = dict(getattr(getattr(processor, "image_processor", None), "size", None) or {})
     most = size.get("longest_edge") if "shortest_edge" in size else None
     if isinstance(most, int):

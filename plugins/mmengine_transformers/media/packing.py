@@ -1,7 +1,7 @@
 """Packs the output of transformers' processor for one media item into rows of bytes, and unpacks the rows.
 
 The rows are `MediaInput.patches`: uint8 [n, ROW_BYTES]. They contain a fixed head, a JSON header and the
-bytes of each tensor, and end with zeros. The content hash of the item covers all rows. Imports no torch.
+bytes of each tensor, and end with zeros. The item's content hash covers all rows. Imports no torch.
 """
 
 import math
@@ -22,7 +22,7 @@ _BFLOAT16 = "bfloat16"  # NumPy has no such type, so the values are stored as ui
 
 
 class PackedTensor(NamedTuple):
-    """The place of a tensor in a packed item. `dtype`: torch's name of the dtype, such as float32."""
+    """A tensor's place in a packed item. `dtype`: torch's name for the dtype, such as float32."""
 
     name: str
     dtype: str
@@ -31,7 +31,7 @@ class PackedTensor(NamedTuple):
 
     @property
     def stored(self) -> np.dtype:
-        """Return the NumPy type of the stored bytes."""
+        """Return the stored bytes' NumPy type."""
         return np.dtype(np.uint16 if self.dtype == _BFLOAT16 else self.dtype)
 
     @property
@@ -108,7 +108,7 @@ def _start_of_data(header_bytes: int) -> int:
 
 
 def _read(rows: np.ndarray) -> tuple[Header, int, int]:
-    """Return the header of the first item, the start of its data and its size. Both are in bytes."""
+    """Return the first item's header, the start of its data in bytes, and its size in bytes."""
     flat = rows.reshape(-1)
     magic, version, header_bytes, size = _HEAD.unpack(flat[: _HEAD.size].tobytes())
     if magic != _MAGIC or version != _VERSION:

@@ -1,4 +1,4 @@
-"""Computes the M-RoPE positions of a prompt with the model's own `get_rope_index`.
+"""Computes a prompt's M-RoPE positions with the model's own `get_rope_index`.
 
 The runtime has three rows of positions per token. Hunyuan-VL has four rows, of which the first is the token's
 index. For an image's token, the second and the fourth row therefore share one number.
@@ -23,7 +23,7 @@ _BITS = 15  # Number of bits for each of the two rows.
 
 
 def grid_positions(model: Any) -> "GridPositions | None":
-    """Return GridPositions for a model with `get_rope_index`, or None for a model with one row of positions.
+    """Return GridPositions for a model with `get_rope_index`, or None for a model with one row of
     positions.
     """
     core = getattr(model, "model", model)
@@ -31,8 +31,8 @@ def grid_positions(model: Any) -> "GridPositions | None":
 
 
 class GridPositions:
-    """The rotary positions of a model with `get_rope_index`. `num_rows`: number of rows that its decoder
-    takes.
+    """The rotary positions for a model with `get_rope_index`. `num_rows`: number of rows that the model's
+    decoder takes.
     """
 
     def __init__(self, core: Any) -> None:
@@ -60,7 +60,7 @@ class GridPositions:
             return rows.astype(np.int32), delta
         index, width, height, number = rows
         if (index != np.arange(len(index))).any() or len(index) >= 1 << _BITS:
-            raise InvalidRequest(f"a prompt of {len(index)} tokens has positions that cannot be carried")
+            raise InvalidRequest(f"a prompt of {len(index)} tokens has positions that two rows cannot hold")
         is_text = np.asarray(prompt_token_ids) != self._image
         paired = np.where(is_text, index, _PAIRED | width << _BITS | number)
         return np.stack([index, paired, height]).astype(np.int32), delta

@@ -1,5 +1,5 @@
-"""Opens transformers' processor of a model folder. Uses only classes of the installed transformers and files
-of the folder. Slow to import, because transformers loads torch.
+"""Opens transformers' processor for a model folder, and computes the processor's digest. Uses only classes in
+the installed transformers and files in the folder. Slow to import, because transformers loads torch.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _OPENING = threading.Lock()
 
 @lru_cache(maxsize=4)
 def open_processor(folder: Path) -> Any:
-    """Return transformers' processor for the media of the model in `folder`.
+    """Return transformers' processor for the media that the model in `folder` takes.
 
     Raises ModelError for a folder with its own code, for a processor that needs a missing package, and for a
     processor that transformers cannot build.

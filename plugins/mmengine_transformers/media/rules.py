@@ -1,5 +1,5 @@
-"""Reads from a hosted model's config what its media need of the scheduler and of attention. Imports no
-torch.
+"""Reads from a hosted model's config which tokens stand for media, and what media need from the scheduler and
+from attention. Imports no torch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _VIDEO_FIELDS = ("video_token_id", "video_token_index")
 
 
 class MediaRules(NamedTuple):
-    """What a model's media need of the scheduler and of attention.
+    """What a model's media need from the scheduler and from attention.
 
     `runs`: which tokens see one another, in addition to causal attention: "run": the tokens of one embedding
     run; "prompt": all prompt tokens; "": no tokens. `atomic_runs`: whether an embedding run must be computed
@@ -44,12 +44,12 @@ def media_rules(config: "PreTrainedConfig") -> MediaRules:
 
 
 def image_token_id(config: "PreTrainedConfig") -> int | None:
-    """Return the id of the token that stands for an image's embeddings, or None for a text model."""
+    """Return the token id that stands for an image's embeddings, or None for a text model."""
     return next(_integers(config, _IMAGE_FIELDS), None)
 
 
 def video_token_id(config: "PreTrainedConfig") -> int | None:
-    """Return the id of the token that stands for a video's embeddings, or None if the config names none."""
+    """Return the token id that stands for a video's embeddings, or None if the config names none."""
     return next(_integers(config, _VIDEO_FIELDS), None)
 
 

@@ -128,7 +128,7 @@ class VllmProbe:
     def _failure(
         self, served: ServedScript, max_steps: int, writer: LogWriter | None = None
     ) -> Failure | None:
-        """Return the first failure of a run. The records up to the failure go to `writer`."""
+        """Return a run's first failure. The records up to the failure go to `writer`."""
         self._found = None
         watch, verifier, report = self._watch(served), None, VerifyReport(host=served.started.host)
         if self.kind in (ANY, DIVERGENCE) and (engine := self._engine(served)) is not None:

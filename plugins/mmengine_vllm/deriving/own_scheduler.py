@@ -1,4 +1,4 @@
-"""Derives the decisions of a recorded log with vLLM's own scheduler, instead of this build's rules."""
+"""Derives a recorded log's decisions with vLLM's own scheduler, instead of this build's rules."""
 
 from collections import deque
 from collections.abc import Callable
@@ -36,7 +36,7 @@ Sink = Callable[[list[tuple[ev.Event, int, int]]], None]
 
 
 class LoggedIds(TokenIds):
-    """Writes ids unchanged. The identifier of an item is the log's key of the item, in hexadecimal digits."""
+    """Writes ids unchanged. An item's identifier is the item's key in the log, in hexadecimal digits."""
 
     def digest(self, text: str) -> bytes:
         try:
@@ -56,7 +56,7 @@ def scheduler_class(name: str, *, is_async: bool) -> type:
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise LogError(f"{name!r} is no scheduler class; write vllm, or MODULE:CLASS: {error}") from error
+        raise LogError(f"{name!r} is not a scheduler class ({error}); use vllm or MODULE:CLASS") from error
     if not isinstance(found, type) or not issubclass(found, Scheduler):
         raise LogError(f"{name} is not a subclass of vLLM's Scheduler")
     return found
@@ -107,7 +107,7 @@ class OwnScheduler:
         return bool(self._flying)
 
     def observe(self, event: ev.Event) -> None:
-        """Apply an observation that names no row, and record the ends of requests that follow from it."""
+        """Apply an observation that names no row, and record the ends of requests that follow."""
         scheduler = self.scheduler
         match event:
             case ev.Queued():
@@ -166,15 +166,15 @@ class OwnScheduler:
         """Do nothing, because an asynchronous step is closed when it is scheduled."""
 
     def drop_empty_step(self) -> None:
-        """Hand the output of a call that only preempted requests back to the scheduler. With asynchronous
-        scheduling, the log contains a result for such a call.
+        """Hand back to the scheduler the output of a call that only preempted requests. With asynchronous
+        scheduling, the log contains a result for this call.
         """
         is_empty = self._flying and not self._flying[0][0].total_num_scheduled_tokens
         if is_empty and self.config.max_in_flight == 1:
             self.collect(ev.Executed(b""))
 
     def collect(self, result: ev.Executed | ev.Failed) -> None:
-        """Apply the result of the oldest step, and record the ends of requests that follow from it.
+        """Apply the oldest step's result, and record the ends of requests that follow from the result.
 
         Raises ValueError for a result that does not fit the step.
         """
@@ -190,7 +190,7 @@ class OwnScheduler:
     def update(
         self, output: SchedulerOutput, tokens: Tokens, stops: Tokens | None = None, errors: set[str] = NONE
     ) -> None:
-        """Give the tokens of the oldest step to the scheduler.
+        """Give the oldest step's tokens to the scheduler.
 
         `stops`: the tokens that end a request. `errors`: requests whose tokens break their grammar.
         """

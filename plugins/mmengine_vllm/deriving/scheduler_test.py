@@ -78,8 +78,8 @@ def module_of(served: ServedScript, expected: Expected) -> str:
 
 
 def refuse_other_outcome(module: str, name: str, *, own: str) -> None:
-    """Run the test in the file. On the class `name` it must fail; on vLLM's own class, if `own` is not "", it
-    must pass. Raises LogError otherwise.
+    """Run the test in the file. Raises LogError if the test passes on the class `name`. If `own` is not "",
+    also raises LogError if the test fails on vLLM's own class.
     """
     space: dict[str, VllmObject] = {"__name__": "minimized"}
     exec(compile(module, "the written test", "exec"), space)  # this module wrote the text

@@ -1,4 +1,4 @@
-"""Serves the requests of a log on a scheduler class of vLLM, without a model, and records the run."""
+"""Serves a log's requests on a vLLM scheduler class, without a model, and records the run."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Reads the settings of vLLM's scheduler from a recorded log, for `scheduler_alone.py`."""
+"""Reads the settings for vLLM's scheduler from a recorded log, for `scheduler_alone.py`."""
 
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError

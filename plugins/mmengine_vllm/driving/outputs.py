@@ -38,7 +38,7 @@ class OutputMaker:
         self._special: set[str] = set()
 
     def add(self, request: VllmObject) -> None:
-        """Prepare for the outputs of a new request."""
+        """Prepare for a new request's outputs."""
         params, name = request.sampling_params, request.request_id
         self._unstarted.add(name)
         if (
@@ -62,7 +62,7 @@ class OutputMaker:
         *,
         may_have_left: bool = True,
     ) -> dict[int, list[EngineCoreOutput]]:
-        """Return the outputs of a step for each client.
+        """Return a step's outputs for each client.
 
         `names`, `tokens`: the requests that sampled, and their tokens, as the core got them. `results`: the
         workers' ModelRunnerOutput, whose logprobs are passed on. `may_have_left`: whether requests were

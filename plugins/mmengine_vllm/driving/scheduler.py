@@ -194,7 +194,7 @@ class Scheduler(SchedulerInterface):
                 self.core.grammar_ready(name)
 
     def _preempted(self) -> list[str]:
-        """Return the ids of the requests that lost their rows in this step."""
+        """Return the requests that lost their rows in this step, by id."""
         number = self.core.state.num_preempted
         if number == self._num_preemptions:
             return []
@@ -242,7 +242,7 @@ class Scheduler(SchedulerInterface):
         return answer
 
     def _finish(self, results: VllmObject) -> dict[int, list[EngineCoreOutput]]:
-        """Give the workers' results of the oldest step to the core, and return the outputs for each
+        """Give the workers' results for the oldest step to the core, and return the outputs for each
         client.
         """
         plan, names = self._plans.popleft()

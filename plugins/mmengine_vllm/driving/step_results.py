@@ -1,4 +1,4 @@
-"""Translates the results of vLLM's workers into a StepResult for the core, by vLLM's stop rules."""
+"""Translates vLLM's workers' results into a StepResult for the core, by vLLM's stop rules."""
 
 from itertools import chain
 
@@ -26,7 +26,7 @@ class StopRules:
         self._accepts = accepts
 
     def admit(self, row: int, request: VllmObject) -> None:
-        """Set the rules of the request that gets `row`."""
+        """Set the rules for the request that gets `row`."""
         params = request.sampling_params
         self._eos[row] = eos_of(request)
         self._is_watched[row] = bool(
@@ -93,7 +93,7 @@ class StopRules:
         stops: dict[int, str],
         errors: dict[int, str],
     ) -> None:
-        """Apply the rules that need the tokens of a request one by one."""
+        """Apply the rules that need a request's tokens one by one."""
         params = request.sampling_params
         for number, token in enumerate(tokens, 1):
             request.append_output_token_ids(token)

@@ -33,8 +33,8 @@ class WorkerSteps:
         self._num_sent = np.zeros(num_rows, np.int32)  # number of blocks of each row that the workers know
         self._has_grammar = np.zeros(num_rows, bool)
         self._known: set[str] = set()  # ids of requests whose data the workers have
-        self._rows, self.names = np.zeros(0, np.intp), list[str]()  # of the last step, in its order
-        self._one_each: dict[str, int] = {}  # these ids, with one token each
+        self._rows, self.names = np.zeros(0, np.intp), list[str]()  # rows and request ids of the last step
+        self._one_each: dict[str, int] = {}  # the ids in `names`, with one token each
         self._identifiers: dict[bytes, str] = {}  # vLLM's identifier for each entry of the encoder cache
         self._num_entries: Counter[str] = Counter()  # number of cache entries with each identifier
         self.num_cached: dict[str, int] = {}  # cached prompt tokens at a request's first admission
@@ -55,7 +55,7 @@ class WorkerSteps:
         return output
 
     def output(self, plan: StepPlan, preempted: Iterable[str]) -> SchedulerOutput:
-        """Return the plan for the workers. `preempted`: ids of the requests that lost their rows in this
+        """Return the plan for the workers. `preempted`: ids of requests that lost their rows in this
         step.
         """
         output = self.empty()
@@ -87,8 +87,8 @@ class WorkerSteps:
         return output
 
     def _learn_rows(self, plan: StepPlan) -> bool:
-        """Update the ids of the rows in the step. Return whether the rows differ from those of the last
-        step.
+        """Update the rows' request ids for this step. Return whether the rows differ from the last step's
+        rows.
         """
         for admission in plan.admitted:
             request = admission.request
@@ -133,8 +133,8 @@ class WorkerSteps:
         new_blocks: list[tuple[list[int], ...] | None],
         before: set[str] | None,
     ) -> None:
-        """Add the first `number` rows. `before`: the requests of the last step; None: the same as in this
-        step.
+        """Add the first `number` rows. `before`: the last step's requests; None: they equal this step's
+        requests.
         """
         rows, view = plan.rows[:number], self._view
         cached.req_ids = self.names[:number]
