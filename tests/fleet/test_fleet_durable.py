@@ -214,7 +214,9 @@ def nobody_may(fd):
     raise OSError(37, "No locks available")
 
 
-@pytest.mark.parametrize(("take", "why"), [(both_may, "two could lock"), (nobody_may, "No locks available")])
+@pytest.mark.parametrize(
+    ("take", "why"), [(both_may, "two processes could lock"), (nobody_may, "No locks available")]
+)
 def test_without_working_locks_nothing_is_kept(tmp_path, monkeypatch, take, why):
     said = []
     monkeypatch.setattr(locks, "_take", take)
