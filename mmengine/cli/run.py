@@ -250,7 +250,9 @@ def _check_is_question(text: str | None, model: str | None) -> None:
     """Raise InvalidRequest if `text` is the name or folder of a model, and no model is named."""
     if model is None and text and " " not in text:
         is_folder = Path(text).is_dir() or text.endswith(".gguf")
-        if is_folder or re.fullmatch(r"(hf:|modelscope:)?[\w.-]+/[\w.-]+(@[\w./-]+)?", text):
+        if is_folder or re.fullmatch(
+            r"(hf:|modelscope:|hf\.co/)?[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w./-]+)?", text
+        ):
             raise InvalidRequest(
                 f"{text!r:.80} is a model's name, and the question is missing: mmengine run QUESTION --model "
                 f"{text:.80}, or mmengine chat {text:.80}"

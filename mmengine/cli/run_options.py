@@ -166,9 +166,12 @@ class Model:
     model: Annotated[
         str | None,
         typer.Option(
+            "--model",
+            "-hf",
+            "--hf-repo",
             rich_help_panel=MODEL,
-            help="Model folder, GGUF file, or hub id such as owner/name, owner/name@revision or "
-            "modelscope:owner/name (default: the embedded checkpoint).",
+            help="Model folder, GGUF file, or hub id such as owner/name, owner/name:TAG for a GGUF file, "
+            "owner/name@revision or modelscope:owner/name (default: the embedded checkpoint).",
         ),
     ] = None
     mmproj: Annotated[

@@ -52,6 +52,8 @@ RUN_ELSEWHERE = {
     ("docs/how-to/deploy.md", "sh"): "tests/project/test_deploy_files.py",
     ("docs/reference/log.md", "console"): "tests/cli/test_docs_log.py",
     ("docs/how-to/extract-documents.md", "sh"): "tests/extraction/test_extract_command.py",
+    ("docs/how-to/laptop-model.md", "sh"): "tests/gguf/test_laptop_model.py",
+    ("docs/how-to/laptop-model.md", "python"): "tests/gguf/test_laptop_model.py",
     ("docs/how-to/search-images.md", "sh"): "tests/pooling/test_search_images.py",
     ("docs/tutorials/a_broken_build.md", "console"): "tests/test_broken_build.py",
     ("docs/tutorials/a_debugger_session.md", "console"): "tests/test_debugger_session.py",
