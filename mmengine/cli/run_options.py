@@ -168,7 +168,6 @@ class Model:
         typer.Option(
             "--model",
             "-hf",
-            "--hf-repo",
             rich_help_panel=MODEL,
             help="Model folder, GGUF file, or hub id such as owner/name, owner/name:TAG for a GGUF file, "
             "owner/name@revision or modelscope:owner/name (default: the embedded checkpoint).",

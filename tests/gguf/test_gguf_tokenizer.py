@@ -150,6 +150,18 @@ def test_all_end_tokens_are_listed(opened):
     assert told.file("generation_config.json") == {"eos_token_id": [1, 0]}
 
 
+def test_control_tokens_with_a_known_name_end_an_answer_too(opened):
+    """llama.cpp knows ends by name. An ordinary token with such a name is part of texts."""
+    tokens = ["<|im_end|>", "<|endoftext|>", *BYTES, "<|eot_id|>", "</s>", "<eos>"]
+    keys = {
+        "tokens": (ARRAY, (STRING, tokens)),
+        "token_type": (ARRAY, (INT32, [3, 3, *[1] * 256, 3, 1, 4])),
+        "merges": (ARRAY, (STRING, [])),
+        "eos_token_id": (UINT32, 0),
+    }
+    assert opened(**keys).file("generation_config.json") == {"eos_token_id": [0, 1, 258]}
+
+
 TWICE = ["<|start|>", "<|end|>", *BYTES, "he", "ll", "hell", "he", "[PAD262]"]
 REFUSED = {
     "another model": (

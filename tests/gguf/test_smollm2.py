@@ -60,7 +60,7 @@ def prompt_of(model) -> str:
 
 def test_the_config_equals_the_folders(model):
     assert model.file("config.json") == CONFIG
-    assert model.file("generation_config.json") == {"eos_token_id": [2]}
+    assert model.file("generation_config.json") == {"eos_token_id": [2, 0]}  # <|im_end|>, <|endoftext|>
     assert prompt_of(model) == PROMPT
 
 

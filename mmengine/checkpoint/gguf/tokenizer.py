@@ -78,6 +78,21 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; all othe
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # Ends of a text, of a turn and of a message.
+# Control tokens that llama.cpp takes for an end by their names, whatever the keys say.
+_END_NAMES = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+    )
+    + ("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>")
+    + ("<end_of_utterance>", "<eos>")
+)
 
 
 def tokenizer_json(container: Container) -> dict[str, object]:
@@ -144,9 +159,17 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the ids that end an answer, starting with the end of text (eos_token_id)."""
-    ids = token_ids(container)
-    return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
+    """Return the ids that end an answer, starting with the end of text (eos_token_id).
+
+    The file's own ids come first, then control tokens with a known name. An ordinary token with such a name,
+    as `</s>` is in Qwen2.5's vocabulary, does not end an answer, because a text about HTML may contain it.
+    """
+    ids, (tokens, types) = token_ids(container), _tokens(container)
+    named = [ids[name] for name in _ENDS if name in ids]
+    if not named:
+        return []
+    known = [place for place, token in enumerate(tokens) if types[place] == _CONTROL and token in _END_NAMES]
+    return list(dict.fromkeys((*named, *known)))
 
 
 def token_id(container: Container, token: str) -> int:
