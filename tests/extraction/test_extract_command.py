@@ -114,6 +114,7 @@ def test_another_table_is_written_from_the_same_work(extracted):
         (("--out", "a.jsonl", "--per", "page", "--dtype", "float32"), "with other values of dtype"),
         (("--out", "a.xlsx"), "must end in one of"),
         (("--out", "in/c.png.jsonl", "--review", "schema.json"), "schema.json is an input"),
+        (("--out", "a.csv", "--min-confidence", "nan"), "is not in the range"),
         (("--out", "none/a.jsonl"), "there is no folder none"),
         (("--out", "c.jsonl", "--work", "in"), "is not the work folder of an extraction"),
     ],
@@ -122,6 +123,14 @@ def test_wrong_options_end_before_any_work(extracted, words, message):
     folder, _ = extracted
     result = call_cli("extract", "in", *QUESTION, *words, cwd=folder)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_a_pdf_document_needs_the_extra(extracted, monkeypatch):
+    folder, _ = extracted
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
+    result = call_cli("extract", "in/d.pdf", *QUESTION, "--out", "d.csv", cwd=folder)
+    assert result.returncode == 2 and "pip install '.[extract]'" in result.stderr
+    assert not (folder / "d.csv.work").exists()
 
 
 def test_a_folder_of_bad_documents_needs_no_model(tmp_path):
