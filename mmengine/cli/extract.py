@@ -19,9 +19,12 @@ from mmengine.extras import install_hint
 
 if TYPE_CHECKING:  # Heavy; loaded when the command runs.
     from mmengine.config import EngineConfig
+    from mmengine.core.resume import Resume
+    from mmengine.serve.engine.engine import Engine
     from mmengine.serve.extraction.documents import Document
     from mmengine.serve.extraction.pages import PagePainter
     from mmengine.serve.extraction.plan import Job, WorkFolder
+    from mmengine.serve.extraction.results import Results
 
 HELP = """Read the fields of many pictures and PDF documents into a table.
 
@@ -194,19 +197,40 @@ def _run(
     """Plan the extraction, answer its requests, and write the table. Return the exit code."""
     from mmengine.cli.batch import run_batch_file  # Lazy: numpy, msgspec
     from mmengine.cli.run import load_engine
+    from mmengine.serve.extraction.boxes import has_boxes
     from mmengine.serve.extraction.pages import PagePainter
+    from mmengine.serve.extraction.results import Results
 
     painter = partial(PagePainter, config, what.dpi, what.max_pages)
     if not work.is_planned:
         with _progress("reading documents", len(documents)) as advance:
             work.plan(job, documents, painter(), advance)
     if _num_bytes(work.requests):
-        make_engine = partial(load_engine, model, Files(), config, True, work.log)
+        load = partial(load_engine, model, Files(), config, True)
+        opened: list[Engine] = []
+
+        def make_engine(resume: "Resume | None") -> "Engine":
+            opened.append(load(work.log, resume))
+            return opened[-1]
+
         code = run_batch_file(work.requests, work.answers, work.log, make_engine)
         if code == INTERRUPTED:
             print("mmengine: the same command continues and writes the table", file=sys.stderr)
             return code
+        if has_boxes(job.schema) and not work.boxes.exists():
+            results = Results(work, job.schema, what.min_confidence)
+            _write_boxes(opened[-1] if opened else load(None, None), results, job, work)
     return _write(what, job, work, painter)
+
+
+def _write_boxes(engine: "Engine", results: "Results", job: "Job", work: "WorkFolder") -> None:
+    """Place the boxes of the answers. If the unit of the model's boxes is unknown, there are none."""
+    from mmengine.serve.extraction.boxes import write_boxes  # Lazy: torch
+
+    try:
+        write_boxes(engine, results, job.schema, work.path, work.boxes)
+    except InvalidRequest as error:
+        print(f"mmengine: no boxes: {error}", file=sys.stderr)
 
 
 def _write(what: Extraction, job: "Job", work: "WorkFolder", painter: "Callable[[], PagePainter]") -> int:

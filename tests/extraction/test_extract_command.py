@@ -114,7 +114,7 @@ def test_another_table_is_written_from_the_same_work(extracted):
         (("--out", "a.jsonl", "--per", "page", "--dtype", "float32"), "with other values of dtype"),
         (("--out", "a.xlsx"), "must end in one of"),
         (("--out", "in/c.png.jsonl", "--review", "schema.json"), "schema.json is an input"),
-        (("--out", "a.csv", "--min-confidence", "nan"), "is not in the range"),
+        (("--out", "a.csv", "--min-confidence", "nan"), "--min-confidence"),
         (("--out", "none/a.jsonl"), "there is no folder none"),
         (("--out", "c.jsonl", "--work", "in"), "is not the work folder of an extraction"),
     ],
@@ -123,6 +123,25 @@ def test_wrong_options_end_before_any_work(extracted, words, message):
     folder, _ = extracted
     result = call_cli("extract", "in", *QUESTION, *words, cwd=folder)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_boxes_are_drawn_and_in_the_rows(tmp_path):
+    pdf.scene(0).draw().save(tmp_path / "a.png")
+    box = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 1000}}
+    box |= {"minItems": 4, "maxItems": 4}
+    schema = {"type": "object", "properties": {"bbox_2d": box}, "required": ["bbox_2d"]}
+    (tmp_path / "schema.json").write_text(json.dumps({**schema, "additionalProperties": False}))
+    words = ("extract", "a.png", *QUESTION, "--out", "a.jsonl", "--review", "a.html")
+    result = call_cli(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (row,) = lines_of(tmp_path / "a.jsonl")
+    found = row["boxes"]["/bbox_2d"]
+    side = pdf.scene(0).draw().width
+    left, top, right, bottom = (each * side / 1000 for each in row["value"]["bbox_2d"])
+    expected = [min(left, right), min(top, bottom), max(left, right), max(top, bottom)]
+    assert found["pixels"] == pytest.approx(expected)
+    assert bool(found["problem"]) == (left > right or top > bottom)
+    assert (tmp_path / "a.html").read_text().count("<rect ") == 1
 
 
 def test_a_pdf_document_needs_the_extra(extracted, monkeypatch):

@@ -10,9 +10,12 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from mmengine.errors import ConfigError, InvalidRequest
+from mmengine.models.box_unit import BoxUnit
+from mmengine.processing.media.boxes import frame_of, restore
+from mmengine.serve.extraction.boxes import write_boxes
 from mmengine.serve.extraction.columns import MAX_COLUMNS, columns_of, flatten
 from mmengine.serve.extraction.documents import find_documents
 from mmengine.serve.extraction.plan import WorkFolder
@@ -36,7 +39,7 @@ SCHEMA = {
 TEXT = json.dumps(SCHEMA).encode()
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="needs chromium")
 TAGS = {"html", "head", "meta", "title", "style", "body", "header", "h1", "p", "label", "input", "main"}
-TAGS |= {"article", "h2", "bdi", "span", "div", "img", "table", "tr", "th", "td", "meter"}
+TAGS |= {"svg", "rect", "article", "h2", "bdi", "span", "div", "img", "table", "tr", "th", "td", "meter"}
 HOSTILE = "</td><script>alert(1)</script>&\"'\u202e"
 
 
@@ -219,6 +222,39 @@ def test_the_page_escapes_names_and_answers(tmp_path):
     assert "script" not in tags.tags and tags.texts.count(HOSTILE) >= 2
     assert set(tags.tags) <= TAGS
     assert "default-src 'none'; img-src data:" in page and "picture 1 is left out" in page
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_boxes_lie_on_the_same_part_of_the_picture(tmp_path, orientation):
+    """The file is turned as EXIF says; the page shows it upright, with the box on the red part."""
+    upright = Image.new("RGB", (100, 50), "white")
+    upright.paste("red", (10, 20, 40, 30))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    turn = {6: "ROTATE_90", 8: "ROTATE_270", 3: "ROTATE_180", 2: "FLIP_LEFT_RIGHT", 4: "FLIP_TOP_BOTTOM"}
+    turn |= {5: "TRANSPOSE", 7: "TRANSVERSE"}
+    method = getattr(Image.Transpose, turn[orientation]) if orientation in turn else None
+    stored = upright if method is None else upright.transpose(method)
+    stored.save(tmp_path / "1.png", exif=exif)
+    schema = json.dumps({"properties": {"bbox_2d": {"type": "array"}}}).encode()
+    results = results_of(tmp_path, [{"bbox_2d": [100, 400, 400, 600]}], schema=schema)
+
+    class Boxes:
+        def boxes(self, value, schema, image):
+            frame = frame_of(Image.open(image))
+            return {"/bbox_2d": restore(value["bbox_2d"], BoxUnit("thousandths"), frame)}
+
+    write_boxes(Boxes(), results, schema, tmp_path, tmp_path / "boxes.jsonl")
+    (result,) = Results(WorkFolder(tmp_path, "document"), schema, 0.9)
+    box = result.boxes["/bbox_2d"]
+    assert box.shown == pytest.approx((0.1, 0.4, 0.4, 0.6)) and not box.problem
+    left, top, right, bottom = map(round, box.pixels)
+    assert set(stored.crop((left, top, right, bottom)).get_flattened_data()) == {(255, 0, 0)}
+    assert json.loads(json_line(result))["boxes"]["/bbox_2d"]["pixels"] == pytest.approx(box.pixels)
+    write_review([result], tmp_path, FakePainter(), 0.9, tmp_path / "a.html")
+    assert (
+        '<rect x="0.10000" y="0.40000" width="0.30000" height="0.20000">' in (tmp_path / "a.html").read_text()
+    )
 
 
 @needs_chromium

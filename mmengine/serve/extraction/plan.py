@@ -1,8 +1,8 @@
 """Turns documents into a request file, which `run_batch` answers, and keeps both in a work folder.
 
 The work folder has extract.json (what is extracted, and how), documents.jsonl (a line per document), pages/
-(the drawn pages), requests.jsonl, answers.jsonl and log/. requests.jsonl is written last: a work folder that
-has it is planned, and the same command continues with its answers.
+(the drawn pages), requests.jsonl, answers.jsonl, boxes.jsonl and log/. A work folder that has requests.jsonl
+is planned, and the same command continues with its answers.
 """
 
 import hashlib
@@ -67,6 +67,7 @@ class WorkFolder:
     def __init__(self, path: Path, per: Per) -> None:
         self.path, self._per = path, per
         self.requests, self.answers, self.log = path / "requests.jsonl", path / "answers.jsonl", path / "log"
+        self.boxes = path / "boxes.jsonl"
         self._documents = path / "documents.jsonl"
 
     @property

@@ -18,13 +18,30 @@ STATUSES: tuple[Status, ...] = ("ok", "check", "invalid", "error")
 CUT = "the answer ended before it was complete ({}); raise --max-tokens"
 
 
+class PlacedBox(msgspec.Struct, frozen=True):
+    """A box in a picture. `pixels`: left, top, right and bottom in the picture's file. `shown`: the same as
+    fractions of the upright picture. Both are None if the answer's value is no box. `problem`: what is wrong.
+    """
+
+    pixels: tuple[float, float, float, float] | None
+    shown: tuple[float, float, float, float] | None
+    problem: str = ""
+
+
+class RowBoxes(msgspec.Struct, frozen=True):
+    """The boxes of the answer to a request, by JSON pointer."""
+
+    request: str
+    boxes: dict[str, PlacedBox]
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table with its answer.
 
     `status`: ok; check, if a field is doubtful; invalid, if the answer does not follow the schema; error, if
     there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first.
     `text`: the JSON text of `value`, or "" without a value. `confidence`: of each field, keyed by JSON
-    pointer. `pictures` are relative to the work folder.
+    pointer. `pictures` are relative to the work folder. `request`: the custom_id of the row's request.
     """
 
     document: str
@@ -36,6 +53,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     confidence: dict[str, FieldConfidence] = {}
     pictures: list[str] = []
+    request: str = ""
+    boxes: dict[str, PlacedBox] = {}
 
     @property
     def lowest(self) -> float | None:
@@ -63,6 +82,9 @@ class Results:
     def __init__(self, work: WorkFolder, schema: bytes, min_confidence: float) -> None:
         self._work, self._schema, self._min_confidence = work, json.loads(schema), min_confidence
         self._offsets = _answer_offsets(work.answers) if work.answers.exists() else {}
+        lines = work.boxes.read_bytes().splitlines() if work.boxes.exists() else ()
+        found = (msgspec.json.decode(line, type=RowBoxes) for line in lines)
+        self._boxes = {each.request: each.boxes for each in found}
 
     def __iter__(self) -> Iterator[Result]:
         if not self._offsets:
@@ -85,7 +107,9 @@ class Results:
         check = [pointer for pointer, field in found.items() if field.p < self._min_confidence]
         check.sort(key=lambda pointer: found[pointer].p)
         made = _row(row, "check" if check else "ok")
-        made = msgspec.structs.replace(made, check=check, confidence=found)
+        made = msgspec.structs.replace(
+            made, check=check, confidence=found, boxes=self._boxes.get(row.request, {})
+        )
         if answer.finish_reason in ("length", "repetition"):
             return _invalid(made, CUT.format(answer.finish_reason))
         text = answer.text if answer.content is None else answer.content
@@ -99,7 +123,14 @@ class Results:
 
 
 def _row(row: Row, status: Status, error: str = "") -> Result:
-    return Result(document=row.document, page=row.page, status=status, error=error, pictures=row.pictures)
+    return Result(
+        document=row.document,
+        page=row.page,
+        status=status,
+        error=error,
+        pictures=row.pictures,
+        request=row.request,
+    )
 
 
 def _invalid(result: Result, error: str) -> Result:

@@ -21,7 +21,7 @@ from msgspec import UnsetType
 
 from mmengine.serve.extraction.columns import text_of
 from mmengine.serve.extraction.pages import PagePainter
-from mmengine.serve.extraction.results import STATUSES, JsonValue, Result
+from mmengine.serve.extraction.results import STATUSES, JsonValue, PlacedBox, Result
 from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.field_confidence.others import OtherValue
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
@@ -107,7 +107,8 @@ def _card(result: Result, pictures: list[bytes | None], min_confidence: float) -
     page = "" if result.page is None else f" <span>page {result.page}</span>"
     name = f"<bdi>{escape(result.document)}</bdi>"
     error = f'<p class="error"><bdi>{escape(result.error)}</bdi></p>\n' if result.error else ""
-    images = "\n".join(_image(picture, number) for number, picture in enumerate(pictures, 1))
+    boxes = _boxes(result.boxes)
+    images = "\n".join(_image(picture, number, boxes) for number, picture in enumerate(pictures, 1))
     if left_out := len(result.pictures) - len(pictures):
         images += f'\n<p class="left-out">{left_out} more pages</p>'
     status = result.status
@@ -118,11 +119,23 @@ def _card(result: Result, pictures: list[bytes | None], min_confidence: float) -
     )
 
 
-def _image(picture: bytes | None, number: int) -> str:
+def _image(picture: bytes | None, number: int, boxes: str) -> str:
     if picture is None:
         return f'<p class="left-out">picture {number} is left out</p>'
     data = base64.b64encode(picture).decode()
-    return f'<img loading="lazy" alt="picture {number}" src="data:image/jpeg;base64,{data}">'
+    image = f'<img loading="lazy" alt="picture {number}" src="data:image/jpeg;base64,{data}">'
+    return f'<div class="picture">{image}{boxes}</div>'
+
+
+def _boxes(boxes: dict[str, PlacedBox]) -> str:
+    """Return a drawing of the boxes, which lies over the row's only picture."""
+    rects = []
+    for pointer, box in boxes.items():
+        if box.shown is not None:
+            left, top, right, bottom = box.shown
+            place = f'x="{left:.5f}" y="{top:.5f}" width="{right - left:.5f}" height="{bottom - top:.5f}"'
+            rects.append(f"<rect {place}><title>{escape(pointer)}</title></rect>")
+    return f'<svg viewBox="0 0 1 1" preserveAspectRatio="none">{"".join(rects)}</svg>' if rects else ""
 
 
 def _fields(result: Result, min_confidence: float) -> str:

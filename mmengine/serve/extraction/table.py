@@ -62,7 +62,7 @@ def _write_jsonl(results: Iterable[Result], columns: list[str], path: Path) -> N
 
 def json_line(result: Result) -> str:
     """Return a result as a JSON object. Its value is the text that the model wrote."""
-    head = {
+    head: dict[str, object] = {
         "document": result.document,
         "page": result.page,
         "status": result.status,
@@ -70,6 +70,9 @@ def json_line(result: Result) -> str:
         "check": result.check,
         "confidence": msgspec.to_builtins(result.confidence),
     }
+    if result.boxes:
+        boxes = {name: {"pixels": box.pixels, "problem": box.problem} for name, box in result.boxes.items()}
+        head["boxes"] = boxes
     text = " ".join(result.text.splitlines()) or "null"
     return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "value": {text}}}'
 

@@ -1,0 +1,63 @@
+"""Places the boxes of an extraction's answers in their pictures, and keeps them in the work folder."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from PIL import Image
+
+from mmengine.errors import InvalidMedia
+from mmengine.events.file_system import write_whole
+from mmengine.models.box_unit import BoxUnit
+from mmengine.processing.media.boxes import KEY, MARK, Box, ImageFrame, frame_of, restore
+from mmengine.serve.engine.engine import Engine
+from mmengine.serve.extraction.results import PlacedBox, Result, RowBoxes
+
+_TURNED_BACK = {6: 8, 8: 6}  # The EXIF orientations that undo others; the rest undo themselves.
+
+
+def has_boxes(schema: bytes) -> bool:
+    """Return whether a schema may describe boxes."""
+    return any(f'"{word}"'.encode() in schema for word in (KEY, MARK))
+
+
+def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder: Path, out: Path) -> None:
+    """Write the boxes of answers about one picture to `out`. Pictures are relative to `folder`.
+
+    Raises InvalidRequest if the unit of the model's boxes is unknown.
+    """
+    decoded, lines = json.loads(schema), []
+    for result in results:
+        if result.text and len(result.pictures) == 1:
+            path = folder / result.pictures[0]
+            try:
+                boxes = engine.boxes(result.value, decoded, path)
+                frame = _frame(path)
+            except InvalidMedia:  # The file has gone or changed since its answer.
+                continue
+            placed = {pointer: _placed(box, frame) for pointer, box in boxes.items()}
+            lines.append(msgspec.json.encode(RowBoxes(result.request, placed)) + b"\n")
+    write_whole(out, b"".join(lines))
+
+
+def _frame(path: Path) -> ImageFrame:
+    try:
+        with Image.open(path) as image:
+            return frame_of(image)
+    except (OSError, ValueError) as error:
+        raise InvalidMedia(f"the image cannot be read: {error}") from None
+
+
+def _placed(box: Box, frame: ImageFrame) -> PlacedBox:
+    """Return a box with its place in the upright picture, which a person sees."""
+    if box.pixels is None:
+        return PlacedBox(None, None, box.problem)
+    width, height = (frame.height, frame.width) if frame.is_turned else (frame.width, frame.height)
+    back = ImageFrame(
+        width, height, _TURNED_BACK.get(frame.orientation, frame.orientation), frame.width, frame.height
+    )
+    pixels = restore(list(box.pixels), BoxUnit("pixels", 1), back).pixels
+    assert pixels is not None  # A box of four numbers.
+    left, top, right, bottom = pixels
+    return PlacedBox(box.pixels, (left / width, top / height, right / width, bottom / height), box.problem)
