@@ -20,9 +20,9 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
     The result does not depend on file names or on how tensors are divided among files.
 
     The hash covers the name, dtype, shape and bytes of each tensor. Tensors of up to 256 KiB are read whole.
-    Of larger tensors, 16 chunks of 16 KiB are read, spread evenly and including both ends, so that 16 GB of
-    weights take about 0.1 GB of reads. Any training step changes the hash; an edit of bytes between the
-    chunks does not. Raises ModelError.
+    Of each larger tensor, 16 chunks of 16 KiB are read, spread evenly from the first to the last byte. For
+    16 GB of weights about 0.1 GB is read. Any training step changes the hash; an edit of
+    bytes between the chunks does not. Raises ModelError.
     """
     digest = hashlib.sha256(b"mmengine weights 1")
     entries = names.entries(folder)

@@ -75,7 +75,7 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | No
     """Return the tensors by canonical name, where each FP8 matrix and its scales have become one Fp8Entry.
 
     `block`: the block size from config.json, or None for an unquantised folder. Raises ModelError if a matrix
-    or its scales are missing, or do not fit each other. Of the data in the files, only scales are read.
+    or its scales are missing, or do not fit each other. Reads the scales from the files, but no other data.
     """
     names = [name for name, entry in entries.items() if entry.dtype == STORED]
     scales = {name for name in entries if name.endswith(_SCALE)}

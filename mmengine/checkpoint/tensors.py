@@ -236,7 +236,7 @@ def _entry(path: Path, name: str, value: Any, data_start: int, dtypes: Mapping[s
     try:
         dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
         numbers = [*shape, begin, end]
-        sound = isinstance(dtype, str) and (name + dtype).isprintable()  # Errors show both.
+        sound = isinstance(dtype, str) and (name + dtype).isprintable()  # Errors show name and dtype.
         sound = sound and all(type(x) is int and 0 <= x < 2**50 for x in numbers)
     except (TypeError, KeyError, ValueError):
         sound = False

@@ -94,7 +94,7 @@ def _answer_all(
     if missing:
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
-    return HAS_ERRORS if num_errors(answers.path) else 0  # Errors that an earlier process wrote also count.
+    return HAS_ERRORS if num_errors(answers.path) else 0  # Includes errors that an earlier process wrote.
 
 
 def _deliver(engine: Engine, answers: AnswerFile, *, now: bool) -> None:

@@ -102,7 +102,7 @@ class Shards:
         return shard in self._answered
 
     def _join(self) -> None:
-        """Join all answers into one file. One process does this while the others wait."""
+        """Join all answers into one file. One process joins them while the others wait."""
         held = None
         while held is None:
             try:

@@ -266,7 +266,7 @@ def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSen
 
 
 def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:
-    """Return the adapters to load at startup. None means that adapters cannot be loaded later either."""
+    """Return the adapters to load at startup. None: adapters can be loaded neither now nor later."""
     return model.loras() if model.lora or settings.lora_root else None
 
 

@@ -1,7 +1,7 @@
 """Records the order in which a prompt's choices (the parameter `n`) got their tokens.
 
-If a stream with several choices is sent again after a crash, its tokens must come in the same order as
-before. A prompt with a single choice needs no such record.
+If a stream with several choices is sent again after a crash, its tokens must come in the order of the first
+delivery. A prompt with a single choice needs no such record.
 """
 
 from collections.abc import Iterable

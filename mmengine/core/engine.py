@@ -246,8 +246,9 @@ class EngineCore:
             self.executor.close()
 
     def record_delivered(self, delivered: ev.Delivered) -> None:
-        """Record that an answer was delivered. This is allowed while steps are in flight, because no decision
-        depends on the event."""
+        """Record that an answer was delivered. Steps may be in flight, because no decision depends on the
+        event.
+        """
         self._emit(delivered)
 
     # The loop

@@ -248,7 +248,7 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Wait for the oldest dispatched step and return its result. Raises ExecutorLost if no later step can
-        run either, and any other error if only this step failed.
+        run. Raises any other error if only this step failed.
         """
 
     def discard(self) -> None:

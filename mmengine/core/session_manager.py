@@ -110,8 +110,8 @@ class SessionManager(Observer):
         self._inbox.forget_session(session_id)
 
     def release(self, session_id: str) -> None:
-        """End a `hold`. The session's idle time starts now, unless the session has a running request or
-        another caller holds the session. Does nothing for a closed session or a session without a hold.
+        """End a `hold`. The session's idle time starts now if the session has no running request and no other
+        caller holds the session. Does nothing for a closed session or a session without a hold.
         """
         self._held -= Counter((session_id,))
         session = self._state.sessions.all.get(session_id)

@@ -60,8 +60,8 @@ class FleetEngine(AsyncAnswers):
 
     `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
     further request raises QueueFull. When this process ends, the streams of all callers break. `durable`:
-    lets requests with `hold` survive, so that the next ingress continues them; this engine closes it. Must be
-    created on the event loop that it belongs to.
+    lets requests with `hold` survive, so that the next ingress continues them; this engine closes it. An
+    instance must be created on its event loop.
     """
 
     metrics: FleetMetrics

@@ -221,7 +221,8 @@ class AttentionPort(Protocol):
 
     def run(self, layer: int, q: Any) -> Any:
         """Return the attention output for q [t, num_heads, head_dim], in the same shape. A token attends to
-        itself and to earlier tokens in its row. `ModelSpec.attention` may restrict or extend this.
+        itself and to earlier tokens in its row. `ModelSpec.attention` may restrict or extend the visible
+        tokens.
         """
 
 

@@ -51,9 +51,9 @@ class StepStates(Generic[T]):
     host.
 
     A token is certain if it is not a draft. A row's state in its slot includes all tokens that were certain
-    in the row's last step. The tokens after these were drafts, and `pending` holds their inputs. The first
-    `stayed` drafts were accepted. The step computes these drafts again, before the row's new tokens. The
-    first `certain` new tokens are certain, and the others are drafts.
+    in the row's last step. The tokens after the certain tokens were drafts, and `pending` holds the drafts'
+    inputs. The first `stayed` drafts were accepted. The step computes these drafts again, before the row's
+    new tokens. The first `certain` new tokens are certain, and the others are drafts.
 
     A step can also keep copies of a row's state. For row i these are the entries kept_starts[i] to
     kept_starts[i + 1] in `kept_after` and `kept_slots`. `kept_after` counts tokens after the state in the

@@ -1,5 +1,5 @@
-"""Finds answers that repeat a pattern of tokens without end, as vLLM's setting `repetition_detection`
-does.
+"""Finds answers that repeat a pattern of tokens without end. The rules are those of vLLM's setting
+`repetition_detection`.
 """
 
 import numpy as np

@@ -45,8 +45,8 @@ class HostedLayer:
     def __init__(
         self, index: int, spec: LayerAttention, heads: Heads, pool: Heads, scale: float, context: StepContext
     ) -> None:
-        """`scale`: the factor for the module's scores. The port multiplies scores by head_dim ** -0.5 of the
-        pool, so queries are multiplied by the quotient of both.
+        """`scale`: the factor for the module's scores. The port multiplies scores by the pool's head_dim **
+        -0.5, so queries are multiplied by the quotient of both factors.
         """
         self._index, self._spec, self._context = index, spec, context
         self._stores = spec.kv_layer == index

@@ -11,7 +11,8 @@ from mmengine_transformers.parts import ModelParts
 class TokenInputs:
     """Inputs that some decoders take for their tokens, in addition to the embeddings.
 
-    These are per-layer embeddings (Gemma 3n and 4), or which tokens use the vision experts (ERNIE 4.5-VL).
+    Gemma 3n and 4 take per-layer embeddings. ERNIE 4.5-VL takes a mask of the tokens that use the vision
+    experts.
     """
 
     def __init__(self, parts: ModelParts) -> None:

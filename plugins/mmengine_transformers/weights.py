@@ -47,9 +47,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a stored tensor: the parameter's name, and whether a conversion changes more than the
-    name.
-    """
+    """A stored tensor's target: the parameter's name, and whether a conversion changes more than the name."""
 
     name: str
     is_converted: bool

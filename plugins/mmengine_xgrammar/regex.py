@@ -23,8 +23,8 @@ class RegexRefused(ValueError):
 def parse_whole_regex(text: str) -> Node:
     """Parse a regex. Raises RegexRefused.
 
-    `^(?:…)$`, as normalized schemas write it, is accepted and means the same as `…`, because a regex always
-    matches the whole text.
+    `^(?:…)$`, as normalized schemas write it, is accepted. It equals `…`, because a regex always matches the
+    whole text.
     """
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]

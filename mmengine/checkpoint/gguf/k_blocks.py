@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 VALUES = 256
-# The values that the codes of IQ4_NL and IQ4_XS stand for.
+# The value of each code in IQ4_NL and IQ4_XS.
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _NIBBLES = np.array([[0], [4]], np.uint8)
 _PAIRS = np.array([[0], [2], [4], [6]], np.uint8)

@@ -91,7 +91,7 @@ class Projector:
         return {**self._normalisation(), "size": dict(QWEN3_VL_VIDEOS)}
 
     def limits_text(self) -> str:
-        """Return a text that says where the pixel limits come from."""
+        """Return a text that names the source of the pixel limits."""
         low, high = QWEN3_VL_IMAGES.values()
         return (
             f"projector {self.path.name} with the pixel limits of Qwen3-VL's processor ({low:,} to {high:,})"

@@ -135,7 +135,9 @@ class Admission:
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
         """Return the number of blocks that must be free so that the request can start with `length` tokens.
 
-        These are its new or reserved blocks, and the prefix hits that no other request holds."""
+        The number includes the request's new or reserved blocks, and the prefix hits that no other request
+        holds.
+        """
         num_needed = blocks_held(view, start, length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
         return num_new + _num_free_hits(view, start.cached)

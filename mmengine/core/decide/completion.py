@@ -22,8 +22,8 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
     first, in admission order.
     """
     running = view.running
-    # In most steps no request is complete, and comparing whole columns is the fastest way to see this. The
-    # column values of a free row never look complete.
+    # In most steps no request is complete. Comparing whole columns is the fastest check for complete
+    # requests. The column values of a free row never look complete.
     over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
     if view.num_prefills:
         over = _without_unread(view, over)

@@ -1,7 +1,7 @@
 """Finds stalls: situations in which the engine's loop runs but makes no progress.
 
 There are two kinds. "no progress": there are requests, but no step can be scheduled, and the engine waits
-neither for a step's result nor for another event from outside. No later step could be scheduled either.
+neither for a step's result nor for another event from outside. No later step could be scheduled.
 "thrash": a request was preempted `thrash_limit` times in a row without getting a token. This request may
 still finish, but the KV pool is too small for the running requests.
 """

@@ -32,7 +32,7 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
     """For `rows`, set `keep_at` to the next position after the tokens that the closing step certainly
-    computes. These are all its tokens except drafts.
+    computes: all tokens of the step except drafts.
     """
     if not any_due(state.keep_at, state.num_computed):
         return

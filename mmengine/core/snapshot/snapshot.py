@@ -3,9 +3,9 @@
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-A snapshot contains all rows' columns, the used token ids and block tables, and the contents of cached
-blocks. All other values of the state are derived from these. A snapshot also contains the digests of the
-state and of the undelivered answers, which are compared after restoring. No pickle is used.
+A snapshot contains all rows' columns, the used token ids and block tables, and the contents of cached blocks.
+All other values of the state are derived from these values. A snapshot also contains the digests of the state
+and of the undelivered answers, which are compared after restoring. No pickle is used.
 """
 
 import hashlib

@@ -127,10 +127,7 @@ def hit_tokens(state: Groups, event: Admitted) -> int:
 
 
 def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:
-    """Return the tokens that determine the contents of blocks [first, last), int32 [last - first, width].
-
-    These are `width` tokens for each block.
-    """
+    """Return the tokens that determine the contents of blocks [first, last), int32 [last - first, width]."""
     if width == size:
         return token_ids[first * size : last * size].reshape(-1, size)
     starts = np.arange(first, last)[:, None] * size

@@ -218,8 +218,9 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
-        """Choose the draft level after a decode-only step with `rows`, unless steps of a rest are left.
-        `is_due`: whether requests arrived or a review is due."""
+        """Choose the draft level after a decode-only step with `rows`. During a rest, the level does not
+        change. `is_due`: whether requests arrived or a review is due.
+        """
 
     def _begin_review(self) -> None:
         """Begin a review: count the drafts so far, and plan the next review after WINDOW steps."""

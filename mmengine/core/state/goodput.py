@@ -14,7 +14,7 @@ each row has as many drafts as are likely enough to be accepted: draft j has the
 estimated for each row and drafter.
 
 Avoiding a loss of time is more important than a gain. A trial turns drafts on to find out whether they save
-time. It is compared with steps without drafts that ran just before. If a trial loses too much, it ends at
+time. The trial is compared with the preceding steps without drafts. If a trial loses too much, it ends at
 once. The next trial waits until the loss is small compared with the time since then (draft_trials.py). A loss
 also counts for larger batches, and a gain for smaller batches.
 
@@ -156,8 +156,8 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much. If the batch has shrunk, the loss counts for the larger bucket that
-        the batch had before.
+        """End a trial that lost too much. If the batch has shrunk, the loss counts for the larger bucket, to
+        which the batch belonged before.
         """
         if self.bucket == self.full_bucket:
             self.acceptance.count()

@@ -1,7 +1,7 @@
 """Measures how much time a draft head spends on reading prompts, per answer token.
 
-A draft head reads each prompt before it drafts. For short answers this may take longer than the drafts save.
-The measured times of decode-only steps do not include this time.
+A draft head reads each prompt before it drafts. For short answers, reading the prompt may take longer than
+the drafts save. The measured times of decode-only steps do not include this time.
 """
 
 MEMORY = 64  # with more requests the counts are halved, so that newer requests have more weight

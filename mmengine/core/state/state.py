@@ -98,7 +98,7 @@ class State(Columns[np.ndarray]):
         # The last block of the array is used next.
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]
         # `has_drafts`: whether any row has drafts after its known tokens. `verifies`: whether any step
-        # verifies drafts. Both may stay True for a few steps after the last draft.
+        # verifies drafts. Both values may stay True for a few steps after the last draft.
         self.has_drafts = self.verifies = False
         self.goodput: Goodput | None = None  # chooses the drafters and the number of drafts
         if config.draft_policy == "goodput" and config.num_draft_tokens:

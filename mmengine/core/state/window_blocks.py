@@ -36,8 +36,9 @@ class WindowIndex:
         return self._block_of.get(content * self.num_groups + group, NO_BLOCK)
 
     def insert(self, blocks: np.ndarray, contents: np.ndarray) -> None:
-        """Record the contents of `blocks`, int32 [num_groups, n]. `contents`: int64 [n]. Entries with block 0
-        or NO_CONTENT are ignored, and so are contents that another block already holds."""
+        """Record the contents of `blocks`, int32 [num_groups, n]. `contents`: int64 [n]. Ignores entries with
+        block 0 or NO_CONTENT, and contents that another block already holds.
+        """
         keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]
         known = (blocks != 0) & (contents != NO_CONTENT)
         keys, blocks = keys[known], blocks[known]
@@ -73,8 +74,9 @@ class WindowTables:
     them.
 
     `tables`: int32 [group, row, number], 0 for a number that the row does not hold. `first_held`: int32
-    [group, row], the first number that the row holds. The last number is the same as in the first group.
-    `release_at`: int32 [row], the number of computed tokens at which the row can next release blocks.
+    [group, row], the first number that the row holds. In all groups, the last number equals the first group's
+    last number. `release_at`: int32 [row], the number of computed tokens at which the row can next release
+    blocks.
     """
 
     def __init__(self, config: EngineConfig, num_numbers: int):

@@ -37,7 +37,7 @@ class DeltaConfig:
 
     @property
     def width(self) -> int:
-        """Return how many channels the convolution has. The channels become q, k and v."""
+        """Return the number of channels in the convolution. The channels become q, k and v."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 

@@ -1,6 +1,6 @@
-"""Splits a text decoder over ranks. Attention heads are divided, and so are the intermediate values in each
-SwiGLU, in a layer or in an expert. The other parts are not divided: all ranks have the norms, the routers and
-the embedding, and only rank 0 has the LM head and the vision tower.
+"""Splits a text decoder over ranks. Attention heads are divided. The intermediate values in each SwiGLU, in a
+layer or in an expert, are divided too. The other parts are not divided: all ranks have the norms, the routers
+and the embedding, and only rank 0 has the LM head and the vision tower.
 """
 
 import re

@@ -40,7 +40,7 @@ class TorchLinear:
 
 
 class Linear(Protocol):
-    """A PackedLinear, a TorchLinear, or a wrapper around one of these."""
+    """The interface of PackedLinear, TorchLinear and wrappers around these layers."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 

@@ -206,7 +206,7 @@ class VisionTower:
         return lambda qkv, out: attend_native(kernels, qkv, pack, out)
 
     def _gelu(self, x: Tensor) -> Tensor:
-        """Apply GELU. This may overwrite `x`."""
+        """Apply GELU, possibly in place."""
         if self._kernels is None or self.config.gelu != "tanh":
             return F.gelu(x, approximate=self.config.gelu)
         self._kernels.gelu(x)

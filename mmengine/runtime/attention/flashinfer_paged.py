@@ -96,8 +96,8 @@ class FlashInferAttention:
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
-        # Without `out`, a prompt wrapper would allocate and clear a result tensor. This would launch one more
-        # kernel for each layer.
+        # Without `out`, a prompt wrapper would allocate a result tensor, and launch one more kernel in each
+        # layer to clear the tensor.
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for places, wrapper in self._calls:
             if isinstance(places, slice):

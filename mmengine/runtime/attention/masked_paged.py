@@ -22,14 +22,14 @@ MAX_SCORES = 2**24  # maximum number of scores in memory at once, for layers wit
 
 
 class Kind(NamedTuple):
-    """The features that determine which keys a query attends to."""
+    """The features that determine the visible keys for a query."""
 
     window: int
     chunk: int
     sees_runs: bool
 
     def first_keys(self, positions: np.ndarray) -> np.ndarray:
-        """Return the first key that the queries at `positions` attend to, int64, in the same shape."""
+        """Return the first visible key for each query at `positions`, int64, in the shape of `positions`."""
         first = np.zeros(positions.shape, np.int64)
         if self.window:
             first = np.maximum(first, positions - self.window + 1)
@@ -118,9 +118,7 @@ class MaskedPagedAttention(TorchPagedAttention):
         return groups
 
     def _decode(self, rows: np.ndarray, firsts: np.ndarray, starts: np.ndarray) -> Group:
-        """Return the group for rows with one query each. `firsts`: the first key that each query attends
-        to.
-        """
+        """Return the group for rows with one query each. `firsts`: each query's first visible key."""
         meta = self._meta
         assert meta is not None
         lens, first_block = meta.kv_lens[rows].astype(np.int64), firsts // self._block_size
@@ -160,7 +158,7 @@ class MaskedPagedAttention(TorchPagedAttention):
         """Return the group's pages (Group.pages), and each page slot's position in its row, int64 [g,
         n].
 
-        `num_blocks`: how many blocks each row reads from `first_block` on. The dummy block stands for
+        `num_blocks`: how many blocks each row reads, beginning with `first_block`. The dummy block stands for
         missing blocks.
         """
         meta = self._meta

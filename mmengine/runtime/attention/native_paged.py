@@ -49,8 +49,8 @@ class NativePagedAttention:
     """Implements AttentionBackend. A row's result depends neither on the step's other rows nor on the
     number of threads.
 
-    With `tiles_only` a token's result does not depend on how many of its row's tokens the step computes,
-    either.
+    With `tiles_only` a token's result is also independent of the number of tokens that the step computes for
+    its row.
     """
 
     reads_unwritten = False

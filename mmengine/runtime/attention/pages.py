@@ -51,7 +51,7 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
     """Return the maximum number of pages for a row.
 
-    These are the pages for the longest request that the model and a pool with `num_blocks` blocks allow, and
+    A row needs pages for the longest request that the model and a pool with `num_blocks` blocks allow, and
     for the request's drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks

@@ -140,8 +140,8 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` in one part. If this would need much padding, split the rows by the power of two of
-        their number of blocks.
+        """Return `rows` in one part. If a single part would need much padding, split the rows by the power of
+        two of their number of blocks.
         """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):

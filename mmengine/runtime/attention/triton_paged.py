@@ -1,9 +1,9 @@
 """Paged attention on a GPU by Triton kernels. Not yet run on a GPU.
 
-These kernels are used for float32, for head sizes that FlashInfer does not support, and if no CUDA
-compiler is installed. In each step the host plans which keys each program attends to. In a captured step the
-kernels read this plan from a buffer. For each captured size, the buffer's layout and the number of programs
-are fixed, so that the CUDA graph can be replayed.
+These kernels are used for float32, for head sizes that FlashInfer does not support, and if no CUDA compiler
+is installed. In each step the host assigns keys to the kernels' programs. In a captured step the kernels read
+this plan from a buffer. For each captured size, the buffer's layout and the number of programs are fixed, so
+that the CUDA graph can be replayed.
 """
 
 from dataclasses import replace
@@ -64,8 +64,9 @@ class TritonPagedAttention:
     """Implements AttentionBackend. A row's result depends only on its own queries, keys and values, and on
     the length of the step's longest query.
 
-    With `one_tile` this length does not matter either: a token's result has the same bits if it is computed
-    alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8 without scaling.
+    With `one_tile` a result does not depend on this length: a token's result has the same bits if the token
+    is computed alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8
+    without scaling.
     """
 
     reads_unwritten = False
@@ -181,7 +182,7 @@ class TritonPagedAttention:
 def _programs(device: Device, num_kv_heads: int) -> int:
     """Return how many programs there are for each KV head.
 
-    On a CPU this is only 4, because Triton's interpreter runs programs one after another.
+    On a CPU the number is only 4, because Triton's interpreter runs programs one after another.
     """
     processors = device.num_processors()
     if not processors:

@@ -33,7 +33,7 @@ class LaunchClock:
 
 
 class StepClock:
-    """Measures elapsed time, or the process's CPU time if this is less.
+    """Measures elapsed time, or the process's CPU time if the CPU time is less.
 
     Other programs on the same cores increase the elapsed time, and several computing threads increase the CPU
     time. A step should not seem longer in either case.

@@ -119,7 +119,9 @@ class Device(Protocol):
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """Return why device `index` of this kind cannot be used, and how to solve this, or None if it can."""
+        """Return why device `index` of this kind cannot be used, and how to solve the problem. None: the
+        device can be used.
+        """
 
     @classmethod
     def describe(cls) -> list[str]:

@@ -102,8 +102,8 @@ class Memory:
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
     """Return the encoder cache's default size, in embeddings. It shares `left` bytes with the KV pool.
 
-    The cache gets `left` / CACHE_PART bytes, at most MOST_CACHED embeddings; but `wanted` embeddings if this
-    is more. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has
+    The cache gets `left` / CACHE_PART bytes, at most MOST_CACHED embeddings, but at least `wanted`
+    embeddings. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has
     room for `least` embeddings, because otherwise the largest item could never be encoded.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)

@@ -44,8 +44,8 @@ CLOSE_S = 10.0  # maximum time for writing the remaining rows when an engine clo
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
-    """Return a key prefix for stored values. It differs if the weights, dtypes, block size or rank differ,
-    because values depend on these.
+    """Return a key prefix for stored values. Engines with different weights, dtypes, block sizes or ranks get
+    different prefixes, because the values differ.
 
     `kind`: "kv" or "features".
     """
@@ -224,9 +224,9 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # `forget` may have run before this thread kept the features, so they are forgotten here. This
-            # does not affect a new request with the same id, because only this thread keeps features, and it
-            # has not handled the new request yet.
+            # `forget` may have run before this thread kept the features, so they are forgotten here. A new
+            # request with the same id loses nothing, because only this thread keeps features, and it has not
+            # handled the new request yet.
             self._features.forget(name)
 
     def _fetch_items(

@@ -123,8 +123,8 @@ def _expect(channel: Channel, wanted: MessageKind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when rank 0 ends. The main thread may not notice this, because it may wait on the
-    device for a dead rank.
+    """Exit when rank 0 ends. The main thread may not notice the end, because it may wait on the device for a
+    dead rank.
     """
     while os.getppid() == parent:
         time.sleep(LOOK_S)

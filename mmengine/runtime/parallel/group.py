@@ -237,7 +237,7 @@ def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any)
     """Run an exchange on the current stream, without waiting on a GPU. A captured graph then has no parallel
     branches.
 
-    torch.distributed does the same for synchronous calls.
+    torch.distributed treats synchronous calls in the same way.
     """
     options.asyncOp = False
     work = call([x], options)

@@ -1,5 +1,5 @@
-"""Draws tokens with a C++ kernel, which computes the same as filters.py and gumbel.py in one or two passes
-over a row.
+"""Draws tokens with a C++ kernel, which returns the results of filters.py and gumbel.py after one or two
+passes over a row.
 """
 
 import ctypes

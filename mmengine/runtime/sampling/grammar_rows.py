@@ -23,7 +23,7 @@ def sample_grammar_rows(
 ) -> tuple[SampledTokens, LazyMaskResult]:
     """Sample float32 logits [s, vocab_size] as `Sampler.sample` does, among the tokens that grammars allow.
 
-    Rows with a grammar get masks, or lazy masks (lazy_masks.py) where these are possible, on a CPU. If
+    Rows with a grammar get masks. On a CPU they get lazy masks (lazy_masks.py) instead, where possible. If
     `matchers` is None, rows with a grammar fail.
     """
     options = batch.columns["options"]

@@ -1,10 +1,11 @@
 """Applies grammars lazily on a CPU: tokens are sampled without a mask, and a mask is computed only for a row
 whose sampled token the grammar refuses.
 
-If the best token is allowed, it is also the best allowed token. This also holds with noise, penalties and
-biases, because they change each token's logit independently. It does not hold with top-k, top-p, min-p and
-typical-p, which compare tokens with each other. A token's confidence also depends on all allowed tokens. In
-these cases, and on devices on which reading sampled tokens means waiting, masks are computed before sampling.
+If the best token is allowed, it is also the best allowed token. The rule also holds with noise, penalties and
+biases, because they change each token's logit independently. The rule does not hold with top-k, top-p, min-p
+and typical-p, which compare tokens with each other. A token's confidence also depends on all allowed tokens.
+In these cases, and on devices on which reading sampled tokens means waiting, masks are computed before
+sampling.
 """
 
 from collections.abc import Sequence

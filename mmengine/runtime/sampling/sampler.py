@@ -10,8 +10,8 @@ The following operations are applied to a row in this order. Operations that a r
        id.
     4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
        the largest sum of logit and noise is chosen.
-    5. If the text must be completed within its budget, and the chosen token would leave too few tokens for
-       this, the token is replaced by one that completes the text (`close`).
+    5. If the text must be completed within its budget, and the chosen token would leave too few tokens to
+       complete it, a token that completes the text replaces the chosen token (`close`).
 
 Within 2 and 4, the order is that of transformers' logits processors. A row gets no token if its logits
 contain NaN or +inf, or are not finite for any token. A single -inf only excludes its token. The caller's
@@ -82,7 +82,9 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
         return self.logprobs is not None or self.confidences is not None
 
     def to_host(self) -> "SampledTokens":
-        """Return the tokens on the host. A copy from a GPU goes to pinned memory, and is not waited for."""
+        """Return the tokens on the host. A copy from a GPU goes to pinned memory, and this method does not
+        wait for the copy.
+        """
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
@@ -252,7 +254,7 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Handle MIN_TOKENS where this is simple. Returns the rows' options [s], in which the bit MIN_TOKENS
+        """Handle MIN_TOKENS in the simple cases. Returns the rows' options [s], in which the bit MIN_TOKENS
         remains only for rows that must still be handled, and the bitwise or of all options.
 
         Rows with at least min_tokens tokens need nothing. On a CPU, greedy rows without other options are

@@ -59,8 +59,8 @@ def find_stops(
     """Return (index, kind) for each sampling row whose token ends its text.
 
     `token_ids`: int32 [s]; negative: no token. A row does not stop before it has min_tokens tokens, and not
-    at a stop string before it has min_stop_tokens tokens. If several kinds apply, the first of these counts:
-    end of sequence, stop token, stop string, repetition.
+    at a stop string before it has min_stop_tokens tokens. If several kinds apply, the result has the first
+    kind in this order: end of sequence, stop token, stop string, repetition.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)

@@ -11,7 +11,7 @@ from mmengine.runtime.device.cuda import CudaDevice
 
 
 def no_gpu() -> str | None:
-    """Return why no GPU can be used, and how to solve this, or None if a GPU can be used."""
+    """Return why no GPU can be used, and how to solve the problem. None: a GPU can be used."""
     return CudaDevice.problem(None)
 
 

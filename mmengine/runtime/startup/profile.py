@@ -1,5 +1,5 @@
-"""Measures how much memory the largest step needs in addition to the weights. For this it computes such a
-step before the KV pool exists.
+"""Measures how much memory the largest step needs in addition to the weights. To measure the memory, this
+module computes the largest step before the KV pool exists.
 """
 
 import math
@@ -52,8 +52,9 @@ def measure(
 ) -> Peaks:
     """Compute the encoder and the layers for the largest step, and return their peak memory use.
 
-    If the engine `captures` graphs, both are also computed for the largest graphs. `aux_hidden_states`: the
-    layers whose states a draft head reads. Raises ConfigError if a pass does not fit next to the weights.
+    If the engine `captures` graphs, the encoder and the layers are also computed for the largest graphs.
+    `aux_hidden_states`: the layers whose states a draft head reads. Raises ConfigError if a pass does not fit
+    next to the weights.
     """
     budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
     sampled, graphs, encoder = min(rows, budget), 0, 0

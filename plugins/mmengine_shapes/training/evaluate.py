@@ -34,8 +34,8 @@ class Answerer:
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """Return the greedy answer to each item. All items must have the same kind of media: images, clips or
-        none.
+        """Return the greedy answer to each item. The items must all have images, all have clips, or all have
+        no media.
         """
         pixels, grids, texts = [], [], []
         for item in items:

@@ -20,9 +20,9 @@ def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHea
     """Return a head that mostly reads the highest tapped state, and transforms it like the target's last
     layer.
 
-    The half of q, k and v that reads the embedding starts as noise, and so does the part of fc that reads the
-    lower states. The target's norm weights of q and k are multiplied into the projections, because the head
-    has no such norms.
+    The half of q, k and v that reads the embedding starts as noise. The part of fc that reads the lower
+    states starts as noise too. The target's norm weights of q and k are multiplied into the projections,
+    because the head has no such norms.
     """
     config = target.config.text
     embedding, final_norm = stored(target.folder, EMBEDDING, "text.norm.weight")

@@ -65,8 +65,8 @@ class OutputMaker:
         """Return a step's outputs for each client.
 
         `names`, `tokens`: the requests that sampled, and their tokens, as the core got them. `results`: the
-        workers' ModelRunnerOutput, whose logprobs are passed on. `may_have_left`: whether requests were
-        aborted while the step ran.
+        workers' ModelRunnerOutput with the logprobs. `may_have_left`: whether requests were aborted while the
+        step ran.
         """
         states, _, counts = outputs.columns()
         if counts is not None or len(states) != len(names):  # the core dropped tokens, or a row failed

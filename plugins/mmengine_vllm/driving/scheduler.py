@@ -40,7 +40,9 @@ LOG = "MMENGINE_LOG"
 
 
 class HostExecutor:
-    """The core's executor: vLLM's workers execute the plans, and the Scheduler passes their results on."""
+    """The core's executor: vLLM's workers execute the plans, and the Scheduler hands the workers' results to
+    the core.
+    """
 
     needs_plan = True
 

@@ -40,7 +40,7 @@ def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray
     """Return the step's tokens in `rows[selected]` that the head can read. `rows`: intp [n], `selected`:
     bool [n].
 
-    Rejected drafts are left out, and so is a last token after which no token is known.
+    Rejected drafts are left out. A row's last token is left out too if the next token is unknown.
     """
     plan = states.plan
     aux_hidden_states, positions, slots = states.aux_hidden_states, states.positions, plan.slot_mapping
