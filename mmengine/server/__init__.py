@@ -6,5 +6,5 @@ that the model generates for a request.
 
 The subpackages, from the lowest layer to the highest: http, storage, transport, chat, calls, messages,
 responses, live, answers, batches, sessions, app, lifecycle. `bench` is a load generator that imports none of
-them.
+these subpackages.
 """

@@ -1,4 +1,4 @@
-"""The HTTP server's settings. The engine's settings are in EngineConfig."""
+"""The HTTP server's settings and their checks. The engine's settings are in EngineConfig."""
 
 import ipaddress
 import re
@@ -71,7 +71,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, between(1024, 2**30, "Maximum bytes of a body. A larger body gets 413.")
     ] = 64 * 2**20
     max_bodies_bytes: Annotated[
-        int, between(1024, 2**40, "Maximum bytes of all bodies in progress. A body beyond it gets 429.")
+        int,
+        between(1024, 2**40, "Maximum bytes of all bodies in progress. A body beyond the maximum gets 429."),
     ] = 512 * 2**20
     max_header_bytes: Annotated[
         int, between(1024, 2**24, "Maximum bytes of a request's head. A larger head gets 431.")
@@ -87,7 +88,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     share_prefix_cache: Annotated[
         bool,
         described(
-            "Whether API keys share cached prefixes. If so, `cached_tokens` reveals which prompts other keys "
+            "Whether API keys share cached prefixes. If true, `cached_tokens` reveals which prompts other "
+            "keys "
             "have sent."
         ),
     ] = False
@@ -119,7 +121,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         between(
             16,
             2**24,
-            "Maximum pending events of a stream. Beyond it, the stream and its request are cancelled.",
+            "Maximum pending events of a stream. If a stream has more, the stream and its request are "
+            "cancelled.",
         ),
     ] = 8192
     slow_reader_s: Annotated[
@@ -138,7 +141,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         between(
             0,
             86400,
-            "Seconds for streams to finish after SIGTERM. Then streams are cut; with a log, the next process "
+            "Seconds for streams to finish after SIGTERM. Afterwards streams are cut; with a log, the next "
+            "process "
             "resumes their requests. The process ends within 5 more seconds.",
         ),
     ] = 30
@@ -214,7 +218,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ssl_keyfile: Annotated[str, described("TLS private key.")] = ""
     ssl_keyfile_password: Annotated[str, described("Password of the private key.")] = ""
     ssl_ca_certs: Annotated[
-        str, described("Certificate authorities; each client needs a certificate that one of them signed.")
+        str,
+        described("Certificate authorities; each client needs a certificate from one of these authorities."),
     ] = ""
 
     @classmethod
@@ -261,6 +266,6 @@ def _check_origins(origins: tuple[str, ...]) -> None:
     for origin in origins:
         if origin != _ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
-                f"cors_origins has {shown(origin)}; an origin is like https://chat.example.org or "
+                f"cors_origins has {shown(origin)}; write an origin as https://chat.example.org or "
                 "http://localhost:3000, in lower case and without a path; * allows all"
             )

@@ -179,7 +179,7 @@ def test_other_unknown_blocks_and_items_stay_refused(server):
         assert server.respond([*ASKED, {"type": kind}], store=False)[0] == 400
     status, _, answer = server.respond(ITEMS, store=False)
     assert (status, answer["error"]["param"]) == (400, "input")
-    assert "neither a message nor a call" in answer["error"]["message"]
+    assert "no message and no call" in answer["error"]["message"]
 
 
 def test_documents_of_text_are_read(server, strict):

@@ -291,7 +291,7 @@ def test_an_unexpected_error_is_500_without_details(server, monkeypatch):
 
     monkeypatch.setattr(server.engine, "stream", broken)
     status, _, body = server.chat()
-    text = "the server failed (ValueError); its log says more"
+    text = "the server failed (ValueError); the server's log says more"
     assert (status, body) == (500, error("server_error", text, None, "internal_error"))
 
 

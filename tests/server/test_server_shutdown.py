@@ -58,8 +58,10 @@ def test_streams_finish_at_shutdown(capfd):
         connection = opened(one)
         assert b"200 OK" in connection.recv(4096)
         one.stop()
-        assert "mmengine: 1 stream runs; up to 30 s; a second signal ends now\n" in capfd.readouterr().err
-        assert drain_text(2, 5.0, 2) == "\nmmengine: 2 streams run; up to 5 s; Ctrl-C again ends now\n"
+        told = "mmengine: 1 stream is running; waiting up to 30 s; send a second signal to end now\n"
+        assert told in capfd.readouterr().err
+        told = "\nmmengine: 2 streams are running; waiting up to 5 s; press Ctrl-C again to end now\n"
+        assert drain_text(2, 5.0, 2) == told
         assert one.app.admission.reasons()[0].startswith("the server is shutting down")
         wait_for(lambda: isinstance(one.app.admission.draining(), ApiError))
         rest = b""
@@ -87,7 +89,7 @@ def test_unfinished_requests_are_finished_by_the_next_server(tmp_path, signals):
         one._thread.join(200)
         # With two signals, drain_s is 600, and the second signal ends the wait.
         assert not one._thread.is_alive()
-    fate = "stays in its log, and the next server with this log finishes it"
+    fate = "stays in the log, and the next server with this log finishes the request"
     assert json.loads(rest.split(b"data: ")[-2])["error"] == {
         "message": f"the server is shutting down; request stream {fate}",
         "type": "server_error",

@@ -79,7 +79,7 @@ def test_running_requests_pass_to_the_next_process(tmp_path, signals):
         first.send_signal(signal.SIGTERM)
         time.sleep(0.05)
     rest = all_of(connection)
-    assert b"request mine stays in its log" in rest and rest.rstrip(b"\r\n0").endswith(b"data: [DONE]")
+    assert b"request mine stays in the log" in rest and rest.rstrip(b"\r\n0").endswith(b"data: [DONE]")
     # With two signals, drain_s is 60, and the second signal ends the wait.
     assert first.wait(30) == 0 and time.monotonic() - begun < 30
     assert "Traceback" not in (tmp_path / "err").read_text()

@@ -1,5 +1,5 @@
-"""Builds the server-sent event stream for each streamed answer, with its headers and metrics. When a stream
-ends, this module releases the call's resources.
+"""Builds the stream of server-sent events for each streamed answer, with the response headers. When a stream
+ends, this module counts the end in the metrics and releases the call's resources.
 """
 
 from collections.abc import Callable

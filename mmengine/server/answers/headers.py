@@ -1,4 +1,6 @@
-"""Names and values of the HTTP headers that the server adds to a response with a generated answer."""
+"""Names and values of the HTTP headers that the server adds to a response with a generated answer. Also
+checks whether a request id is valid.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ def is_request_id(name: str) -> bool:
 def answer_headers(
     parsed_request: ParsedRequest, unenforced: tuple[str, ...], span: "CallSpan | None"
 ) -> dict[str, str]:
-    """Return the headers of an answer's response. `unenforced`: the tools whose calls need not match their
+    """Return the headers of an answer's response. `unenforced`: the tools whose calls may violate the tools'
     schemas.
     """
     headers = {ID_HEADER: parsed_request.request_id}

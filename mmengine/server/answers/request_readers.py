@@ -1,5 +1,5 @@
-"""Owns the readers that parse all APIs' bodies. Also converts an engine's errors so that they name the fields
-of the client's API.
+"""Holds the readers that parse the request bodies of all APIs, and resolves model names. Also converts the
+engine's errors, so that each error names a field of the client's API.
 """
 
 from typing import Protocol
@@ -34,8 +34,8 @@ from mmengine.server.storage.storage import Storage
 
 # Endpoints that a line of a batch file may use.
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-# The engine's names are "grammar" for `structured_outputs`, and "lark" or "gbnf" for
-# `structured_outputs.grammar`.
+# The engine names the field `structured_outputs` "grammar", and `structured_outputs.grammar` "lark" or
+# "gbnf".
 _GRAMMAR_NAMES = FieldNames(
     (),
     (
@@ -193,8 +193,8 @@ class RequestReaders:
 
 
 def _with_format_path(error: ApiError, answer_format: AnswerFormat) -> ApiError:
-    """Return the error. If the error concerns the answer format, its path is changed to the field in the
-    client's body.
+    """Return the error. If the error concerns the answer format, return a copy whose path names the field in
+    the client's body.
     """
     if answer_format.grammar is not None and error.path[:1] == ("grammar",):
         return error.at(_GRAMMAR_NAMES.path(error.path))

@@ -84,7 +84,7 @@ class AdapterRoutes:
         if name in self._names.model_names:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{name!r:.80} is a name of the model; use another name for the adapter",
+                f"{name!r:.80} is already a name of the model; use another name for the adapter",
                 FieldPath("lora_name"),
             )
         if name in self._names.adapter_names and not body.load_inplace:
@@ -112,8 +112,8 @@ class AdapterRoutes:
             return await asyncio.to_thread(decode_body, data, decode)
 
     def _folder(self, path: str) -> Path:
-        """Return the adapter's folder. Raises ApiError unless the folder and its files are below the root,
-        with all symbolic links resolved.
+        """Return the adapter's folder. Raises ApiError if the folder or one of its files lies outside the
+        root after all symbolic links are resolved.
         """
         assert self._root is not None
         if len(path) <= MAX_PATH_CHARS:

@@ -1,5 +1,5 @@
 """The ASGI application. For each call, the application checks the API key, calls the route's endpoint, and
-converts errors to responses.
+converts errors to responses. The application also runs the server's background tasks.
 """
 
 import asyncio
@@ -72,9 +72,9 @@ class App:
     """The ASGI application for an engine. Must be created on the event loop.
 
     `names`: the names under which the model is served. `media_fetcher`: fetches media from URLs and local
-    files; if None, the server refuses both. `storage`: stored files, batches and responses; None for a server
-    without a log. `tracing`: receives a span for each call. `live`: the log folder that /live shows.
-    `admin_keys`: keys that may load adapters.
+    files; if None, the server refuses URLs and local files. `storage`: stored files, batches and responses;
+    None for a server without a log. `tracing`: receives a span for each call. `live`: the log folder that
+    /live shows. `admin_keys`: keys that may load adapters.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class App:
         self._open, self._live = set(_OPEN), None
         if live is not None:
             self._live = LiveRoutes(live, settings, self.metrics)
-            self._open.add(LIVE)  # The page holds no data, and its script sends the key with each call.
+            self._open.add(LIVE)  # The page contains no data. Its script sends the API key.
             endpoints |= self._live.endpoints()
         if (responses := answers.stored_response_routes) is not None:
             endpoints |= bind(RESPONSE_ROUTES, responses)
@@ -279,7 +279,7 @@ class App:
             await self.calls.flush()
 
     def close_pages(self) -> None:
-        """End the connections of the live pages. These connections have no end of their own."""
+        """End the connections of the live pages. Otherwise these connections would stay open."""
         if self._live is not None:
             self._live.close()
 

@@ -69,7 +69,7 @@ async def refuse_without_log(request: Request) -> ASGIApp:
 
 
 async def refuse_sessions(request: Request) -> ASGIApp:
-    text = "sessions belong to one engine, and this server has several; send the call to one engine's server"
+    text = "this server has several engines, but a session needs one: use a server with a single engine"
     raise ApiError(ErrorCode.NO_SESSIONS, text)
 
 

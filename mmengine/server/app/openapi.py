@@ -137,7 +137,7 @@ _ANSWER_HEADERS: Json = {
     },
     "x-mmengine-unenforced-tools": {
         "schema": _STRING,
-        "description": "tools that are not held to their schemas",
+        "description": "tools whose calls may violate the tools' schemas",
     },
 }
 _REQUEST_ID: Json = {
@@ -157,8 +157,8 @@ def _of_anything(kind: type) -> dict[str, object]:
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Add the `fields` that the struct does not declare to its schema. Any remaining field may only be null,
-    which means absent.
+    """Add to a struct's schema the entries of `fields` that the struct does not declare. A refused field may
+    only be null, which means absent, or have a value without effect.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)

@@ -28,7 +28,7 @@ AGAIN = (409, 429, 503)  # Statuses after which a line is tried again.
 
 
 class LineReader(Protocol):
-    """The `RequestReaders` methods that running a line needs."""
+    """The methods of `RequestReaders` that are needed to run a line."""
 
     uploads: UploadedImages
 
@@ -161,8 +161,8 @@ class LineAnswers:
             parsed_request.prompts.clear()
             envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
             return msgspec.structs.replace(parsed_request, envelope=envelope), [each.stream for each in found]
-        # The engine never accepted the other prompts. All prompts are submitted again after these streams are
-        # cancelled.
+        # The engine never accepted the prompts that have no recovered stream. After the recovered streams are
+        # cancelled, all prompts are submitted again.
         for each in found:
             discard_stream(each.stream)
         await self._reader.uploads.fill(parsed_request)

@@ -86,8 +86,8 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
-# Only a single thread may use this decoder. msgspec crashes if two threads make the first two uses of a
-# decoder at the same time.
+# Only a single thread may use this decoder. msgspec crashes if two threads start to use a new decoder at the
+# same time.
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
@@ -128,7 +128,7 @@ def _custom_id(line: bytes | None) -> str | None:
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
     """Return an input line's error, or None if the line is valid. The line's custom_id is added to `seen`."""
     if line is None:
-        text = f"the line exceeds {MAX_LINE_BYTES} bytes; send smaller images, or upload them as files"
+        text = f"the line exceeds {MAX_LINE_BYTES} bytes; send smaller images, or upload the images as files"
         return LineError("line_too_long", text, number)
     try:
         line = _small(line)

@@ -54,8 +54,8 @@ class BatchFiles:
         return Counts(len(self._requests), len(self.answered) - self._num_failed, self._num_failed)
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Append the answers that are missing from the files. Returns when the answers are durable on disk.
-        After an OSError, the method may be called again with the same answers.
+        """Append the entries of `answers` that the files do not contain yet. Returns when the answers are
+        durable on disk. After an OSError, the method may be called again with the same answers.
         """
         for answer in answers:
             if answer.place not in self.answered:

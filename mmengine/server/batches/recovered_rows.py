@@ -1,4 +1,4 @@
-"""The requests of batches that were recovered from the log after a restart."""
+"""Batch requests that were recovered from the log after a restart."""
 
 import re
 from typing import NamedTuple
@@ -18,10 +18,11 @@ class RecoveredRow(NamedTuple):
 
 
 class RecoveredRows:
-    """The recovered requests of live batches, with a stream for each request.
+    """The live batches' recovered requests, with a stream for each request.
 
-    Recovered requests of ended batches are cancelled. This object must be created before the call registry
-    reads the engine's recovered requests, because batch requests are not calls from clients.
+    Recovered requests that belong to ended batches are cancelled. This object must be created before the call
+    registry reads the engine's recovered requests. Otherwise the registry would treat batch requests as calls
+    from clients.
     """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
@@ -44,7 +45,7 @@ class RecoveredRows:
         return [self._rows.pop(name) for name in names if name in self._rows]
 
     def drop(self, owner: str, batch_id: str) -> None:
-        """Cancel the remaining requests of an ended batch."""
+        """Cancel an ended batch's remaining requests."""
         begin = log_request_id(owner, f"{batch_id}-")
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
             discard_stream(row.stream)

@@ -110,7 +110,7 @@ class BatchRoutes:
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that an earlier try of the same call created, or None.
 
-        An earlier try is found by the Idempotency-Key. If the call has no key and is a retry, it is found by
+        The earlier try is found by the Idempotency-Key. If a retry has no key, the earlier try is found by
         the call's digest.
         """
         batches = self._storage.batches
@@ -213,7 +213,7 @@ def _seconds(window: str) -> int:
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _UNITS[found[2]] if found is not None else 0
     if not 1 <= seconds <= MAX_WINDOW_S:
-        text = "completion_window must be at most 14 days, written as 24h, 30m or 90s"
+        text = "completion_window must be at most 14 days, in a form such as 24h, 30m or 90s"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("completion_window"))
     return seconds
 

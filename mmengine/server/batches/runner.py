@@ -32,9 +32,9 @@ AGAIN_S = 10.0
 class BatchRunner:
     """Starts, cancels and watches all batches' runs.
 
-    `reader`: parses lines and renders answers. `pooled_reader`: does the same for embeddings and scores.
-    `answered` is called for each written line, with True for an answer and False for an error. Must be
-    created on the event loop.
+    `reader`: parses lines and renders answers. `pooled_reader`: parses lines and renders answers for
+    embeddings and scores. `answered` is called for each written line, with True for an answer and False for
+    an error. Must be created on the event loop.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class BatchRunner:
         self._woken.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. When cancelled, requests in flight stay in the log, and the next
-        process continues them.
+        """Run batches until cancelled. On cancellation, requests in flight stay in the log, and the next
+        process continues these requests.
         """
         try:
             while True:

@@ -1,3 +1,3 @@
-"""A load generator for servers with OpenAI's chat API. It measures the latency and throughput of the
+"""A load generator for servers with OpenAI's chat API. The generator measures the latency and throughput of a
 server.
 """

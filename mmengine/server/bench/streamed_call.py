@@ -33,7 +33,7 @@ class Target(NamedTuple):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"--url must begin with http:// or https://, such as http://127.0.0.1:8000/v1, not {url!r}"
+                f"--url is {url!r}; it must begin with http:// or https://, as in http://127.0.0.1:8000/v1"
             )
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)

@@ -31,8 +31,8 @@ class Summary:
     """A load's summarized result.
 
     The fields whose names end in `_ms` map "mean", "p50", "p90" and "p99" to milliseconds. Rates are per
-    second. `goodput`: the number of calls within the limits per second. `good_share`: the share of calls
-    within the limits. Without limits, both are None.
+    second. `goodput`: the number of calls per second that are within the limits. `good_share`: the share of
+    calls within the limits. Without limits, `goodput` and `good_share` are None.
     """
 
     num_calls: int

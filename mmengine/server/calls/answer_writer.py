@@ -18,7 +18,8 @@ MAX_WAITING = 256  # If the store fails and this many answers are waiting, new c
 class AnswerWriter:
     """A queue of answers that wait to be written to the store. Belongs to a single event loop.
 
-    `stored` is called with the calls whose answers are durable on disk, so that the log may delete them.
+    `stored` is called with the calls whose answers are durable on disk, so that the log may delete these
+    answers.
     """
 
     def __init__(self, stored_responses: StoredResponses, stored: Callable[[list[DetachedCall]], None]):

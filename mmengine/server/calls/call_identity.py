@@ -1,5 +1,5 @@
-"""Recognizes whether a call repeats an earlier call. Compares the Idempotency-Key, the request id and a
-digest of the body. An envelope contains a call's data that the log stores with the request.
+"""Recognizes whether a call repeats an earlier call, by the Idempotency-Key, the request id and a body's
+digest. An envelope contains the call data that the log stores with the request.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def key_of(request: Request) -> str:
 
 
 def digest_of(request: Request, body: bytes) -> bytes:
-    """Return a digest of the route and the body: 16 bytes of SHA-256."""
+    """Return a digest (16 bytes, SHA-256) for the route and the body."""
     route = request.scope["path"].encode()
     return hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
 
@@ -68,8 +68,8 @@ def with_identity(envelope: Envelope, request: Request, body: bytes) -> Envelope
 
 def key_reused(key: Key) -> ApiError:
     """Return the error for a key that an earlier call used with another body."""
-    what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
-    text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
+    what = "another body or another Idempotency-Key" if key[1] == ITS_ID else "another body"
+    text = f"this {key[1]} was used before with {what}; use a new {key[1]}, or repeat the earlier call"
     return ApiError(ErrorCode.KEY_REUSED, text, key[1])
 
 
@@ -83,8 +83,8 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call with the request id and the first call's envelope, which contains the creation
-    time and the model name.
+    """Return a repeated call's request with the first call's request id and envelope. The envelope contains
+    the creation time and the model name.
     """
     parsed_request.prompts.clear()
     return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)

@@ -2,8 +2,8 @@
 
 A key is the header Idempotency-Key, or a request id that the client chose. A call with a key is kept for a
 limited time. A later call with the same key and body gets the answer from the first token on. A recovered
-call is a call that the previous process did not finish. A retry without a key may get the answer of a
-recovered call, but only one retry gets it. Calls whose response is stored continue without a client, too.
+call is a call that the previous process did not finish. A retry without a key may get a recovered call's
+answer, but only one retry gets the answer. Calls whose response is stored continue without a client, too.
 """
 
 import asyncio
@@ -79,8 +79,9 @@ class CallRegistry:
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
         """Return the request as it was first accepted, and an answer source for each of its prompts.
 
-        `fill` reads uploaded files into the prompts. It is not called if an earlier answer is found. Raises
-        ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s errors.
+        `fill` reads uploaded files into the prompts. `fill` is not called if an earlier answer is found.
+        Raises ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s
+        errors.
         """
         keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
         if (again := self._repeated(request, keys, caller)) is not None:
@@ -175,8 +176,8 @@ class CallRegistry:
         return None
 
     def response(self, owner: str, request_id: str) -> DetachedCall | None:
-        """Return the call with this response id. Returns None if the store already has the response, or if
-        there is no such call.
+        """Return the call with this response id. Returns None if the store already has the response, or if no
+        call has this id.
         """
         return self._calls.get((owner, RESPONSE, request_id))
 
@@ -211,7 +212,7 @@ class CallRegistry:
     def unattended(self, call: DetachedCall) -> None:
         """Start the timer that waits for the client's return. Called when the call's last reader has left."""
         if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
-            return  # Without a key, no client can ask for the answer before it is in the store.
+            return  # Without a key, clients can ask only for stored answers.
         if not call.is_good or not self._reattach_s:
             self._expire(call)
             return
@@ -247,7 +248,7 @@ class CallRegistry:
             call.timer.cancel()
 
     def _refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete the stored input of a refused request. The input was stored before the engine refused the
+        """Delete a refused request's stored input. The input was stored before the engine refused the
         request.
         """
         assert self._kept_responses is not None

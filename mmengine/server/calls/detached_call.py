@@ -35,7 +35,7 @@ class DetachedCall:
     """A call that continues when its client disconnects.
 
     `keys`: a later call with one of these keys gets the answer. `is_stored`: the finished answer is written
-    to the store. The first call of `readers` or `go_on` starts reading the streams.
+    to the store. The streams are read as soon as `readers` or `go_on` is called.
     """
 
     def __init__(
@@ -149,7 +149,9 @@ class DetachedCall:
             stream.cancel()
 
     def release(self) -> list[HeldAnswer]:
-        """Return the held answers. The caller passes them to the engine, which lets the log delete them."""
+        """Return the held answers. The caller passes these answers to the engine, and the log may then delete
+        the answers.
+        """
         return self._held or [stream.release() for stream in self._streams]
 
     def settle(self) -> None:

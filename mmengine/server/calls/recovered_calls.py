@@ -36,8 +36,8 @@ class RecoveredCall(NamedTuple):
             return False
         if not set(keys).isdisjoint(self.keys()):
             return True
-        # Client libraries do not retry streams by themselves. So a stream with an equal body needs no retry
-        # header.
+        # Client libraries do not retry streams by themselves. So a streamed call with an equal body needs no
+        # retry header.
         may_claim = caller.tries_again or mine.is_stream
         return may_claim and not mine.key and mine.digest == envelope.digest
 
@@ -61,9 +61,7 @@ def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCal
 
 
 def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> ParsedRequest:
-    """Rebuild the request of a recovered or stored call from the call's envelope. The result has no
-    prompts.
-    """
+    """Rebuild a recovered or stored call's request from the call's envelope. The result has no prompts."""
     return ParsedRequest(
         [],
         sampling,

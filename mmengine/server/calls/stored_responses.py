@@ -80,7 +80,7 @@ class StoredResponses:
         return msgspec.structs.replace(envelope, responses=logged_envelope)
 
     async def delete_refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete the input of a refused response."""
+        """Delete a refused response's input."""
         await self._store.delete(prompt_request_id(envelope, request_id, 0), envelope.owner)
 
     async def put_all(self, some: Sequence[FinishedResponse]) -> None:
@@ -88,8 +88,8 @@ class StoredResponses:
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unlogged(self, logged_ids: Container[str]) -> None:
-        """Delete the responses that the previous process left unfinished, except those that the log
-        continues. `logged_ids`: the ids in the log.
+        """Delete the responses that the previous process left unfinished, except the responses whose requests
+        are still in the log. `logged_ids`: the ids in the log.
         """
         if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)
@@ -106,7 +106,7 @@ class StoredResponses:
         return await self.get(owner, name) if kind == ITS_ID else _read(await self._store.of_key(name, owner))
 
     async def delete(self, owner: str, request_id: str) -> bool:
-        """Delete a response and return whether it existed."""
+        """Delete a response and return whether the response existed."""
         return await self._store.delete(log_request_id(owner, request_id), owner)
 
     async def media(self, sha: str) -> bytes | None:

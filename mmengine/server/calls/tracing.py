@@ -128,7 +128,7 @@ class CallSpan:
         return {"traceparent": f"00-{trace_id}-{span_id}-{int(context.trace_flags):02x}"}
 
     def record_error(self, error: BaseException) -> None:
-        """End the span of a call that failed before its response began."""
+        """End the span for a call that failed before its response began."""
         if self._span.is_recording():
             left = isinstance(error, (ClientLeft, asyncio.CancelledError))
             found = ApiError(ErrorCode.CLIENT_LEFT, "the client left") if left else api_error(error)
@@ -138,7 +138,7 @@ class CallSpan:
         self._span.end()
 
     def record_answer(self, builder: ResponseBuilder, how: str) -> None:
-        """End the span of a call whose response began. `how`: "whole" for a complete answer; otherwise the
+        """End the span for a call whose response began. `how`: "whole" for a complete answer; otherwise the
         way in which the stream ended.
         """
         if self._span.is_recording():

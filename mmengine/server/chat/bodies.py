@@ -20,7 +20,7 @@ ItemOptions = Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)]
 # Descriptions of fields that the other APIs share.
 MODEL = supported("a served name; default: the first served name")
 TEMPLATE = supported("variables of the chat template, such as enable_thinking")
-ONE_CALL = supported("false: the answer ends after its first call")
+ONE_CALL = supported("false: the answer ends after its first tool call")
 SHOW_REASONING = supported("false: reasoning is counted but not returned")
 FUNCTIONS = supported("functions; requires a chat template that supports tools")
 _OPENAI, _VLLM = supported("as in OpenAI's API"), supported("as in vLLM's API")
@@ -55,8 +55,8 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
     stop: Annotated[
         str | list[str] | None,
         translated_field(
-            "a string or a list; with structured output, the finish reason is length when the text is not "
-            "complete before the stop string, or the text is closed"
+            "a string or a list; if a stop string cuts structured output short, the finish reason is length, "
+            "or the text is closed (on_truncation)"
         ),
     ] = None
     logit_bias: Annotated[dict[str, float] | None, translated_field("keys are token ids")] = None

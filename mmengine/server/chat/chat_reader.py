@@ -1,4 +1,6 @@
-"""Parses a /v1/chat/completions body into a request."""
+"""Parses a /v1/chat/completions body into a request. Also reads the prompt and the tools of other chat
+bodies.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -53,7 +55,7 @@ class ChatReader:
     """Parses chat bodies.
 
     `max_model_len`: maximum number of tokens in prompt and answer together. `media_fetcher`: fetches media
-    from URLs and local files; if None, messages that refer to them are refused.
+    from URLs and local files; if None, messages with URLs or local files are refused.
     """
 
     def __init__(
@@ -129,8 +131,8 @@ class ChatReader:
         uploads: list[UploadReference] | None = None,
         larks: Mapping[str, str] = NO_LARKS,
     ) -> tuple[Prompt, ToolCallSpec | None]:
-        """Return the prompt, and the specification of the tool calls that the model may generate. Without
-        tools, the specification is None.
+        """Return the prompt, and the specification for the model's tool calls. Without tools, the
+        specification is None.
 
         References to uploaded files are added to `uploads`; if `uploads` is None, such references are
         refused. `larks`: see `parse_tools`. Raises ApiError.
@@ -153,8 +155,8 @@ class ChatReader:
 
     @property
     def media_options(self) -> Json:
-        """The prompt's media options. They contain the fetcher for URLs and files; without a fetcher, they
-        are empty.
+        """The prompt's media options. The options contain the fetcher for URLs and files. Without a fetcher,
+        the options are empty.
         """
         return dict(self._media_options)
 

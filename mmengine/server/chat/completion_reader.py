@@ -75,7 +75,7 @@ class CompletionReader:
         if is_prompt_only and not body.echo:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD}=0 requires echo=true; set 1 or more",
+                f"{FIELD}=0 requires echo=true; set echo, or a larger number",
                 FieldPath("max_tokens"),
             )
         sampling = read_sampling(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
@@ -116,7 +116,7 @@ class CompletionReader:
         if not 1 <= len(prompts) <= self._max_prompts:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} has {len(prompts)} prompts; the limit is 1 to {self._max_prompts} (max_prompts)",
+                f"{FIELD} has {len(prompts)} prompts; send 1 to {self._max_prompts} prompts (max_prompts)",
                 FieldPath("prompt"),
             )
         return prompts

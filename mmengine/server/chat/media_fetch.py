@@ -56,7 +56,7 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
     if head.startswith("file:") or "://" in head:
         raise ApiError(
             ErrorCode.URL_NOT_ALLOWED,
-            f"{FIELD} names a file, which is not allowed here (--media-root); send it as a data: URL",
+            f"{FIELD} names a file, which is not allowed here (--media-root); send the file as a data: URL",
             where,
         )
 

@@ -1,5 +1,6 @@
 """The parsed request, to which the calls of all APIs are converted. A parsed request has an envelope with the
-call data that is written to the log.
+call data that is written to the log. This module also reads sampling parameters, answer formats and pixel
+limits from bodies.
 """
 
 import math
@@ -143,7 +144,7 @@ def read_sampling(
         (body.stop,) if body.stop and isinstance(body.stop, str) else tuple(body.stop or ())
     )
     if "" in stop:
-        text = f"{FIELD} has an empty text, which would end every answer; leave it out"
+        text = f"{FIELD} has an empty text, which would end every answer; leave the empty text out"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("stop"))
     try:
         return make_sampling(values)
@@ -240,8 +241,8 @@ def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "")
     """Decode the values of an object, and omit nulls.
 
     `schema`: the name of a field whose value stays encoded if it is a large object. `held`: the name of a
-    field whose object contains such a field `schema`. Large schemas stay encoded because decoding 1 MB of
-    small objects holds the interpreter lock for 10 ms.
+    field whose object contains the field `schema`. Large schemas stay encoded because decoding 1 MB of small
+    objects holds the interpreter lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():

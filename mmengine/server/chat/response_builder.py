@@ -203,7 +203,7 @@ class ResponseBuilder:
         return b"".join(frames), "whole"
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames of a stream that ends with an error."""
+        """Return the last frames for a stream that ends with an error."""
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:

@@ -1,4 +1,6 @@
-"""Submits calls to the engine. A call with several prompts becomes several engine requests."""
+"""Submits calls to the engine. A call with several prompts becomes several engine requests. Also builds the
+ids and options of the engine requests.
+"""
 
 from collections.abc import Mapping
 
@@ -14,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def log_request_id(owner: str, name: str) -> str:
-    """Return the id of a call in the log and in the store. The id begins with the owner, so that ids of
+    """Return a call's id in the log and in the store. The id begins with the owner, so that ids from
     different API keys never collide.
     """
     return f"{owner}:{name}" if owner else name
@@ -33,7 +35,7 @@ def submit(
     hold: bool = False,
     recovered: Mapping[int, UnclaimedRequest] | None = None,
 ) -> list[Stream]:
-    """Submit a request for each prompt in the call, and return their streams.
+    """Submit a request for each prompt in the call, and return the requests' streams.
 
     `hold`: see `AsyncEngine.stream`. `recovered`: maps a prompt's index to its request from the previous
     process, which is continued instead of submitted. Raises InvalidRequest and QueueFull; the requests that

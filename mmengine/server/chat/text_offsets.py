@@ -1,5 +1,5 @@
-"""Computes the position of each token in the text of a completion (`text_offset`), counted in code points as
-in OpenAI's API.
+"""Computes each token's position in a completion's text (`text_offset`), counted in code points as in
+OpenAI's API.
 """
 
 import codecs
@@ -32,7 +32,7 @@ class TextOffsets:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def of_prompt(self, tokens: Sequence[int]) -> list[int]:
-        """Return the offset of each prompt token in the prompt's text.
+        """Return each prompt token's offset in the prompt's text.
 
         The tokenizer may normalise the text. The prompt may contain special tokens as text, or begin with a
         special token that is not in the text.
@@ -79,8 +79,8 @@ def _starts(pieces: Sequence[str], end: int) -> list[int]:
 
 
 def _aligned(pieces: Sequence[str], text: str) -> list[int] | None:
-    """Return the positions in `text` at which the pieces begin. Returns None unless the pieces spell a normal
-    form of `text`.
+    """Return the positions in `text` at which the pieces begin. Returns None if the pieces do not spell a
+    normalised form of `text`.
 
     A piece that begins inside a normalised character gets the position of that character.
     """
@@ -106,7 +106,7 @@ def _aligned(pieces: Sequence[str], text: str) -> list[int] | None:
 
 
 def _common_end(one: str, other: str) -> int:
-    """Return the length of the longest common suffix of both texts."""
+    """Return the number of characters in the longest suffix that both texts share."""
     count = 0
     for a, b in zip(reversed(one), reversed(other), strict=False):
         if a != b:

@@ -30,8 +30,8 @@ class UploadedImages:
     ) -> None:
         """Read the uploaded images that the request refers to into its prompts.
 
-        `add` is called with the total number of bytes before any file is read. It may raise ApiError. Raises
-        ApiError for a file that is missing or unsuitable.
+        `add` is called with the total number of bytes before any file is read. `add` may raise ApiError.
+        Raises ApiError for a file that is missing or unsuitable.
         """
         if not parsed_request.uploads:
             return

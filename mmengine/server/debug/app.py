@@ -1,8 +1,8 @@
 """The debug server's routes: a page, its scripts, and command lines that run in the debugger's session.
 
-A log may hold the prompts of others, and any program on this machine and any page in this browser can send
-requests to a port of 127.0.0.1. So each address begins with a random token, requests with another Host or
-from another Origin are refused, and conditions are filters and never Python code.
+A log may contain other people's prompts. Any program on this machine, and any page in the user's browser, can
+send requests to a port of 127.0.0.1. Therefore each path begins with a random token, and requests with a
+foreign Host or Origin header are refused. Conditions of breakpoints are filters, and never Python code.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from mmengine.replay.debug.page.write import plain_page
 from mmengine.replay.debug.views import Block
 
 MAX_BODY_BYTES = 64 * 2**10
-MAX_LINES = 16  # command lines of a request
+MAX_LINES = 16  # Maximum number of command lines in a request.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -44,7 +44,7 @@ class Lines(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct):
-    """What a command line printed, and its error or ""."""
+    """The output of a command line, and its error message, or "" if the command line succeeded."""
 
     blocks: list[Block]
     error: str
@@ -75,7 +75,7 @@ class DebugApp:
 
     async def _respond(self, request: Request) -> Response:
         if request.headers.get("host", "") not in self._hosts:
-            return _refusal(421, "this Host is not the debug server's")
+            return _refusal(421, "the Host header does not name the debug server")
         origin = request.headers.get("origin")
         if origin is not None and origin not in {f"http://{host}" for host in self._hosts}:
             return _refusal(403, "requests from other origins are refused")
@@ -103,19 +103,21 @@ class DebugApp:
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY_BYTES:
-                return _refusal(413, f"a request has at most {MAX_BODY_BYTES} bytes")
+                return _refusal(413, f"the body exceeds {MAX_BODY_BYTES} bytes")
         try:
             lines = msgspec.json.decode(body, type=Lines).lines
         except msgspec.DecodeError as error:
             return _refusal(400, f"the body is not {{'lines': […]}}: {error}")
         if len(lines) > MAX_LINES:
-            return _refusal(400, f"a request has at most {MAX_LINES} lines")
+            return _refusal(400, f"the request has {len(lines)} command lines; the limit is {MAX_LINES}")
         async with self._turn:
             answers = await asyncio.to_thread(self._answers, lines)
         return _json(answers)
 
     def _answers(self, lines: list[str]) -> list[Answer]:
-        """Run lines in the session. A damaged log is an error of a line, too."""
+        """Run command lines in the session. If the log is damaged, the line that reads the damaged bytes gets
+        an error.
+        """
         answers = []
         for line in lines:
             try:

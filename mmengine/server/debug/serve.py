@@ -1,4 +1,4 @@
-"""Serves the debugger's page on 127.0.0.1 until it is interrupted."""
+"""Serves the debugger's page on 127.0.0.1 until the process is interrupted."""
 
 import socket
 from collections.abc import Callable

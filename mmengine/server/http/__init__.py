@@ -1,3 +1,3 @@
-"""Code that all routes share: errors, authentication, admission, limits for bodies, pagination, and
-metrics.
+"""Code that all routes share: errors, authentication, admission, CORS, reading and checking of bodies,
+pagination, route records, and metrics.
 """

@@ -1,5 +1,5 @@
 """Decides whether the server accepts a call. The decision depends on the engine's readiness, on a shutdown in
-progress, and on the fair share of the call's API key.
+progress, and on the API key's fair share.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from mmengine.server.http.errors import (
 from mmengine.server.settings import ServerSettings
 
 OWNER = "mmengine.owner"  # Key in the ASGI scope: the call's owner.
-WATCH_S = 0.5  # Seconds between two checks whether the log can be written.
+WATCH_S = 0.5  # Seconds between two checks of whether the log can be written.
 
 
 class Admission:
@@ -49,8 +49,8 @@ class Admission:
         return self._keys.tenant_of(owner)
 
     def keep_tenants(self, recovered: Iterable[tuple[str, str]]) -> None:
-        """Let owners keep the tenants of their requests and sessions from the previous process. `recovered`:
-        pairs of the id in the log and the tenant.
+        """Let each owner keep the tenant that the owner's requests and sessions had in the previous process.
+        `recovered`: pairs of the id in the log and the tenant.
         """
         for request_id, tenant in recovered:
             self._keys.keep_tenant(request_id.partition(":")[0], tenant)
@@ -172,8 +172,9 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Return a reservation for the body of a call with this owner, as `BodyBudget.reserve` does. The
-        share does not limit a key's body while it is the only one.
+        """Return a reservation for the body of a call with this owner, as `BodyBudget.reserve` does. If the
+        key has no other body in progress, the share does not limit this body. `is_alone`: whether the server
+        has a single key, in which case the share limits nothing.
         """
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 

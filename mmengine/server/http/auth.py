@@ -65,7 +65,7 @@ class ApiKeys:
 
         The owner is the first part of the key's digest, which does not reveal the key. Returns None for an
         unknown key, and "" if no keys are configured. The given key is compared with every known key, so that
-        the time of the comparison reveals nothing.
+        the comparison's time reveals nothing.
         """
         if not self._digests:
             return ""
@@ -80,9 +80,9 @@ class ApiKeys:
     def tenant_of(self, owner: str) -> str:
         """Return the tenant for an owner's requests, or "" if no keys are configured.
 
-        The scheduler divides capacity fairly among tenants. The tenant is a hash of the owner, keyed with a
-        secret of this process. Therefore a published log does not show which owner an answer belongs to. An
-        owner with requests from the previous process keeps the tenant from that process.
+        The scheduler divides capacity fairly among tenants. The tenant is the owner's hash, keyed with this
+        process's secret. Therefore a published log does not show to which owner an answer belongs. An owner
+        with requests from the previous process keeps the tenant from that process.
         """
         if owner in self._tenants:
             return self._tenants[owner]
@@ -90,7 +90,7 @@ class ApiKeys:
 
     def keep_tenant(self, owner: str, tenant: str) -> None:
         """Keep the tenant of a recovered request or session for its owner. Otherwise the owner would have two
-        tenants, and the scheduler would give the owner two turns.
+        tenants, and the scheduler would give the owner two shares.
         """
         if owner and tenant:
             self._tenants.setdefault(owner, tenant)

@@ -91,10 +91,10 @@ class Fields:
     def check_given(
         self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool, is_lenient: bool = False
     ) -> list[str]:
-        """Do the same as `check` for a body that is already decoded."""
+        """Check a body that is already decoded, in the same way as `check`."""
         if len(given) > MAX_FIELDS:
             raise ApiError(
-                ErrorCode.INVALID_VALUE, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken"
+                ErrorCode.INVALID_VALUE, f"the body has {len(given)} fields; the limit is {MAX_FIELDS}"
             )
         ignored = []
         for name, raw in given.items():

@@ -104,7 +104,7 @@ class BodyBudget:
             self.add(reservation, len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
-                # Some clients send a file with its byte order mark, which servers of JSON may ignore.
+                # Some clients send a file with its byte order mark, which a JSON parser may ignore.
                 chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
                 return chunks
 
@@ -112,7 +112,8 @@ class BodyBudget:
 class BodyReservation:
     """The bytes that a body takes from the budget, until `release` or the end of the `with` block.
 
-    `num_before`: the bytes among them that belong to stored responses which the body continues.
+    `num_bytes`: all these bytes. `num_before`: the part of `num_bytes` that belongs to the stored responses
+    which the body continues.
     """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):
@@ -126,8 +127,8 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes. For example, when a body has become a request, the engine limits the request's
-        memory.
+        """Release the bytes. Called, for example, when the body has become a request, because the engine
+        itself limits the memory of requests.
         """
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count

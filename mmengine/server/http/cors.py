@@ -3,7 +3,7 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-# Response headers that a script may read, besides those that the standard always allows.
+# Response headers that a script may read, besides the headers that the standard always allows.
 EXPOSED = (
     *("x-request-id", "request-id", "x-mmengine-ignored-fields", "x-mmengine-unenforced-tools"),
     *("retry-after", "x-should-retry", "traceparent", "content-disposition"),
@@ -16,8 +16,8 @@ def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     read responses.
 
     A preflight has no API key, so it is answered before keys are checked. Cookies are never allowed. In a
-    preflight, Chromium asks whether a public page may call a server in a private network; the listed origins
-    may.
+    preflight, Chromium asks whether a public page may call a server in a private network. The application
+    allows this for the listed origins.
     """
     if not origins:
         return app

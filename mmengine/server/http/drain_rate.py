@@ -35,7 +35,7 @@ class DrainRate:
         self._ends.append(self._clock())
 
     def retry_after_s(self, num_ends: float = 1) -> int:
-        """Return the estimated number of seconds until `num_ends` calls end, at least 1 and at most 60."""
+        """Return the estimated seconds until `num_ends` calls end, at least 1 and at most 60."""
         if not self.num_open:
             return 1
         mean_s = (self._clock() - self._since) / max(1, len(self._ends))

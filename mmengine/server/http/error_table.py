@@ -1,5 +1,5 @@
-"""The table that maps error codes to HTTP statuses and to the codes that clients see. No other module chooses
-a status, except that the Messages API has Anthropic's statuses.
+"""The table that maps error codes to HTTP statuses and to the codes that clients see. Only this module
+chooses statuses. The Messages API is an exception, because it has Anthropic's statuses.
 """
 
 from typing import Literal, NamedTuple
@@ -104,7 +104,7 @@ STATUSES = {  # Descriptions in the OpenAPI document.
     429: "The queue is full, or request bodies take too much memory",
     431: "The request's head is too large",
     500: "The request failed",
-    503: "The server is not ready, with the reasons, or shutting down",
+    503: "The server is shutting down, or is not ready (the message has the reasons)",
     504: "deadline_s passed",
     529: "The queue is full, or the server is not ready or shutting down",
 }

@@ -15,7 +15,7 @@ from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 Json = dict[str, object]
 MAX_MESSAGE_CHARS = 2000  # Longer error messages are truncated.
 LATER_S = 5  # Minimum Retry-After in seconds while the server is not ready or shuts down.
-_STOPPED = "the engine failed, and its log says why; try again later"
+_STOPPED = "the engine failed, and the server's log says why; try again later"
 _OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors may name on every route.
 _D = TypeVar("_D")
 _T = TypeVar("_T")
@@ -91,7 +91,7 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, MMEngineError):
-        text = f"the server failed ({type(error).__name__}); its log says more"
+        text = f"the server failed ({type(error).__name__}); the server's log says more"
         return ApiError(ErrorCode.INTERNAL_ERROR, text)
     code, text = error.code, error.text
     # The original message may quote a library's error, with addresses and paths.
@@ -119,7 +119,7 @@ def _in_body(path: FieldPath, params: frozenset[str]) -> FieldPath:
 
 def deadline_error() -> ApiError:
     """Return the error for a request whose deadline passed."""
-    text = f"the deadline passed before the answer was complete; raise {FIELD}, or send less at once"
+    text = f"the deadline passed before the answer was complete; raise {FIELD}, or send a smaller request"
     return ApiError(ErrorCode.DEADLINE_EXCEEDED, text, "deadline_s")
 
 
@@ -145,7 +145,7 @@ def shutdown_error(retry_after_s: int) -> ApiError:
 def interrupted_error(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
     """Return the error for a request that is still running when the server ends."""
     fate = (
-        "stays in its log, and the next server with this log finishes it"
+        "stays in the log, and the next server with this log finishes the request"
         if has_log
         else "is cancelled, because there is no log: send it again"
     )
@@ -157,7 +157,7 @@ def log_error(request_id: str, why: str, is_kept: bool, retry_after_s: int) -> A
     """Return the error for a running request whose events cannot be written to the log. `is_kept`: whether a
     later call may get the answer.
     """
-    kept = "continues once it can be written: repeat the call to get its answer"
+    kept = "continues once the log can be written: repeat the call to get the answer"
     fate = kept if is_kept else "is cancelled: send it again"
     headers = {"retry-after": str(retry_after_s)}
     return ApiError(ErrorCode.NOT_READY, f"{why}; request {request_id} {fate}", headers=headers)

@@ -15,9 +15,9 @@ Renames = tuple[tuple[Prefix, Prefix], ...]
 
 
 class Place(NamedTuple):
-    """The path of a chat message in the client's body.
+    """A chat message's path in the client's body.
 
-    `parts`: the paths of the message's content parts. A part that is missing from `parts` has the path
+    `parts`: the paths for the message's content parts. A part that is missing from `parts` has the path
     content / index below the message.
     """
 
@@ -29,11 +29,12 @@ class Place(NamedTuple):
 
 
 class FieldNames(NamedTuple):
-    """Maps the field names of a chat body to the field names of the client's body.
+    """Maps a chat body's field names to the client's field names.
 
     `places`: an entry for each chat message. `renames`: pairs of a prefix of a chat path and its replacement;
-    the first match wins. `media`: the client's name for image_url and video_url, or "" if the names are the
-    same. `tools`: each chat tool's index in the client's body; empty if the indices are the same.
+    the first match wins. `media`: the client's name for image_url and video_url, or "" if the client's body
+    uses the chat names. `tools`: each chat tool's index in the client's body; empty if the client's body has
+    equal indices.
     """
 
     places: tuple[Place, ...]

@@ -40,8 +40,8 @@ class Operation(NamedTuple):
 
     `answer`: the struct or the media type of a response with status 200. `refusals`: the error statuses.
     `refusal`: the struct of error bodies, or None for OpenAI's. `not_ready`: the struct for status 503, if
-    that body is not an error body. `query`: the names of the query parameters. `creates_answer`: whether the
-    route has the request and response headers for generated answers.
+    the body with this status is not an error body. `query`: the names of the query parameters.
+    `creates_answer`: whether the route has the request and response headers for generated answers.
     """
 
     summary: str

@@ -1,7 +1,7 @@
 """Removes token id lists from a body before the body is parsed.
 
-The parser would hold the interpreter lock for a long list, and so stop the event loop. Therefore an
-unguessable number replaces each list, and the lists are decoded in pieces to 4 bytes per id.
+While the parser reads a long list, it would hold the interpreter lock, which stops the event loop. Therefore
+an unguessable number replaces each list. The lists are decoded in pieces, to 4 bytes per id.
 """
 
 import re
@@ -27,8 +27,8 @@ _decode = msgspec.json.Decoder(list[int]).decode
 
 
 class TokenIds(NamedTuple):
-    """The token id lists that were removed from a body. `stands`: the list with the single number that stands
-    in the body instead of them.
+    """The token id lists that were removed from a body. `stands`: a list with a single number, which replaces
+    the removed lists in the body.
     """
 
     lists: Sequence[Sequence[int]]
@@ -68,8 +68,8 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the position of the last closing bracket in the list. The search ends at the first character
-    that a list of integers cannot contain.
+    """Return the last closing bracket's position in the list. The search ends at the first character that a
+    list of integers cannot contain.
     """
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):
@@ -79,7 +79,7 @@ def _end(body: bytes, start: int) -> int:
 
 
 def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
-    """Return the inner lists of a nested list. Raises ValueError."""
+    """Return a nested list's inner lists. Raises ValueError."""
     lists: list[array[int]] = []
     while (close := find(body, b"]", at, end)) >= 0 and len(lists) < MAX_LISTS:
         begun = _BEGIN.match(body, at, close)

@@ -35,8 +35,9 @@ class Acceptor:
     """Accepts connections on the listening socket `bound` until `close`.
 
     `connect`: passes a connection to the event loop. This object must be created on the event loop. `health`
-    returns the state for probes. `probed` is then called with True if the server was alive. Both functions
-    run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or None.
+    returns the state for probes. `probed` is then called with whether the server was alive. `health` and
+    `probed` run on the acceptor's thread. `health_socket`: the listening socket of a separate health port, or
+    None.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Acceptor:
                 self._pass_on(connection)
 
     def _sent(self, connection: socket.socket) -> bool:
-        """Decide from the first bytes of a connection whether the thread responds or the event loop. The
+        """Decide from the first bytes of a connection whether the thread or the event loop responds. The
         bytes stay in the socket. Returns False if no bytes have arrived.
         """
         try:

@@ -39,7 +39,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def silent(silent_s: float, late_s: float, stuck_s: float) -> Health | None:
-    """Return the state of an engine whose event loop has sent no heartbeat for `silent_s` seconds. Returns
+    """Return the state for an engine whose event loop has sent no heartbeat for `silent_s` seconds. Returns
     None if the heartbeat is not late. The engine is not ready after `late_s` seconds, and not alive after
     `stuck_s` seconds.
     """

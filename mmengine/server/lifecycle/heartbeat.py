@@ -3,8 +3,8 @@ tokens were delivered.
 
 The engine's event loop sends the heartbeats over a socket pair. Each heartbeat contains the state that
 /health/ready reports. If the heartbeats stop, the event loop is stuck, so clients get no responses either. A
-probe of the server's own port would not do, because the probe could need a key or a certificate, and would
-wait in the same queue as clients.
+probe of the server's own port would not be enough, because the probe could need a key or a certificate, and
+would wait in the same queue as clients.
 """
 
 import os

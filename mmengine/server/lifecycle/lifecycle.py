@@ -50,7 +50,7 @@ COLLECTED = (5000, 2, 10)  # Thresholds of the garbage collector. Collecting 5,0
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
-    """Run `serve` on a uvloop event loop."""
+    """Run the coroutine `serving` (see `serve`) on a uvloop event loop."""
     raise_limit()
     sys.setswitchinterval(SWITCH_S)
     uvloop.run(serving)

@@ -59,7 +59,9 @@ def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socke
     if meant_for != str(os.getpid()) or not count.isdecimal() or count == "0":
         return None
     if count != "1":
-        raise ConfigError(f"systemd passed {count} sockets; the server uses one: name one in the unit")
+        raise ConfigError(
+            f"systemd passed {count} sockets; the server uses one: list only one socket in the unit"
+        )
     return adopt_socket(FIRST_FD)
 
 

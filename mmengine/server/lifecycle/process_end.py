@@ -1,4 +1,6 @@
-"""Ends the server's process within a time limit, even if one of its threads never ends."""
+"""Ends the server's process within a time limit, even if one of its threads never ends. Also words the
+message that announces the end.
+"""
 
 import os
 import signal
@@ -24,6 +26,6 @@ def _end_process() -> None:
 
 def drain_text(num_streams: int, drain_s: float, sig: int) -> str:
     """Return the message that is printed when the first signal `sig` arrives while calls are running."""
-    streams = "1 stream runs" if num_streams == 1 else f"{num_streams} streams run"
-    again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
-    return f"\nmmengine: {streams}; up to {drain_s:g} s; {again} ends now\n"
+    streams = "1 stream is running" if num_streams == 1 else f"{num_streams} streams are running"
+    again = "press Ctrl-C again" if sig == signal.SIGINT else "send a second signal"
+    return f"\nmmengine: {streams}; waiting up to {drain_s:g} s; {again} to end now\n"

@@ -42,7 +42,7 @@ def check_tls(settings: ServerSettings) -> None:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
             f"--ssl-certfile {settings.ssl_certfile} and --ssl-keyfile {settings.ssl_keyfile} cannot be used "
-            f"({why}); give PEM files that belong together, and --ssl-keyfile-password for a key that has one"
+            f"({why}); give PEM files that belong together, and --ssl-keyfile-password for an encrypted key"
         ) from None
     try:
         if settings.ssl_ca_certs:

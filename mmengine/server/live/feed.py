@@ -39,7 +39,7 @@ class Feed:
         if self._is_over:
             raise shutdown_error(LATER_S)
         if len(self._viewers) >= MAX_VIEWERS:
-            text = f"{MAX_VIEWERS} live pages are open, the limit; close one of them"
+            text = f"{MAX_VIEWERS} live pages are open, which is the limit; close one of the pages"
             raise ApiError(ErrorCode.LIVE_PAGES_FULL, text, headers={"retry-after": "10"})
         if self._leaving is not None:
             self._leaving.cancel()
@@ -101,7 +101,7 @@ class Feed:
 
 
 class Viewer:
-    """An open page. This object supplies the frames of the page's event stream."""
+    """An open page. This object supplies the frames for the page's event stream."""
 
     def __init__(self, held: list[bytes], left: Callable[["Viewer"], None]):
         self._events, self._left = deque(held), left

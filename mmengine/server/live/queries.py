@@ -35,7 +35,7 @@ class LogQueries:
         self._folder, self._turn = folder, asyncio.Lock()
 
     async def answer(self, question: str, request_id: str) -> bytes:
-        """Return the result of a query as JSON. Raises ApiError."""
+        """Return a query's result as JSON. Raises ApiError."""
         async with self._turn:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -29,8 +29,8 @@ OWN = ("columns.js", "stream.js", "playground.js", "live.js")
 
 
 def live_page() -> tuple[str, str]:
-    """Return the HTML of the live page and its content security policy. The HTML contains all scripts and
-    styles. The policy allows only these scripts and styles, and connections to this server.
+    """Return the live page's HTML and its content security policy. The HTML contains all scripts and styles.
+    The policy allows only these scripts and styles, and connections to this server.
     """
     report, here = files("mmengine.replay.report"), files("mmengine.server.live")
     style = (report / "page.css").read_text("utf-8") + (here / "live.css").read_text("utf-8")

@@ -29,15 +29,15 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 _TURNS = supported(
     "turns of user, assistant and system; blocks text, image, document (text), search_result, tool_use, "
-    "tool_result, thinking; consecutive turns of one role are joined, and the answer continues a last turn "
-    "of the assistant"
+    "tool_result, thinking; consecutive turns of one role are joined; if the last turn is the "
+    "assistant's, the answer continues it"
 )
 _SYSTEM = supported("a text, or blocks of text")
 _TOOLS = supported("tools of type custom; requires a chat template that supports tools")
 _CHOICE = supported("auto, any, tool, none; disable_parallel_tool_use: one call at most")
 _THINKING = translated_field(
     "enabled: budget_tokens becomes thinking_token_budget; adaptive: the model decides; disabled or absent: "
-    "a budget of 0, for a model that reasons; display omitted: counted but not returned"
+    "a budget of 0, for a model that reasons; display omitted: reasoning is counted but not returned"
 )
 _OUTPUT = supported("format: json_schema, with bounds, on_truncation, field_confidence; effort is ignored")
 _ITEMS = translated_field(

@@ -1,4 +1,4 @@
-"""Converts the turns of a Messages API body to chat messages.
+"""Converts the turns in a Messages API body to chat messages.
 
 In the Messages API, tool results are blocks in user turns. Each tool result becomes a separate chat message.
 Consecutive turns of the same role become one chat message.
@@ -158,7 +158,7 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """Append text to a field of the assistant's last message. If the message already has a field in
+        """Append text to a field in the assistant's last message. If the message already has a field in
         `behind`, whose content comes after the text, a new message begins.
         """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
@@ -259,7 +259,7 @@ def _unknown(where: FieldPath, name: str) -> ApiError:
 
 
 def _text(where: FieldPath, block: Json, name: str) -> str:
-    """Return the field `name` of a block. Raises ApiError if the field is not a string."""
+    """Return a block's field `name`. Raises ApiError if the field is not a string."""
     value = block.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)

@@ -1,4 +1,6 @@
-"""Converts documents and search results, which contain only text, to the text that the model reads."""
+"""Converts documents and search results to the text that the model reads. Only documents that consist of text
+are supported.
+"""
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls

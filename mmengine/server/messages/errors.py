@@ -24,7 +24,7 @@ _TYPES = {
 
 
 def kind_of(error: ApiError) -> tuple[int, str]:
-    """Return the HTTP status of an error, and Anthropic's error type."""
+    """Return an error's HTTP status, and Anthropic's error type."""
     if error.code in _OVERLOADED:
         return OVERLOADED, "overloaded_error"
     if error.status in _TYPES:

@@ -28,7 +28,7 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Renders messages as frames or bodies. A block's deltas have the same kind; a delta of another kind
+    """Renders messages as frames or bodies. All deltas of a block have one kind. A delta of another kind
     closes the open block and opens a new block.
     """
 
@@ -163,7 +163,7 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
 
 
 def _arguments_object(arguments: str) -> Json | msgspec.Raw:
-    """Return the arguments of a tool call as an object.
+    """Return a tool call's arguments as an object.
 
     Valid JSON that msgspec cannot represent (half of a surrogate pair, 1e999) stays as the model wrote it.
     Arguments that are incomplete or nested too deeply become an empty object.

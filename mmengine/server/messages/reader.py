@@ -35,7 +35,7 @@ _RENAMES: Renames = (
 def check_version(given: str) -> None:
     """Raise ApiError if the header anthropic-version is not a date. The date has no effect on the answer."""
     if given and not _VERSION.fullmatch(given):
-        text = f"anthropic-version must be a date as 2023-06-01, not {shown(given)}"
+        text = f"anthropic-version must be a date such as 2023-06-01, not {shown(given)}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, "anthropic-version")
 
 
@@ -125,7 +125,7 @@ class MessagesReader:
     def _budget(self, thinking: Thinking) -> int | None:
         if thinking.type == "enabled":
             if thinking.budget_tokens is None:
-                text = f"{FIELD} is required with type enabled; or set type adaptive"
+                text = f"{FIELD} is required if the type is enabled; set it, or set the type to adaptive"
                 raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("thinking", "budget_tokens"))
             return thinking.budget_tokens
         return 0 if thinking.type == "disabled" and self._can_end_reasoning else None
@@ -149,7 +149,7 @@ def _tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Json]:
             raise hosted
         unsupported.leave_out(hosted, kind)
     if tools and not found:
-        text = f"{FIELD} are all tools of Anthropic's server; use tools of type custom"
+        text = f"{FIELD} contains only tools of Anthropic's server; use tools of type custom"
         raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("tools"))
     return found
 

@@ -36,8 +36,8 @@ class ThinkingTokens(ResponseSchema):
 
 
 class MessageUsage(ResponseSchema):
-    """Token counts. `input_tokens` excludes cache_read_input_tokens. In the event message_start, the number
-    of cached tokens is not known yet, so `input_tokens` includes them.
+    """Token counts. `input_tokens` excludes cache_read_input_tokens. In the event message_start,
+    `input_tokens` includes the cached tokens, because their number is not known yet.
     """
 
     input_tokens: int

@@ -21,7 +21,8 @@ class PooledBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, MODEL] = None
     truncate_prompt_tokens: Annotated[
-        int | None, translated_field("texts are cut after so many tokens; -1: at the model's limit")
+        int | None,
+        translated_field("maximum number of tokens of a text; longer texts are cut; -1: the model's limit"),
     ] = None
     instruction: Annotated[str | None, supported("the task in words, in place of the model's own")] = None
     mm_processor_kwargs: Annotated[
@@ -40,7 +41,7 @@ class EmbeddingBody(PooledBody, frozen=True, kw_only=True):
 
     input: Annotated[
         str | list[Item] | Json | None,
-        translated_field("a text, token ids, an object with image, or a list of any of them"),
+        translated_field("an input (a text, token ids, or an object with image), or a list of inputs"),
     ] = None
     messages: Annotated[
         Messages | None, translated_field("a conversation in place of input, which may contain images")

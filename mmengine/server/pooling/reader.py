@@ -1,4 +1,6 @@
-"""Parses the bodies of pooling calls into jobs for the engine, and renders the results as response bodies."""
+"""Parses the bodies for embeddings, pooled states, rankings and scores into jobs for the engine, and renders
+the results as response bodies.
+"""
 
 import base64
 import time
@@ -35,8 +37,8 @@ from mmengine.server.pooling.schemas import (
 )
 from mmengine.server.settings import ServerSettings
 
-# Marks the requests of pooling calls in the log. Clients cannot reattach to such a request, so a process that
-# resumes the log cancels it.
+# Marks the requests of pooling calls in the log. Clients cannot reattach to a pooling request, so a process
+# that resumes the log cancels the pooling requests.
 ENVELOPE = b'{"pooled":true}'
 _B = TypeVar("_B", bound=PooledBody)
 _E = TypeVar("_E", bound=EmbeddingBody)
@@ -62,7 +64,7 @@ class PooledBodyType(Generic[_B]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def read(self, data: bytes, *, ignore_unknown: bool) -> tuple[_B, list[str]]:
-        """Return the decoded body, and the names of its ignored fields. Raises ApiError."""
+        """Return the decoded body, and the ignored fields' names. Raises ApiError."""
         ignored = self.fields.check(data, ignore_unknown=ignore_unknown)
         return decode_body(data, self._decoder.decode), ignored
 
@@ -242,7 +244,7 @@ class PooledReader:
         if given is not None and given != -1 and not 1 <= given <= self._max_tokens:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} must be -1, or lie in 1 to {self._max_tokens}, not {given}",
+                f"{FIELD} must be -1 or 1 to {self._max_tokens}, not {given}",
                 FieldPath("truncate_prompt_tokens"),
             )
         return self._max_tokens if given == -1 else given or 0
@@ -251,7 +253,7 @@ class PooledReader:
         if not 1 <= count <= self._max_inputs:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} has {count} entries; the limit is 1 to {self._max_inputs} (max_inputs)",
+                f"{FIELD} has {count} entries; send 1 to {self._max_inputs} entries (max_inputs)",
                 FieldPath(name),
             )
 

@@ -24,7 +24,7 @@ Read = Callable[[bytes, str, Options], PooledRequest]
 
 class PoolingRoutes:
     """The routes that return vectors and scores. Pooling requests of the previous process are cancelled,
-    because no client can ask for their results again.
+    because no client can ask again for the results.
     """
 
     def __init__(

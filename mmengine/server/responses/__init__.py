@@ -1,1 +1,3 @@
-"""OpenAI's Responses API: parsing of bodies, stream events, and response objects."""
+"""OpenAI's Responses API: parsing of bodies, stream events, response objects, and routes for stored
+responses.
+"""

@@ -53,10 +53,11 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
         ),
     ]
     instructions: Annotated[
-        str | None, supported("a system message before all others; the next response does not inherit it")
+        str | None,
+        supported("a system message before all other messages; later responses do not inherit the message"),
     ] = None
     previous_response_id: Annotated[
-        _Named | None, supported("the input and output of that response stand before this input")
+        _Named | None, supported("the named response's input and output precede this input")
     ] = None
     tools: Annotated[list[Json] | None, FUNCTIONS] = None
     tool_choice: Annotated[
@@ -68,7 +69,8 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
         int | None, supported("includes reasoning; default: the rest of the context")
     ] = None
     max_tool_calls: Annotated[
-        int | None, supported("returned as sent; limits calls of built-in tools, and the server has none")
+        int | None,
+        supported("returned as sent; limits only built-in tools, and the server has no built-in tools"),
     ] = None
     text: Annotated[
         TextOptions | None,

@@ -1,7 +1,8 @@
-"""Converts the tools and the answer format of a Responses body to fields of a chat body. Also converts them
-to the fields that a response object repeats.
+"""Converts the tools and the answer format of a Responses body to the fields of a chat body, and to the
+fields that a response object repeats.
 
-The functions raise only errors that the conversion would hide. The chat reader finds all other errors.
+The functions raise only the errors that are no longer visible after the conversion. The chat reader finds all
+other errors.
 """
 
 from collections.abc import Sequence
@@ -35,13 +36,13 @@ def chat_tools(tools: Sequence[Json], unsupported: Unsupported) -> dict[int, Jso
         elif kind == "custom":
             found[n] = custom_tool(where, tool, unsupported)
         else:
-            text = f"{FIELD}={shown(kind)} is a tool of OpenAI's server; use function and custom"
+            text = f"{FIELD}={shown(kind)} is a tool of OpenAI's server; use tools of type function or custom"
             hosted = ApiError(ErrorCode.INVALID_VALUE, text, where / "type")
             if not isinstance(kind, str) or len(tools) == 1:
                 raise hosted
             unsupported.leave_out(hosted, kind)
     if tools and not found:
-        text = f"{FIELD} are all tools of OpenAI's server; use function and custom"
+        text = f"{FIELD} contains only tools of OpenAI's server; use tools of type function or custom"
         raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("tools"))
     return found
 

@@ -1,5 +1,5 @@
-"""Converts the content parts of input items to the parts of chat messages. Also converts them to the parts
-that a response object repeats, in which hashes replace media bytes.
+"""Converts the content parts of input items to the parts of chat messages, and to the parts that a response
+object repeats. In the repeated parts, hashes replace the bytes of media.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 class Parts:
     """Converts content parts.
 
-    `stored_media` returns a medium of an earlier response, given its SHA-256 in hex. `reads_stored_media`:
-    whether parts may refer to such media. `media`: maps the SHA-256 in hex to each medium that was sent as
-    data.
+    `stored_media` returns a medium of an earlier response, given the medium's SHA-256 in hex.
+    `reads_stored_media`: whether parts may refer to media of earlier responses. `media`: maps SHA-256 digests
+    in hex to the media that were sent as data.
     """
 
     def __init__(self, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
@@ -75,8 +75,8 @@ class Parts:
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
-        """Return the source of a medium for the model, as bytes or a URL, and the reference that the response
-        object contains instead.
+        """Return the bytes or the URL from which the model gets a medium, and the reference to the medium in
+        the response object.
         """
         if url.startswith(REFERENCE):
             data = self._stored_media(url.removeprefix(REFERENCE)) if self.reads_stored_media else None
@@ -113,7 +113,7 @@ class Parts:
         return "".join(texts), repeated
 
     def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
-        """Return the parts of a reasoning item. Raises ApiError unless all parts have the type `kind`."""
+        """Return the parts of a reasoning item. Raises ApiError if a part has a type other than `kind`."""
         if given is None:
             return []
         repeated = []
@@ -154,7 +154,7 @@ def _file_id(where: FieldPath, kind: str, part: Json) -> str:
     """Return the id of the uploaded image to which a part refers. Raises ApiError."""
     value = text_of(where, part, "file_id")
     if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
-        text = f"{FIELD}={shown(value)} must name an uploaded image, without image_url beside it"
+        text = f"{FIELD}={shown(value)} must name an uploaded image, and image_url must be absent"
         raise ApiError(ErrorCode.INVALID_VALUE, text, where / "file_id")
     return value
 

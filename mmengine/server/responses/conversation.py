@@ -38,8 +38,8 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 class Conversation:
     """The chat messages that were converted from input items, and each message's path in the body.
 
-    `items`: the input as the response object repeats it. `media`: maps the SHA-256 in hex to each medium that
-    was sent as data. The methods raise ApiError for an invalid item.
+    `items`: the input as the response object repeats it. `media`: maps SHA-256 digests in hex to the media
+    that were sent as data. The methods raise ApiError for an invalid item.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Conversation:
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
-        """Add an item. Return the prefix of its id, and the item that the response object repeats, without an
-        id. Returns None for a reference to an item of a previous response, and for a record of a hosted tool,
-        which a lenient server ignores.
+        """Add an item. Return the prefix for the item's id, and the item that the response object repeats,
+        still without an id. Returns None for a reference to an item of a previous response. Also returns None
+        for a record of a hosted tool, because a lenient server ignores the record.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
@@ -141,7 +141,7 @@ class Conversation:
 
     def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
         """Return the assistant message to which an item belongs. A new message is added if the last message
-        is not the assistant's, or if it already has a field in `closed_by`.
+        is not the assistant's, or if the last message already has a field in `closed_by`.
         """
         if not self._is_assistant or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})
@@ -151,7 +151,7 @@ class Conversation:
     def _call(self, where: FieldPath, item: Json) -> Json:
         name, call, arguments = (text_of(where, item, each) for each in ("name", "call_id", "arguments"))
         if len(arguments) > MAX_ARGUMENT_CHARS:
-            text = f"{FIELD} has more than {MAX_ARGUMENT_CHARS} characters: shorten them"
+            text = f"{FIELD} has more than {MAX_ARGUMENT_CHARS} characters: shorten the arguments"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "arguments")
         try:
             meant = _decode_object(arguments) if arguments else {}
@@ -194,7 +194,7 @@ class Conversation:
         texts = [part["text"] for part in content or summary]
         if not texts:
             if "encrypted_content" in item:
-                text = f"{FIELD} cannot be decrypted here; send content instead, or leave it out"
+                text = f"{FIELD} cannot be decrypted here; leave it out, or send content instead"
                 place = where / "encrypted_content"
                 self._unsupported.leave_out(ApiError(ErrorCode.UNSUPPORTED_FIELD, text, place))
             return repeated

@@ -1,4 +1,5 @@
-"""Custom tools in the Responses API. The input of a custom tool is a text instead of named arguments.
+"""Converts custom tools in the Responses API to functions, and the calls of these functions back to text
+inputs. The input of a custom tool is a text instead of named arguments.
 
 The model calls a custom tool as a function with a single argument. The response contains this argument's
 text. A regular expression or a Lark grammar restricts the text exactly.
@@ -62,7 +63,7 @@ def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
 
 
 def _trouble_of(lark: str) -> str:
-    """Return the reason why a Lark grammar cannot be enforced, or "" if it can be enforced."""
+    """Return the reason why a Lark grammar cannot be enforced, or "" if the grammar can be enforced."""
     try:
         json_string_grammar(lark)
     except UnsupportedLark as error:

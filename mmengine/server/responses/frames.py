@@ -1,8 +1,9 @@
 """Renders answers in OpenAI's Responses format, as stream events or as a whole body. The body is built by the
 same code as the events.
 
-Events are numbered from 0. They depend only on the tokens, the request id and the envelope, which is the call
-data in the log. Therefore a client can continue a stream after any event, even after a server restart.
+Events are numbered from 0. The events depend only on the tokens, the request id and the envelope, which is
+the call data in the log. Therefore a client can continue a stream after any event, even after a server
+restart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ class ResponsesFrames:
 
     def _numbered(self, begun: bytes) -> bytes:
         """Complete an event with its number, and return the event. Returns b"" if the client has already
-        received it.
+        received the event.
         """
         number = self._number
         self._number = number + 1
@@ -137,7 +138,7 @@ class ResponsesFrames:
         return "incomplete" if self._end_reason in _INCOMPLETE else "completed"
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the last event. It contains the whole response object."""
+        """Return the last event, which contains the whole response object."""
         return self._of_response(self._status.encode(), self._whole(usage))
 
     def _whole(self, usage: Usage) -> bytes:
@@ -163,7 +164,8 @@ class ResponsesFrames:
         If a request fails or is cancelled, its response ends with status failed, because OpenAI's clients
         have no event for a cancelled response. If only the server stops, the response does not end. In this
         case, the error event repeats the number of the previous event, so that a client can continue after
-        that event. Its field `error` is the same as in chat and makes OpenAI's clients raise an exception.
+        that event. The event's field `error` has the format of a chat error, and makes OpenAI's clients raise
+        an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))

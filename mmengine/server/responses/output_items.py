@@ -1,4 +1,4 @@
-"""A response's output items: an item's events while its text grows, and the complete item.
+"""Renders a response's output items: an item's events while the item's text grows, and the complete item.
 
 The methods return events without their ends. An event's end contains the event number.
 """
@@ -24,8 +24,8 @@ def event(kind: bytes, text_json: bytes) -> bytes:
 
 
 class OutputItem:
-    """An output item. `place`: its index in the output. `whole`: the complete item as JSON, or b"" before the
-    item ends.
+    """An output item. `place`: the item's index in the output. `whole`: the complete item as JSON, or b""
+    before the item ends.
     """
 
     kind: bytes  # The name of the item's content in event types.
@@ -43,7 +43,9 @@ class OutputItem:
         yield self._event(_ADDED, self._item("in_progress", b""))
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
-        """Append `text`, and return the event for it. `entries`: the logprobs of its tokens."""
+        """Append `text`, and return the event with the new text. `entries`: the logprobs of the text's
+        tokens.
+        """
         self._texts.append(text)
         return self._delta_head + _encode(text)
 

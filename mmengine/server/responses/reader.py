@@ -73,7 +73,7 @@ class ResponsesReader:
         """Parse a body, which may be large. Raises ApiError.
 
         `request_id` is used unless the body has a request_id. `before`: the input and output items of the
-        previous responses. `stored_media` returns a medium of these items, given its SHA-256 in hex.
+        previous responses. `stored_media` returns a medium of these items, given the medium's SHA-256 in hex.
         """
         return read_without_payloads(
             data, partial(self._read, request_id=request_id, before=before, stored_media=stored_media)
@@ -97,7 +97,7 @@ class ResponsesReader:
         conversation.add_previous(before)
         conversation.add_input(body.input)
         if not conversation.messages:
-            text = f"{FIELD} has neither a message nor a call; add a message of the user"
+            text = f"{FIELD} contains no message and no call; add a user message"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input"))
         tools = chat_tools(body.tools or (), unsupported)
         names = FieldNames(tuple(map(Place, conversation.places)), RENAMES, tools=tuple(tools))
@@ -121,7 +121,7 @@ class ResponsesReader:
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json], unsupported: Unsupported) -> None:
-        """Raise ApiError for values and combinations of fields that this server does not support."""
+        """Raise ApiError for field values and field combinations that this server does not support."""
         if body.background and body.store is False:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
@@ -177,9 +177,7 @@ def _make_echo(
     tool_numbers: Iterable[int],
     is_stored: bool,
 ) -> ResponseEcho:
-    """Return the parameters that the response object repeats. `tool_numbers`: the indices of the tools that
-    it repeats.
-    """
+    """Return the parameters that the response object repeats. `tool_numbers`: the repeated tools' indices."""
     effort = body.reasoning.effort if body.reasoning is not None else None
     return ResponseEcho(
         instructions=body.instructions,
@@ -229,7 +227,7 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Convert the path of an uploaded image in the chat body (`where`) to its file_id's path in the client's
+    """Convert an uploaded image's path in the chat body (`where`) to the file_id's path in the client's
     body.
     """
     path = names.path(where)

@@ -1,4 +1,6 @@
-"""Renders the Responses API's response object for bodies, events and later lookups."""
+"""Renders the Responses API's response object, for response bodies, events and stored responses. Also renders
+the usage.
+"""
 
 import msgspec
 
@@ -60,7 +62,8 @@ class ResponseObject:
         more: bytes = b"",
     ) -> bytes:
         """Return the response object as JSON. `status`: queued, in_progress, cancelled, completed, incomplete
-        or failed. All other arguments are JSON. `more`: further properties, each preceded by a comma.
+        or failed. All arguments except `status` are JSON. `more`: further properties, each preceded by a
+        comma.
         """
         return b'%b,"status":"%b","error":%b,"incomplete_details":%b,"output":%b,"usage":%b%b}' % (
             self._head,
@@ -73,7 +76,7 @@ class ResponseObject:
         )
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the response object for a failed request."""
+        """Return a failed request's response object."""
         return self.of("failed", error=_encode({"code": _code(error), "message": error.body.message}))
 
 

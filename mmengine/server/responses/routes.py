@@ -1,5 +1,5 @@
-"""Handlers for existing responses: get, stream again, cancel, delete, and list input items. Also collects the
-items of the earlier responses that a new response continues.
+"""Handlers for existing responses: get, repeat the event stream, cancel, delete, and list input items. Also
+collects the items of the earlier responses that a new response continues.
 """
 
 import re
@@ -31,7 +31,7 @@ from mmengine.server.responses.content_parts import REFERENCE
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 
-# Maximum number of previous responses in a chain. Each response in a chain continues the response before it.
+# Maximum number of previous responses in a chain. Each response in a chain continues the previous response.
 MAX_CHAIN = 1000
 MAX_BEFORE_BYTES = 256 * 2**20  # Maximum bytes of all items and media in a chain.
 # Maximum number of commas, opening brackets and opening braces outside strings, in all inputs of a chain.
@@ -58,8 +58,8 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """The items of all previous responses, oldest first, and their media. The key of a medium is its SHA-256
-    in hex.
+    """The items of all previous responses, oldest first, and the items' media. Media are keyed by their
+    SHA-256 in hex.
     """
 
     items: list[Json]
@@ -129,7 +129,7 @@ class ResponseRoutes:
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
         """Return the items and media of the chain of responses that ends with `response_id`.
 
-        `add(count)` is called for each part with its size in bytes. It may raise ApiError. Raises ApiError if
+        `add(count)` is called with the size in bytes of each part, and may raise ApiError. Raises ApiError if
         a response in the chain does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
@@ -224,8 +224,8 @@ _decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec
 
 
 def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
-    """Return the input and output items of a response. `given`: the input items. `body`: the response object.
-    Both are JSON.
+    """Return the input and output items of a response. `given`: the input items as JSON. `body`: the response
+    object as JSON.
     """
     return [*_decode_items(given), *_decode_output(body).output]
 

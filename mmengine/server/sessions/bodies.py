@@ -1,4 +1,6 @@
-"""The structs that declare the request and response bodies of /v1/sessions."""
+"""The structs that declare the request and response bodies of /v1/sessions. Also converts the bodies of
+appends and questions to chat bodies.
+"""
 
 from typing import Annotated
 
@@ -78,7 +80,12 @@ REFUSED_IN_SESSIONS = Fields(
         Field("cache_salt", "refused", _OPENED, ("",)),
         Field("continue_final_message", "refused", _WRITES, (False,)),
         Field("add_generation_prompt", "refused", _WRITES, (True,)),
-        Field("request_id", "refused", "a session names its requests; give X-Request-Id", ("",)),
+        Field(
+            "request_id",
+            "refused",
+            "a session chooses the ids of its requests; send the header X-Request-Id instead",
+            ("",),
+        ),
     )
 )
 

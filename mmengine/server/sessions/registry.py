@@ -24,7 +24,9 @@ FORGET_EVERY_S = 5.0  # Seconds between two checks for sessions that the engine 
 
 
 class SessionRegistry:
-    """An engine's sessions. `opened`: media options that all sessions get in addition to their own."""
+    """An engine's sessions. `opened`: media options that every session gets in addition to the options in the
+    call that opens the session.
+    """
 
     def __init__(
         self,
@@ -61,8 +63,8 @@ class SessionRegistry:
             self._open.pop(session.session_id, None)
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
-        """Return the owner's session `name`, and the name of its adapter. Raises ApiError if the session does
-        not exist or has another owner.
+        """Return the owner's session `name`, and its adapter's name. Raises ApiError if the session does not
+        exist or has another owner.
         """
         session_id = log_request_id(owner, name)
         try:
@@ -82,7 +84,7 @@ class SessionRegistry:
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     async def keep_tenants(self) -> None:
-        """Let owners keep the tenants of the sessions that the previous process opened."""
+        """Let each owner keep the tenant from the previous process."""
         with suppress(MMEngineError):  # The engine has ended.
             found = await self.engine.sessions()
             self._admission.keep_tenants((facts.session_id, facts.settings.tenant) for facts in found)
@@ -103,13 +105,15 @@ class SessionRegistry:
         most = max(1, int(self._config.max_sessions * self._settings.key_share))
         async with self._turns.setdefault(owner, asyncio.Lock()):
             if len(await self.of(owner)) >= most:
-                text = f"this API key has {most} open sessions, its share (key_share); close one"
+                text = (
+                    f"this API key has {most} open sessions, which is its share (key_share); close a session"
+                )
                 raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
         """Check that there is memory for the frame `image`, in case the frame must wait for further frames.
-        Raises QueueFull, and ApiError if the owner would exceed its share.
+        Raises QueueFull if the memory is full, and ApiError if the owner would exceed its share.
         """
         if not session.next_frame_waits:
             return
@@ -119,11 +123,11 @@ class SessionRegistry:
         if (total := sum(held.values())) + count > most:
             raise QueueFull(
                 f"waiting frames hold {total} of {most} bytes (session_media_bytes); send the frames that "
-                "complete them, or close their sessions"
+                "they wait for, or close their sessions"
             )
         mine, share = sum(held[name] for name in held if name.startswith(own)), self._settings.key_share
         if self._admission.has_several_keys and mine and mine + count > most * share:
-            text = f"this API key's waiting frames hold {mine} bytes, its share (key_share)"
+            text = f"this API key's waiting frames hold {mine} bytes; another exceeds its share (key_share)"
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:

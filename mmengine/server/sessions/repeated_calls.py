@@ -20,7 +20,8 @@ from mmengine.structured_output.request.spec import reasoning_of
 
 def is_repeated(facts: SessionFacts, index: int | None) -> bool:
     """Whether a call with this index repeats the session's last request. A call without an index (None) never
-    does. Raises ApiError unless the index is that of the last request or of the next request.
+    repeats a request. Raises ApiError if the index belongs neither to the last request nor to the next
+    request.
     """
     if index is None or index == facts.num_requests:
         return False
@@ -38,7 +39,9 @@ async def repeat_answer(
     if not facts.answer:
         raise _refused("the request at this index only appended content, so it has no answer to repeat")
     if parsed_request.logprobs:
-        raise _refused("a session does not store the logprobs of its answers; repeat the call without them")
+        raise _refused(
+            "a session does not store the logprobs of its answers; repeat the call without logprobs"
+        )
     form = parsed_request.answer_format.response_format
     if form is not None and form.get("field_confidence"):
         raise _refused("a session does not store confidences; repeat the call without field_confidence")

@@ -1,9 +1,9 @@
 """Handlers for /v1/sessions. A session is a conversation to which each call appends.
 
-Frames and texts are prefilled when they arrive, and questions are answered as in chat. The calls of a session
-run in arrival order. If too many calls wait, a further call gets status 409. A session belongs to the API key
-that opened it; calls with another key get status 404. The log contains the whole session, so the session
-survives a restart.
+Frames and texts are prefilled when they arrive, and questions are answered as in chat. A session's calls run
+in arrival order. If too many calls wait, the next call gets status 409. A session belongs to the API key that
+opened it; calls with another key get status 404. The log contains the whole session, so the session survives
+a restart.
 """
 
 import asyncio
@@ -217,7 +217,9 @@ class SessionRoutes:
         return parsed_request
 
     async def _fill(self, parsed_request: ParsedRequest, reservation: BodyReservation) -> None:
-        """Read the uploaded files to which the message refers. Their bytes count against `reservation`."""
+        """Read the uploaded files to which the message refers. The files' bytes count against
+        `reservation`.
+        """
         await self._answers.readers.uploads.fill(
             parsed_request, partial(self._admission.bodies.add, reservation)
         )
@@ -233,8 +235,8 @@ class SessionRoutes:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
 
     async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
-        """Return the session in the request's path, its public id, and the name of its adapter. Raises
-        ApiError if the owner has no such session.
+        """Return the session in the request's path, its public id, and its adapter's name. Raises ApiError if
+        the owner has no such session.
         """
         name = request.path_params["session_id"]
         session, adapter = await self._sessions.found(request.scope[OWNER], name)
@@ -275,7 +277,7 @@ def _json(answer: msgspec.Struct) -> Response:
 
 
 def _aside(ending: AsyncExitStack) -> None:
-    """Release the session and the memory of the call in a task. Called when the call's stream has ended."""
+    """Release the session and the call's memory in a task. Called when the call's stream has ended."""
     task = asyncio.get_running_loop().create_task(ending.aclose())
     _ending.add(task)
     task.add_done_callback(_ending.discard)

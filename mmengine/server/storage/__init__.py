@@ -1,3 +1,3 @@
-"""The data that the server stores next to the log: finished answers with their media, uploaded files, and
-batches. The data is in an SQLite database and in files.
+"""The data that the server stores next to the log: answers with their media, uploaded files, and batches. The
+data is in an SQLite database and in files.
 """

@@ -38,7 +38,8 @@ class AnswerRow(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """The stored answers of all owners. An owner is an API key, named by the beginning of its hash.
+    """The stored answers of all owners. An owner is an API key, named by the first characters in the key's
+    hash.
 
     `ttl_s`: seconds after an answer's end until the answer expires, measured with `clock` (Unix time).
     `max_bytes`: maximum size of all answers together. If the answers exceed this size, the oldest finished
@@ -87,12 +88,12 @@ class AnswerStore:
     async def put_all(self, made: Callable[[], Sequence[AnswerRow]]) -> None:
         """Store several answers in a single commit. Answers whose ids belong to another owner are skipped.
 
-        `made` returns the answers. It runs on the writing thread.
+        `made` returns the answers, and runs on the writing thread.
         """
         self.num_bytes = await self._database.write(lambda connection: self._save_all(connection, made()))
 
     async def get(self, response_id: str, owner: str) -> AnswerRow | None:
-        """Return the answer, or None if it does not exist or has another owner."""
+        """Return the answer, or None if the answer does not exist or has another owner."""
         return await self._find("id=?", response_id, owner)
 
     async def of_key(self, key: str, owner: str) -> AnswerRow | None:
@@ -115,7 +116,7 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def media(self, sha: str) -> bytes | None:
-        """Return a medium's bytes, or None if no answer refers to it."""
+        """Return a medium's bytes, or None if no answer refers to the medium."""
 
         def job(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
@@ -124,8 +125,8 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Delete an answer, and return whether it existed. The text is erased from the disk. Media that no
-        other answer refers to are erased too.
+        """Delete an answer, and return whether the answer existed. The answer's text is erased from the disk.
+        Media are erased too if no other answer refers to them.
         """
 
         def job(connection: sqlite3.Connection) -> tuple[bool, int]:
@@ -144,7 +145,7 @@ class AnswerStore:
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
-        """Delete the unfinished answers among `names`, for all owners."""
+        """Delete the unfinished answers whose ids are in `names`, whoever owns them."""
 
         def job(connection: sqlite3.Connection) -> int:
             rows = [(name,) for name in names]
@@ -192,8 +193,8 @@ class AnswerStore:
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
-        """Delete the oldest finished answers until the remaining answers fit. The given `answers` are never
-        deleted. Return the remaining bytes. Raises QueueFull.
+        """Delete the oldest finished answers until the remaining answers fit into the store. The given
+        `answers` are never deleted. Return the remaining bytes. Raises QueueFull.
         """
         total = _num_bytes(connection)
         names = {kept.response_id for kept in answers}
@@ -203,8 +204,8 @@ class AnswerStore:
             )
             row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                # A finished answer belongs to an accepted request. Therefore it is stored even if the store
-                # exceeds its limit.
+                # A finished answer belongs to an accepted request. Therefore the answer is stored even if the
+                # store exceeds its limit.
                 if answers[0].answer is not None:
                     return total
                 raise QueueFull(
@@ -231,7 +232,7 @@ def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
 def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: float) -> int:
     """Insert rows in a single statement. If an id already exists, insert or update each row separately.
 
-    Return the number of written `answers`. Answers whose ids belong to another owner are not written.
+    Return how many `answers` were written. Answers whose ids belong to another owner are not written.
     """
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     values: list[object] = []
@@ -257,7 +258,9 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add new rows' bytes to the total. A trigger for each row would take as long as inserting the row."""
+    """Add new rows' bytes to the total. A trigger that counts each row would take as long as inserting the
+    row.
+    """
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

@@ -1,5 +1,5 @@
 """Stores batches as rows in the database. A row contains a batch's options, status and counts. A batch's
-owner is an API key, named by the beginning of its hash.
+owner is an API key, named by the first characters in the key's hash.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from mmengine.server.storage.database import Database
 from mmengine.server.storage.files import Files, StoredFile, insert
 from mmengine.server.storage.list_positions import ListPositions
 
-# Maximum number of batches of all owners together. When it is exceeded, the oldest ended batches are deleted.
+# Maximum number of batches of all owners together. When there are more batches, the oldest ended batches are
+# deleted.
 MAX_BATCHES = 10_000
 MAX_LIVE_BATCHES = 200
 LIVE = ("validating", "in_progress", "finalizing", "cancelling")
@@ -42,7 +43,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A batch and its status.
 
     `at`: maps OpenAI's names (in_progress_at, …) to Unix times in seconds. `output_file_id` and
-    `error_file_id` are "" until the batch has ended and has written such a file.
+    `error_file_id` are "" until the batch has ended and has written the file.
     """
 
     batch_id: str
@@ -105,7 +106,7 @@ class Batches:
         return f"batch_{secrets.token_hex(12)}"
 
     def get(self, batch_id: str, owner: str | None = None) -> Batch | None:
-        """Return the batch, or None if it does not exist or has another owner."""
+        """Return the batch, or None if the batch does not exist or has another owner."""
         batch = self._batches.get(batch_id)
         return batch if batch is not None and owner in (None, batch.owner) else None
 
@@ -129,11 +130,11 @@ class Batches:
         return list(self._live.values())
 
     def spared(self) -> set[str]:
-        """Return the ids of the files that live batches write."""
+        """Return the file ids that live batches write."""
         return {batch.file_id(kind) for batch in self.live() for kind in ("output", "errors")}
 
     def inputs(self) -> set[str]:
-        """Return the ids of the files that live batches read."""
+        """Return the file ids that live batches read."""
         return {batch.input_file_id for batch in self.live()}
 
     async def create(self, batch: Batch) -> None:
@@ -158,8 +159,8 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """Write the new state of a batch to the database. In memory, the batch keeps its current counts.
-        Raises KeepFailed.
+        """Write a batch's new state to the database. In memory, the batch keeps its current counts. Raises
+        KeepFailed.
         """
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts
@@ -172,7 +173,7 @@ class Batches:
         self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
-        """Write a batch's final state and the rows of its files in a single transaction. May be called again.
+        """Write a batch's final state and its files' rows in a single transaction. May be called again.
         Raises KeepFailed.
         """
         made = list(written)

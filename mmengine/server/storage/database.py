@@ -75,7 +75,7 @@ class Database:
             self._lock = lock(folder)
         except LogError:
             raise ConfigError(
-                f"another process stores answers in {folder}; stop it, or use another --log"
+                f"another process stores answers in {folder}; stop that process, or use another --log"
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -106,10 +106,11 @@ class Database:
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _FULL:
                 raise ConfigError(
-                    f"{self._path} cannot be written ({error}); make room on its disk"
+                    f"{self._path} cannot be written ({error}); make room on the disk"
                 ) from None
             raise ConfigError(
-                f"{self._path} is damaged ({in_one_line(error)}); move it away to start with an empty store"
+                f"{self._path} is damaged ({in_one_line(error)}); move the file away to start with an empty "
+                "store"
             ) from None
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be opened ({error.strerror})") from None
@@ -130,10 +131,11 @@ class Database:
             raise ConfigError(f"{self._path} cannot be read or written ({in_one_line(error)})") from None
 
     async def write(self, job: Job[_R], *, scrub: bool = False) -> _R:
-        """Run `job` on the writing thread. Return its result when its changes are durable on disk.
+        """Run `job` on the writing thread. Return the job's result when the job's changes are durable on
+        disk.
 
         `scrub`: also erase deleted bytes from the database's files. Raises KeepFailed, and any MMEngineError
-        that `job` raises. After either error, `job`'s changes are rolled back.
+        that `job` raises. After an error, `job`'s changes are rolled back.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Stores the files of uploads and batches. The bytes are in a folder, and the metadata is in the database.
+"""Stores uploaded files and batches' files. The bytes are in a folder, and the metadata is in the database.
 
 A file is complete on disk before its row is inserted. When a file is deleted, the row is deleted before the
 bytes. After a crash, the next start deletes files without rows and rows without files.
@@ -52,10 +52,10 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """The files of all owners. An owner is an API key, named by the beginning of its hash.
+    """The files of all owners. An owner is an API key, named by the first characters in the key's hash.
 
-    `spared`: ids of the files that live batches are writing. These files have no rows yet but must not be
-    deleted. Raises ConfigError if the folder cannot be used.
+    `spared`: ids of the files that live batches are writing. These files have no rows yet, but the next start
+    must not delete them. Raises ConfigError if the folder cannot be used.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Files:
         self._owners.setdefault(file.owner, {})[file.file_id] = file
 
     def get(self, file_id: str, owner: str) -> StoredFile | None:
-        """Return the file, or None if it does not exist, has another owner, or has expired."""
+        """Return the file, or None if the file does not exist, has another owner, or has expired."""
         file = self._files.get(file_id)
         if file is None or file.owner != owner or (file.expires_at and file.expires_at <= self.clock()):
             return None
@@ -122,7 +122,9 @@ class Files:
     def incoming(self, owner: str) -> "IncomingFile":
         """Return a new file to write to. Raises QueueFull if MAX_FILES files exist."""
         if len(self._files) >= MAX_FILES:
-            raise QueueFull(f"the server stores {MAX_FILES} files, its limit; delete some first")
+            raise QueueFull(
+                f"the server stores {MAX_FILES} files, which is the limit; delete some files first"
+            )
         return IncomingFile(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
@@ -134,18 +136,19 @@ class Files:
             if num_bytes > 0 and self._taken[owner] + num_bytes > self.limits.max_owner_bytes:
                 raise QueueFull(
                     f"the files of this API key would exceed {self.limits.max_owner_bytes} bytes "
-                    "(files_bytes, key_share); delete some first"
+                    "(files_bytes, key_share); delete some files first"
                 )
             if num_bytes > 0 and total > self.limits.max_bytes:
                 raise QueueFull(
-                    f"all files would exceed {self.limits.max_bytes} bytes (files_bytes); delete some first"
+                    f"all files would exceed {self.limits.max_bytes} bytes (files_bytes); delete some files "
+                    "first"
                 )
             self._taken[owner] += num_bytes
 
     async def add(
         self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
     ) -> StoredFile:
-        """Insert a complete file's row, and return the metadata. Raises KeepFailed."""
+        """Insert a complete file's row, and return the file's metadata. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -156,7 +159,7 @@ class Files:
         return file
 
     async def delete(self, file_id: str, owner: str) -> bool:
-        """Delete a file and its bytes, and return whether it existed."""
+        """Delete a file's metadata and bytes, and return whether the file existed."""
         file = self._files.get(file_id)
         if file is None or file.owner != owner:
             return False
@@ -206,7 +209,7 @@ class IncomingFile:
         limit = self._files.limits.max_file_bytes
         if self.num_bytes + len(data) > limit:
             raise FileTooLarge(
-                f"the file exceeds {limit} bytes (max_file_bytes); split it into smaller files"
+                f"the file exceeds {limit} bytes (max_file_bytes); split the file into smaller files"
             )
         self._files.reserve(self.owner, len(data))
         self._reserved += len(data)

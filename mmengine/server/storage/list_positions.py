@@ -1,5 +1,5 @@
-"""Gives each entry of a list a position in creation order. A recently deleted entry keeps its position, so
-that a client can continue to page through a list after that entry.
+"""Gives each list entry a position in creation order. A recently deleted entry keeps its position, so that a
+client can continue to page through a list after that entry.
 """
 
 from collections import deque

@@ -1,5 +1,5 @@
-"""Parses the multipart/form-data body of an upload. The file's bytes are written to disk as they arrive. The
-other fields are small and stay in memory.
+"""Parses an upload's multipart/form-data body. The file's bytes are written to disk as they arrive. The other
+fields are small and stay in memory.
 """
 
 import logging
@@ -23,7 +23,7 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 class Upload:
     """A parser for an upload's body.
 
-    `content_type`: the call's Content-Type header. The owner passes the chunks of the body to `feed`, which
+    `content_type`: the call's Content-Type header. The owner passes the body's chunks to `feed`, which
     blocks, and then calls `check`. Afterwards, `fields` and `filename` are set, and `incoming` contains all
     bytes. Raises InvalidRequest.
     """
@@ -66,7 +66,7 @@ class Upload:
             raise InvalidRequest(f"the body is not valid multipart/form-data ({error})") from None
 
     def check(self) -> None:
-        """Raise InvalidRequest unless the body is complete and contains a file."""
+        """Raise InvalidRequest if the body is incomplete or contains no file."""
         if not self._is_over:
             raise InvalidRequest("the body ends before its last boundary; send the whole body")
         if self.filename is None:
@@ -106,7 +106,7 @@ class Upload:
         if self._name not in _TAKEN:
             raise InvalidRequest(f"unknown field {self._name[:64]}; the fields are {', '.join(_TAKEN)}")
         if self._name in self.fields or (self._name == "file" and self.filename is not None):
-            raise InvalidRequest(f"{self._name} appears twice; send it once")
+            raise InvalidRequest(f"the field {self._name} appears twice; send the field once")
         self._in_file = self._name == "file"
         if self._in_file:
             self.filename = _filename(options.get(b"filename", b""))

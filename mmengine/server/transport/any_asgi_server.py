@@ -88,7 +88,7 @@ class _Line:
 
     async def receive(self) -> Message:
         """Return the next message from the server. After the body's last message, a task continues to
-        receive, so that it notices when the client disconnects.
+        receive, so that the task notices when the client disconnects.
         """
         message = await self._receive()
         if message["type"] == "http.disconnect":

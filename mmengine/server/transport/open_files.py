@@ -1,5 +1,5 @@
-"""Raises the limit on open files and sockets of this process, and derives the maximum number of
-connections.
+"""Raises the process's limit on open files and sockets, and derives the maximum number of connections from
+the limit.
 """
 
 import resource
@@ -19,8 +19,8 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return the maximum number of connections. It is half the limit on open files, because responses and the
-    engine also open files.
+    """Return the maximum number of connections. The maximum is half the limit on open files, because
+    responses and the engine also open files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft // 2)

@@ -37,8 +37,7 @@ class Connection(HttpToolsProtocol):
     is_full = False
     # Bytes since the end of the last request's body, or since the start of the connection.
     _num_head_bytes = 0
-    # Bytes of the part of the current head that has been parsed: the target and the header fields. Trailers
-    # count too.
+    # Parsed bytes of the current head: the target and the header fields. Trailers count too.
     _num_field_bytes = 0
     _is_head_complete = False
     _head_timer: asyncio.TimerHandle | None = None
@@ -125,7 +124,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the head must be parsed again, because it asks to switch to another protocol.
+        """Whether the head must be parsed again, because the client asks to switch to another protocol.
 
         A server may ignore the header `Upgrade` (RFC 9110, 7.8), but the parser ends such a request after its
         head. Therefore the head is parsed again without `Upgrade`.
@@ -148,8 +147,9 @@ class Connection(HttpToolsProtocol):
         self._num_field_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field of the head. Trailers count too, but are dropped, because they could replace fields
-        that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError if the trailers are too large.
+        """Add a field of the head. Trailers count towards the limit but are dropped, because a trailer could
+        replace a field that a proxy has checked (RFC 9110, 6.5.1). Raises ApiError if the trailers are too
+        large.
         """
         self._num_field_bytes += len(name) + len(value) + _FIELD_BYTES
         if not self._is_head_complete:

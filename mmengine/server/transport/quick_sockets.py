@@ -1,4 +1,5 @@
-"""Accepts connections, and reads their first bytes, without releasing Python's interpreter lock.
+"""Accepts connections and reads the first bytes of each connection, without releasing Python's interpreter
+lock.
 
 Python's socket methods release the lock during each system call. A thread then waits up to a switch interval
 to get the lock back. While the server's threads are busy, two such calls for each of hundreds of connections

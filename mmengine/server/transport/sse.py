@@ -47,7 +47,7 @@ class FrameSource(Protocol):
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames of a stream that ends with this error."""
+        """Return the last frames for a stream that ends with this error."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -65,8 +65,8 @@ class FrameSource(Protocol):
 
 @contextmanager
 def unless_gone(scope: Scope) -> Iterator[None]:
-    """Cancel the `with` block and raise ClientLeft if the client disconnects. The request's body must have
-    been read before.
+    """Cancel the `with` block and raise ClientLeft if the client disconnects. The request's body must already
+    have been read.
     """
     line: Line = scope["extensions"][LINE]["line"]
     if line.is_gone:
@@ -93,14 +93,14 @@ def unless_gone(scope: Scope) -> Iterator[None]:
 class EventStream:
     """An ASGI application that sends an answer as a stream of events.
 
-    The listener of the source writes all new frames in a single call. The task of the stream wakes up only
-    when the stream ends. A client that reads slowly is disconnected if the line is full for `slow_reader_s`
-    seconds, or if more than `max_backlog` outputs are waiting.
+    The source's listener writes all new frames in a single call. The stream's task wakes up only when the
+    stream ends. A client that reads slowly is disconnected if the line is full for `slow_reader_s` seconds,
+    or if more than `max_backlog` outputs are waiting.
 
-    `sent` is called with the number of written events. `to_api_error` converts an exception to the error that
-    the client receives. `ended` is called with the way in which the stream ended. If the server cancels the
+    `sent` gets the number of written events. `to_api_error` converts an exception to the error that the
+    client receives. `ended` is called with the way in which the stream ended. If the server cancels the
     stream's task, `interrupted` returns the way in which the stream ends and the error for the client, or
-    None. If the way is "shutdown", the request continues.
+    None. If the stream ends by "shutdown", the request continues.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class EventStream:
             ended,
             interrupted,
         )
-        self._last = b""  # The last frames. They are sent together with the end of the body.
+        self._last = b""  # The last frames, which are sent together with the end of the body.
         self._how = ""  # The way in which the stream ended.
         self._written_at = 0.0
 
@@ -139,7 +139,7 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            # The server omits the body of a response to HEAD. It would not omit bytes that are written to the
+            # The server omits the body of a response to HEAD, but does not omit bytes that are written to the
             # line.
             if scope["method"] == "HEAD":
                 self._end("whole")
