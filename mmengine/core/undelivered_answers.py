@@ -86,10 +86,8 @@ class _Scores:
     vector: np.ndarray | None = None  # float32 [d], only for a pooled request
 
     def __len__(self) -> int:
-        """Return the approximate number of logprobs. All tokens are assumed to have as many logprobs as the
-        first token.
-        """
-        return len(self.logprobs or ()) * len((self.logprobs or ((),))[0]) + (
+        """Return the number of logprobs."""
+        return sum(map(len, self.logprobs or ())) + (
             (0 if self.of_prompt is None else self.of_prompt.logprobs.size)
             + (0 if self.vector is None else self.vector.size)
         )

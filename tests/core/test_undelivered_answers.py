@@ -245,6 +245,12 @@ def long_run(folder, num_requests=8, **options):
     return core
 
 
+def test_the_limit_counts_tokens_with_more_logprobs_than_the_first():
+    """With confidences, a token that its grammar forced has fewer pairs than other tokens."""
+    forced, free = ((-1, 0.0), (-2, 0.0)), tuple((-number, -1.0) for number in range(1, 11))
+    assert len(module._Scores([forced, free, free])) == 22
+
+
 def test_logprobs_that_are_too_long_for_a_snapshot_are_read_from_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_SCORES", 30)
     folder = tmp_path / "log"
