@@ -1,5 +1,6 @@
 """Confidences of fields equal a softmax over the tokens that the mask allowed, whatever computes them."""
 
+import asyncio
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from mmengine.core.resume import Resume
 from mmengine.errors import InvalidRequest
 from mmengine.replay.verify import verify
 from mmengine.runtime.sampling.sampler import Sampler
+from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
@@ -158,7 +160,12 @@ def test_confidences_equal_a_softmax_over_the_whole_masked_vocabulary(random_wei
 
 
 @pytest.mark.parametrize(
-    "settings", [{"spec": "none"}, FEW_BLOCKS, {**FEW_BLOCKS, "num_draft_tokens": 6, "draft_policy": "all"}]
+    "settings",
+    [
+        {"spec": "none", "max_in_flight": 2},
+        FEW_BLOCKS,
+        {**FEW_BLOCKS, "num_draft_tokens": 6, "draft_policy": "all"},
+    ],
 )
 def test_batches_preemption_and_drafts_change_nothing(random_weights, plain, settings, tmp_path):
     config = EngineConfig(**settings)
@@ -255,3 +262,36 @@ def test_formats_without_fields_are_refused():
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         with pytest.raises(InvalidRequest, match="cannot go with tools|have no tools|does not"):
             engine.chat([{"role": "user", "content": ASKS}], tools=[tool], response_format=FORM)
+
+
+@pytest.mark.parametrize("settings", [{"spec": "none"}, {"draft_policy": "all"}])
+def test_fields_are_those_after_the_reasoning(random_weights, settings):
+    """The reasoning may itself hold JSON, whose fields do not count."""
+    form = {**FORM, "reasoning": True}
+    config = EngineConfig(reasoning_end="</think>", **settings)
+    with Engine(random_weights, dtype="float32", config=config) as engine:
+        marker = engine.processor.tokenizer.encode("</think>", allow_special=True)
+        asked = {"max_tokens": 150, "temperature": 1.0, "logit_bias": dict.fromkeys(marker, 4.0), "n": 4}
+        completion = engine.generate(ASKS, response_format=form, seed=3, **asked)[0]
+        stream = engine.stream_chat(
+            [{"role": "user", "content": ASKS}], response_format=form, seed=3, **asked
+        )
+        ends = {each.choices[0].index: each.choices[0].delta.field_confidence for each in stream}
+
+    async def ask():
+        async with AsyncEngine(random_weights, dtype="float32", config=config) as engine:
+            return await engine.generate(ASKS, response_format=form, seed=3, **asked)
+
+    reasoned, same = 0, asyncio.run(ask()).choices
+    for choice, other in zip(completion.choices, same, strict=True):
+        assert choice.content == other.content
+        assert choice.field_confidence.keys() == other.field_confidence.keys()
+        fields = choice.field_confidence
+        if choice.content is None:
+            assert fields == {} == ends[choice.index]
+            continue
+        reasoned += len(choice.token_ids) > 60
+        if choice.finish_reason == "stop":
+            assert fields.keys() == dict(leaves(json.loads(choice.content))).keys()
+        assert fields.keys() == ends[choice.index].keys()
+    assert reasoned > 0

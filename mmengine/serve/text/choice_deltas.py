@@ -97,6 +97,7 @@ class ChoiceDeltas:
         self._held: list[int] = []  # tokens that may be the beginning of a marker
         self._last = 0
         self._scored = grammar if grammar is not None and grammar.field_confidence else None
+        self._after = reasoning.end if reasoning.is_open else ()  # `grammar.after` may not be known yet
         self._confidences: list[TokenConfidence] = []
         self._tokens: list[int] = []  # the tokens of `_confidences`
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
@@ -218,14 +219,15 @@ class ChoiceDeltas:
         """
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
+        given = self._scored, self._tokens, self._confidences, self._after
+        fields = answer_confidence(self._tokenizer, *given)
         if self._reasons:
-            return self._delta("", text if self._show_reasoning else "")
+            return self._delta("", text if self._show_reasoning else "")._replace(field_confidence=fields)
         if self._parser is not None:
             # Only an incomplete character can be left, and no call begins or ends in it.
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
-        fields = answer_confidence(self._tokenizer, self._scored, self._tokens, self._confidences)
         return self._delta(text)._replace(argument_errors=argument_errors, field_confidence=fields)
 
     def end_reason(self, reason: str) -> str:

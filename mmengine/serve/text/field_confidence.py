@@ -19,16 +19,18 @@ def answer_confidence(
     grammar: GrammarRequest | None,
     token_ids: Sequence[int],
     confidences: Sequence[TokenConfidence] | None,
+    after: tuple[int, ...],
 ) -> dict[str, FieldConfidence] | None:
     """Return the confidence of each field by JSON pointer, or None if the request does not ask for
     confidences.
 
-    `token_ids` has all tokens of the answer, including reasoning. `confidences` has an entry for each token
+    `token_ids` has all tokens of the answer, including reasoning, which ends with the tokens `after`.
+    `confidences` has an entry for each token
     that this engine sampled, which are the last tokens.
     """
     if grammar is None or not grammar.field_confidence or confidences is None:
         return None
-    start = find_end(token_ids, grammar.after) if grammar.after else 0
+    start = find_end(token_ids, after) if after else 0
     if start is None:  # the reasoning did not end
         return {}
     unknown: list[TokenConfidence | None] = [None] * (len(token_ids) - len(confidences))

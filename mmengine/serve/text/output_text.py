@@ -53,7 +53,7 @@ def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops, grammar: Gram
     If the answer has reasoning, which ends with the tokens `choice.after`, stop strings apply only to the
     content after the reasoning.
     """
-    fields = answer_confidence(tokenizer, grammar, choice.token_ids, choice.confidences)
+    fields = answer_confidence(tokenizer, grammar, choice.token_ids, choice.confidences, choice.after)
     if fields is not None:
         choice = replace(choice, field_confidence=fields)
     text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
