@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mmengine.checkpoint.files import read_json
-from mmengine.checkpoint.gguf.model import GGUFModel, has_file, model_parts, projector_note
+from mmengine.checkpoint.gguf.model import GGUFModel, has_file, model_parts
 from mmengine.checkpoint.gguf.pair import gguf_file, is_gguf
 from mmengine.checkpoint.quantisation import STORED_BYTES, with_quantised
 from mmengine.checkpoint.tensors import TensorEntry, open_tensors, weight_files
@@ -43,7 +43,7 @@ def model_weight_files(model: Path) -> list[Path]:
 
 def model_note(model: Path) -> str:
     """Return a text on what a model's files leave out, or "". Raises ModelError."""
-    return "" if not is_gguf(model) else projector_note(model)
+    return GGUFModel(model).note if is_gguf(model) else ""
 
 
 def lacks_projector(model: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.models.config import NetworkConfig
 from mmengine.models.config_reader import check_served, read_decoder
 from mmengine.models.decoder.config import DecoderConfig
@@ -44,8 +44,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Return the model's sizes and constants from the files in `folder`. Raises ModelError, which names the
     file and the field.
     """
-    path = folder / "config.json"
-    root = Fields(read_json(path), path, "")
+    root = Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
     check_served(root, (ARCHITECTURE,), ("text_config", "vision_config"))
     text = _text_config(root)
     vision, image_size = _vision_config(root, text.hidden_size)

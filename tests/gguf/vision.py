@@ -67,26 +67,30 @@ def text_keys(config: dict, *, architecture: str = "qwen3vl") -> list:
     return first + [(f"{architecture}.{name}", *value) for name, value in keys.items()]
 
 
-def vocabulary_of(folder) -> list:
-    """Return the metadata for a folder's tokenizer, which must split texts like Qwen2's."""
+def vocabulary_of(folder, pre: str = "qwen2") -> list:
+    """Return the metadata for a folder's tokenizer, which must split texts as `pre` says."""
     data = json.loads((folder / "tokenizer.json").read_text())
     config = json.loads((folder / "config.json").read_text())
     size = config["text_config"]["vocab_size"]
+    marks = json.loads((folder / "tokenizer_config.json").read_text())
     tokens, types = [f"[PAD{place}]" for place in range(size)], [5] * size
     for token, place in data["model"]["vocab"].items():
         tokens[place], types[place] = token, 1
     for added in data["added_tokens"]:
         tokens[added["id"]], types[added["id"]] = added["content"], 3 if added["special"] else 4
     merges = [each if isinstance(each, str) else " ".join(each) for each in data["model"]["merges"]]
-    template = (folder / "chat_template.jinja").read_text()
+    if (folder / "chat_template.jinja").exists():
+        template = (folder / "chat_template.jinja").read_text()
+    else:
+        template = json.loads((folder / "chat_template.json").read_text())["chat_template"]
     return [
         ("tokenizer.ggml.model", STRING, "gpt2"),
-        ("tokenizer.ggml.pre", STRING, "qwen2"),
+        ("tokenizer.ggml.pre", STRING, pre),
         ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
         ("tokenizer.ggml.token_type", ARRAY, (INT32, types)),
         ("tokenizer.ggml.merges", ARRAY, (STRING, merges)),
-        ("tokenizer.ggml.eos_token_id", UINT32, tokens.index("<|im_end|>")),
-        ("tokenizer.ggml.padding_token_id", UINT32, tokens.index("<|endoftext|>")),
+        ("tokenizer.ggml.eos_token_id", UINT32, tokens.index(marks["eos_token"])),
+        ("tokenizer.ggml.padding_token_id", UINT32, tokens.index(marks["pad_token"])),
         ("tokenizer.ggml.add_bos_token", BOOL, False),
         ("tokenizer.chat_template", STRING, template),
     ]

@@ -80,8 +80,8 @@ def test_missing_text_sizes_are_transformers_defaults(tmp_path):
 
 def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch):
     asked = set()
-    read = config.read_json
-    monkeypatch.setattr(config, "read_json", lambda *of: Noted(read(*of), asked))
+    read = config.read_model_json
+    monkeypatch.setattr(config, "read_model_json", lambda *of: Noted(read(*of), asked))
     read_config(written(tmp_path))
     assert not ignored("smolvlm", asked)
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.gguf.container import Container, StoredArray
-from mmengine.checkpoint.gguf.projector import ARCHITECTURE as PROJECTOR
-from mmengine.checkpoint.gguf.projector import Projector
+from mmengine.checkpoint.gguf.container import Container
 from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
-from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_id, token_ids
+from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
 OUTPUT = "output.weight"
 MAX_HEADS = 1024  # Maximum number of query heads, and of key-value heads.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-QWEN3_VL, SECTIONS, DEEPSTACK = "qwen3vl_merger", "rope.dimension_sections", "n_deepstack_layers"
+PROJECTOR = "clip"  # The architecture of a projector's file.
+IDEFICS3, QWEN3_VL = "idefics3", "qwen3vl_merger"  # Projector types.
+SECTIONS, DEEPSTACK = "rope.dimension_sections", "n_deepstack_layers"
 _INTEGERS = {  # Required key -> its field in config.json, and its maximum.
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
@@ -36,22 +36,25 @@ class Architecture:
     """A supported architecture.
 
     `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
-    (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images. `keys`:
-    further metadata keys.
+    (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
+    `is_vision`: whether every such model takes images. `keys`: further metadata keys.
     """
 
     name: str  # The name of the class in transformers. Without images, a vision model is a text model.
     model_type: str
     pairs_rows: bool = False
     projectors: tuple[str, ...] = ()
+    is_vision: bool = False
     keys: tuple[str, ...] = ()
 
 
 ARCHITECTURES = {
-    "llama": Architecture("LlamaForCausalLM", "llama", pairs_rows=True),
+    "llama": Architecture("LlamaForCausalLM", "llama", pairs_rows=True, projectors=(IDEFICS3,)),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
-    "qwen3vl": Architecture("Qwen3ForCausalLM", "qwen3", False, (QWEN3_VL,), (SECTIONS, DEEPSTACK)),
+    "qwen3vl": Architecture(
+        "Qwen3ForCausalLM", "qwen3", projectors=(QWEN3_VL,), is_vision=True, keys=(SECTIONS, DEEPSTACK)
+    ),
 }
 
 
@@ -69,10 +72,10 @@ def architecture_of(container: Container) -> Architecture:
     return ARCHITECTURES[kind]
 
 
-def projectors_of(container: Container) -> tuple[str, ...]:
-    """Return the projector types for the model, or () for a text model or an unknown architecture."""
+def known_architecture(container: Container) -> Architecture | None:
+    """Return the architecture, or None for an unsupported one, which `model_config` refuses."""
     kind = container.metadata.get("general.architecture")
-    return ARCHITECTURES[kind].projectors if isinstance(kind, str) and kind in ARCHITECTURES else ()
+    return ARCHITECTURES.get(kind) if isinstance(kind, str) else None
 
 
 def model_config(container: Container) -> dict[str, object]:
@@ -81,7 +84,7 @@ def model_config(container: Container) -> dict[str, object]:
     Raises ModelError for sizes that are missing or out of range, and for an architecture key that this
     function does not read.
     """
-    found, fields = architecture_of(container), _fields(container)
+    found, fields = architecture_of(container), text_fields(container)
     for name in sorted(fields.values.keys() - _READ - set(found.keys)):
         shown = repr(fields.values[name])[:60]
         fields.fail(f"{fields.prefix}{name} is {shown}, which is not supported")
@@ -107,34 +110,6 @@ def model_config(container: Container) -> dict[str, object]:
     return config
 
 
-def vision_model_config(
-    text: dict[str, object], container: Container, projector: Projector
-) -> dict[str, object]:
-    """Return a vision model's config.json. `text`: what `model_config` returns. Raises ModelError."""
-    fields, vision = _fields(container), projector.vision_config()
-    layers = vision["deepstack_visual_indexes"]
-    assert isinstance(layers, list)
-    if (wanted := fields.integer(DEEPSTACK, 0, 1024, len(layers))) != len(layers):
-        fields.fail(
-            f"{fields.prefix}{DEEPSTACK} is {wanted}, but {projector.path} has {len(layers)} deepstack "
-            "layers: it is the projector of another model"
-        )
-    sections = fields.values.get(SECTIONS)
-    if not isinstance(sections, StoredArray) or sections.count not in (3, 4):
-        fields.fail(f"{fields.prefix}{SECTIONS} is {sections!r:.60}; three numbers are required")
-    rope = text["rope_parameters"]
-    assert isinstance(rope, dict)
-    rope = rope | {"mrope_section": sections.as_integers()[:3].tolist(), "mrope_interleaved": True}
-    return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
-        "model_type": "qwen3_vl",
-        "tie_word_embeddings": text["tie_word_embeddings"],
-        "text_config": text | {"rope_parameters": rope, "model_type": "qwen3_vl_text"},
-        "vision_config": vision,
-        **{f"{name}_token_id": token_id(container, f"<|{name}_pad|>") for name in ("image", "video")},
-    }
-
-
 def generation_config(container: Container) -> dict[str, object]:
     """Return generation_config.json, which names the tokens that end an answer. Raises ModelError if the file
     names no such token.
@@ -149,13 +124,13 @@ def paired_heads(container: Container) -> Callable[[str], int]:
     """Return a function from a tensor's transformers name to `GGUFEntry.paired_heads`. Raises ModelError."""
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
-    fields = _fields(container)
+    fields = text_fields(container)
     heads = {".self_attn.q_proj.": fields.integer("attention.head_count", 1, MAX_HEADS)}
     heads[".self_attn.k_proj."] = _num_kv_heads(fields)
     return lambda name: next((count for part, count in heads.items() if part in name), 0)
 
 
-def _fields(container: Container) -> Fields:
+def text_fields(container: Container) -> Fields:
     """Return the architecture's metadata. Keys are without the prefix "<architecture>."."""
     prefix = f"{container.metadata['general.architecture']}."
     own = {key: value for key, value in container.metadata.items() if key.startswith(prefix)}

@@ -3,21 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from mmengine.checkpoint.gguf.config import (
-    generation_config,
-    model_config,
-    paired_heads,
-    projectors_of,
-    vision_model_config,
-)
+from mmengine.checkpoint.gguf.config import generation_config, known_architecture, model_config, paired_heads
 from mmengine.checkpoint.gguf.pair import gguf_file, parts_of_pair, projector_file
-from mmengine.checkpoint.gguf.projector import Projector, open_projector
+from mmengine.checkpoint.gguf.projector import Projector
+from mmengine.checkpoint.gguf.projectors import open_projector
 from mmengine.checkpoint.gguf.split import open_parts, part_files
 from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entries
 from mmengine.checkpoint.gguf.tokenizer import tokenizer_config, tokenizer_json
 from mmengine.errors import ModelError
 
-CONFIG, IMAGES, VIDEOS = "config.json", "preprocessor_config.json", "video_preprocessor_config.json"
+CONFIG = "config.json"
+MEDIA_FILES = ("preprocessor_config.json", "video_preprocessor_config.json")
 TEXT_FILES = {
     "generation_config.json": generation_config,
     "tokenizer.json": tokenizer_json,
@@ -33,20 +29,27 @@ class GGUFModel:
 
     def __init__(self, path: Path) -> None:
         self.container = open_parts(gguf_file(path))
+        self._unused = ""  # Why the projector beside the model is not used.
         self.projector = self._open_projector(path)
 
     def _open_projector(self, path: Path) -> Projector | None:
-        # An unknown architecture is reported when the config is read.
-        kinds = projectors_of(self.container)
-        file = projector_file(path)
-        if file is None or not kinds and parts_of_pair(path)[1] is None:
+        found, file = known_architecture(self.container), projector_file(path)
+        kinds, is_named = found.projectors if found else (), parts_of_pair(path)[1] is not None
+        if file is None or (not kinds and not is_named):
             return None
         if not kinds:
             own = self.container.metadata.get("general.architecture")
             raise ModelError(
                 f"{gguf_file(path)}: {own!r:.60} is a text model; it takes no projector ({file})"
             )
-        return open_projector(file, kinds, self._hidden_size(), self.container)
+        try:
+            return open_projector(file, kinds, self._hidden_size(), self.container)
+        except ModelError as error:
+            if is_named or (found and found.is_vision):
+                raise
+            # A text model may lie beside the projector of another model.
+            self._unused = str(error)
+            return None
 
     def _hidden_size(self) -> int:
         key = f"{self.container.metadata['general.architecture']}.embedding_length"
@@ -62,9 +65,9 @@ class GGUFModel:
         projector = self.projector
         if name == CONFIG:
             found = model_config(self.container)
-            return found if projector is None else vision_model_config(found, self.container, projector)
-        if projector is not None and name in (IMAGES, VIDEOS):
-            return projector.image_settings() if name == IMAGES else projector.video_settings()
+            return found if projector is None else projector.model_config(found, self.container)
+        if projector is not None and name in MEDIA_FILES:
+            return projector.settings()[name]
         return TEXT_FILES[name](self.container)
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
@@ -72,8 +75,15 @@ class GGUFModel:
 
         `canonical_name` receives the transformers names of the tensors. Raises ModelError.
         """
-        entries = tensor_entries(self.container, canonical_name, paired_heads(self.container))
-        for name, entry in (self.projector.tensors() if self.projector else {}).items():
+        projector = self.projector
+        if projector is None:
+            return tensor_entries(self.container, canonical_name, paired_heads(self.container))
+
+        def text_name(name: str) -> str | None:
+            return canonical_name(projector.text_name(name))
+
+        entries = tensor_entries(self.container, text_name, paired_heads(self.container))
+        for name, entry in projector.tensors().items():
             canonical = canonical_name(name) or name
             if canonical in entries:
                 raise ModelError(f"{entry.path}: {entry.stored_name} is in {entries[canonical].path} too")
@@ -81,15 +91,28 @@ class GGUFModel:
         return entries
 
     @property
+    def note(self) -> str:
+        """Return a text for users that names the projector, or says why a vision model has none, or ""."""
+        if self.projector is not None:
+            return self.projector.limits_text()
+        if self._unused:
+            return f"text only, because the projector beside the model does not fit ({self._unused})"
+        return (
+            "text only, because no projector is beside the model (--mmproj)" if self.lacks_projector else ""
+        )
+
+    @property
     def lacks_projector(self) -> bool:
         """Return whether the architecture takes images, but no projector is there."""
-        return self.projector is None and bool(projectors_of(self.container))
+        found = known_architecture(self.container)
+        return self.projector is None and found is not None and found.is_vision
 
 
 def has_file(path: Path, name: str) -> bool:
     """Return whether `GGUFModel(path).file` can build the file `name`. Raises ModelError."""
-    if name in (IMAGES, VIDEOS):
-        return GGUFModel(path).projector is not None
+    if name in MEDIA_FILES:
+        projector = GGUFModel(path).projector
+        return projector is not None and name in projector.settings()
     return name == CONFIG or name in TEXT_FILES
 
 
@@ -97,11 +120,3 @@ def model_parts(path: Path) -> list[Path]:
     """Return the files with the weights: all parts of the model, and its projector."""
     files, projector = part_files(gguf_file(path)), GGUFModel(path).projector
     return files if projector is None else [*files, projector.path]
-
-
-def projector_note(path: Path) -> str:
-    """Return a text for users that names the projector and the pixel limits, or "" for a text model."""
-    model = GGUFModel(path)
-    if model.projector is not None:
-        return model.projector.limits_text()
-    return "text only, because no projector is beside the model (--mmproj)" if model.lacks_projector else ""

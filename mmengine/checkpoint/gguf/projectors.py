@@ -1,0 +1,42 @@
+"""Opens the projector for a text model, and checks that the two belong together."""
+
+from pathlib import Path
+
+from mmengine.checkpoint.gguf.config import PROJECTOR
+from mmengine.checkpoint.gguf.container import Container, open_container
+from mmengine.checkpoint.gguf.projector import Projector
+from mmengine.checkpoint.gguf.qwen3_vl import Qwen3VLProjector
+from mmengine.checkpoint.gguf.smolvlm import SmolVLMProjector
+from mmengine.errors import ModelError
+
+PROJECTORS: dict[str, type[Projector]] = {each.kind: each for each in (Qwen3VLProjector, SmolVLMProjector)}
+
+
+def open_projector(path: Path, kinds: tuple[str, ...], hidden_size: int, text: Container) -> Projector:
+    """Open the projector for the text model `text`, whose embedding has `hidden_size` values.
+
+    `kinds`: the projector types that fit the text model's architecture. Raises ModelError for a file that is
+    missing, damaged, not a projector, or another model's projector.
+    """
+    if not path.is_file():
+        raise ModelError(f"there is no projector {path}; give a GGUF file that is on this machine, or none")
+    container = open_container(path)
+    values, fields = container.metadata, container.fields
+    if (kind := values.get("general.architecture")) != PROJECTOR:
+        fields.fail(f"general.architecture is {kind!r:.60}; a projector's is {PROJECTOR}: give another file")
+    if values.get("clip.has_vision_encoder") is not True:
+        fields.fail("clip.has_vision_encoder is not true; give a projector for images")
+    found = values.get("clip.vision.projector_type", values.get("clip.projector_type"))
+    if found not in kinds:
+        own = values.get("general.architecture"), text.metadata.get("general.architecture")
+        fields.fail(
+            f"its projector type is {found!r:.60}, but {text.path.name} is {own[1]} and needs "
+            f"{' or '.join(kinds)}: it is the projector of another model"
+        )
+    projector = PROJECTORS[str(found)](container)
+    if projector.out_hidden_size != hidden_size:
+        fields.fail(
+            f"it projects to {projector.out_hidden_size} values, but {text.path.name} has embeddings of "
+            f"{hidden_size}: it is the projector of another model"
+        )
+    return projector

@@ -1,0 +1,127 @@
+"""Reads the projector of a Qwen3-VL model."""
+
+import re
+from dataclasses import dataclass
+
+from mmengine.checkpoint.gguf.config import DEEPSTACK, QWEN3_VL, SECTIONS, text_fields
+from mmengine.checkpoint.gguf.container import Container, StoredArray
+from mmengine.checkpoint.gguf.projector import MAX_SIZE, PATCHES, POSITIONS, Json, Projector
+from mmengine.checkpoint.gguf.tokenizer import token_id
+
+# Qwen3-VL's processor files at its hub. A projector file has no such limits.
+IMAGES = {"shortest_edge": 65536, "longest_edge": 16777216}
+VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}
+_PLACES = {  # GGUF name -> transformers name, without "model.visual." and without weight or bias.
+    "v.patch_embd": "patch_embed.proj",
+    "v.position_embd": "pos_embed",
+    "v.post_ln": "merger.norm",
+    "mm.0": "merger.linear_fc1",
+    "mm.2": "merger.linear_fc2",
+}
+_PARTS = {
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "ffn_up": "mlp.linear_fc1",
+    "ffn_down": "mlp.linear_fc2",
+}
+_DEEPSTACK = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+_STORED = re.compile(
+    r"(?:v\.blk\.(?P<layer>\d+)\.(?P<part>\w+)|v\.deepstack\.(?P<deep>\d+)\.(?P<step>\w+)|(?P<place>[\w.]+))"
+    r"\.(?P<kind>weight|bias)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3VLProjector(Projector):
+    """A projector for Qwen3-VL."""
+
+    kind = QWEN3_VL
+
+    def model_config(self, text: Json, container: Container) -> Json:
+        fields, vision = text_fields(container), self._vision_config()
+        layers = self._deepstack_layers()
+        if (wanted := fields.integer(DEEPSTACK, 0, 1024, len(layers))) != len(layers):
+            fields.fail(
+                f"{fields.prefix}{DEEPSTACK} is {wanted}, but {self.path} has {len(layers)} deepstack "
+                "layers: it is the projector of another model"
+            )
+        sections = fields.values.get(SECTIONS)
+        if not isinstance(sections, StoredArray) or sections.count not in (3, 4):
+            fields.fail(f"{fields.prefix}{SECTIONS} is {sections!r:.60}; three numbers are required")
+        rope = text["rope_parameters"]
+        assert isinstance(rope, dict)
+        rope = rope | {"mrope_section": sections.as_integers()[:3].tolist(), "mrope_interleaved": True}
+        return {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "model_type": "qwen3_vl",
+            "tie_word_embeddings": text["tie_word_embeddings"],
+            "text_config": text | {"rope_parameters": rope, "model_type": "qwen3_vl_text"},
+            "vision_config": vision,
+            **{f"{name}_token_id": token_id(container, f"<|{name}_pad|>") for name in ("image", "video")},
+        }
+
+    def settings(self) -> dict[str, Json]:
+        common = self.normalisation()
+        return {
+            "preprocessor_config.json": {**common, "size": dict(IMAGES)},
+            "video_preprocessor_config.json": {**common, "size": dict(VIDEOS)},
+        }
+
+    def limits_text(self) -> str:
+        low, high = IMAGES.values()
+        return (
+            f"projector {self.path.name} with the pixel limits of Qwen3-VL's processor ({low:,} to {high:,})"
+        )
+
+    def name_of(self, stored: str) -> str:
+        found = _STORED.fullmatch(stored)
+        if found is None:
+            return stored
+        layer, part, deep, step, place, kind = found.groups()
+        name = None
+        if layer is not None:
+            part = self.part_of_layer(part)
+            name = f"blocks.{layer}.{_PARTS[part]}" if part in _PARTS else None
+        elif deep is not None:
+            layers = self._deepstack_layers()
+            if int(deep[:9]) in layers and step in _DEEPSTACK:
+                name = f"deepstack_merger_list.{layers.index(int(deep[:9]))}.{_DEEPSTACK[step]}"
+        else:
+            name = _PLACES.get(place)
+        return stored if name is None else f"model.visual.{name}.{kind}"
+
+    def _vision_config(self) -> Json:
+        self.check_tensors()
+        fields, tensors = self.fields(), self.container.tensors
+        eps = fields.number("attention.layer_norm_epsilon", 1e-6)
+        if not 0.99e-6 < eps < 1.01e-6:
+            fields.fail(f"{fields.prefix}attention.layer_norm_epsilon is {eps:g}; Qwen3-VL has 1e-06")
+        hidden = fields.integer("embedding_length", 1, MAX_SIZE)
+        return {
+            "model_type": "qwen3_vl",
+            "depth": fields.integer("block_count", 1, 1024),
+            "hidden_size": hidden,
+            "intermediate_size": self.intermediate_size(hidden),
+            "num_heads": fields.integer("attention.head_count", 1, 1024),
+            "out_hidden_size": self.out_hidden_size,
+            "in_channels": tensors[PATCHES].shape[1] if len(tensors[PATCHES].shape) == 4 else 3,
+            "patch_size": fields.integer("patch_size", 1, 256),
+            "temporal_patch_size": 2 if f"{PATCHES}.1" in tensors else 1,
+            "spatial_merge_size": fields.integer("spatial_merge_size", 1, 16, 2),
+            "num_position_embeddings": tensors[POSITIONS].shape[0],
+            "deepstack_visual_indexes": self._deepstack_layers(),
+            "hidden_act": "gelu_pytorch_tanh",
+        }
+
+    def _deepstack_layers(self) -> list[int]:
+        fields = self.fields()
+        stored, depth = fields.values.get("is_deepstack_layers"), fields.integer("block_count", 1, 1024)
+        if stored is None:
+            return []
+        if not isinstance(stored, StoredArray) or stored.count != depth:
+            fields.fail(
+                f"{fields.prefix}is_deepstack_layers is {stored!r:.60}; {depth} truth values are required"
+            )
+        return [layer for layer, is_one in enumerate(stored.as_flags()) if is_one]
