@@ -10,7 +10,7 @@ from mmengine.checkpoint.model_files import read_model_json
 from mmengine.errors import InvalidMedia
 from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
-from mmengine.processing.media.boxes import MARK, Box, box_pointers, frame_of, restore
+from mmengine.processing.media.boxes import MARK, Box, ImageFrame, box_pointers, frame_of, restore
 from mmengine.structured_output.field_confidence.schema_values import has_keyword
 from mmengine.structured_output.field_confidence.spans import Path as JsonPath
 from mmengine.structured_output.field_confidence.spans import pointer_of
@@ -26,16 +26,25 @@ def answer_boxes(
 
     `unit`: how the model writes boxes. Raises InvalidMedia for an unreadable image.
     """
-    opened = _opened(image)
-    frame = frame_of(opened)
-    if unit.kind == "pixels":
-        messages = [{"role": "user", "content": [{"type": "image"}]}]
-        (item,) = processor.prepare(messages, images=[opened]).media
-        _, rows, columns = item.item.grid
-        frame = frame._replace(resized_width=columns * unit.patch, resized_height=rows * unit.patch)
+    frame = _frame(image, unit, processor)
     written = json.dumps(schema_of(schema))
     marked = {pointer_of(path): True for path in _paths(value) if has_keyword(written, path, MARK)}
     return {pointer: restore(box, unit, frame) for pointer, box in box_pointers(value, marked)}
+
+
+def _frame(image: ImageSource, unit: BoxUnit, processor: Processor) -> ImageFrame:
+    opened = _opened(image)
+    try:
+        frame = frame_of(opened)
+        if unit.kind == "pixels":
+            messages = [{"role": "user", "content": [{"type": "image"}]}]
+            (item,) = processor.prepare(messages, images=[opened]).media
+            _, rows, columns = item.item.grid
+            frame = frame._replace(resized_width=columns * unit.patch, resized_height=rows * unit.patch)
+    finally:
+        if opened is not image:
+            opened.close()
+    return frame
 
 
 def _opened(image: ImageSource) -> Image.Image:
