@@ -4,7 +4,7 @@
 
 Without --log the program writes a log on the simulated executor, which takes many minutes. It reads the log
 once to its end, which saves states, and then seeks: positions at random, the step before, a time, and the
-last write of a block.
+last write of a block. It also opens the log again, with the states that it kept in the cache.
 """
 
 import argparse
@@ -78,6 +78,13 @@ def main() -> None:
             f"first read to the end: {took:.0f} s ({cpu:.0f} s CPU); {len(marks.all):,} saved states, "
             f"{size / 2**20:.0f} MiB\n"
         )
+        debugger.navigator.keep()
+        begin = time.perf_counter()
+        again = open_debugger(log)
+        opened = time.perf_counter() - begin
+        again.goto_step(num_steps // 2)
+        there = time.perf_counter() - begin
+        print(f"opened again in {opened:.1f} s; step {num_steps // 2:,} after {there:.1f} s\n")
         print("| | count | wall ms p50 | p99 | most | CPU ms p50 | p99 | most |")
         print("|---|---:|---:|---:|---:|---:|---:|---:|")
         for row in seeks(debugger, num_steps):

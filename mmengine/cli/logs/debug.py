@@ -70,13 +70,18 @@ def debug(
             second = open_debugger(existing(other), progress=progress)
             second.can_evaluate = not web
         debugger.can_evaluate = not web
-        session, out = Session(debugger, second), console()
-        if web:
-            _serve(session, folder, port)
-            return
-        is_done = _run_script(session, commands, out)
-        if is_done and not is_batch and not session.is_over:
-            _converse(session, out)
+        session, out, is_done = Session(debugger, second), console(), True
+        try:
+            if web:
+                _serve(session, folder, port)
+            else:
+                is_done = _run_script(session, commands, out)
+            if not web and is_done and not is_batch and not session.is_over:
+                _converse(session, out)
+        finally:
+            for each in (debugger, second):
+                if each is not None:
+                    each.navigator.keep()
     if not is_done:
         raise typer.Exit(FAILED)
 

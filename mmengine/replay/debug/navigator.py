@@ -14,6 +14,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.segment import segment_paths
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.debug.kept_states import MIN_RECORDS, KeptStates
 from mmengine.replay.debug.records import RecordFile
 from mmengine.replay.debug.saved_states import MAX_BYTES, CopiedState, Mark, Marks, PackedState, SavedState
 from mmengine.replay.findings import Findings
@@ -85,6 +86,11 @@ class Navigator:
         self.end: int | None = None  # The position after the last record, or None while it is unknown.
         self.arrivals: dict[str, list[int]] = {}  # Maps a request id to the positions of its QUEUED records.
         self._frontier = self.first  # All records before this position have been read.
+        self._kept = KeptStates(folder, self.started, self.first)
+        self._num_kept = 1
+        if self._can_pack:
+            self.arrivals, self._frontier = self._kept.load(self.marks, self._records_from)
+            self._num_kept = len(self.marks.all)
         self.cursor = self._cursor_at(self.marks.all[0], state)
 
     @property
@@ -98,6 +104,19 @@ class Navigator:
     @property
     def record(self) -> Record | None:
         return self.cursor.record
+
+    def keep(self) -> None:
+        """Keep the saved states of a long log in the user's cache, if there are new ones."""
+        last = self.marks.last
+        if self.findings or not self._can_pack or len(self.marks.all) == self._num_kept:
+            return
+        record = next(self._records_from(last), None)
+        if last.position - self.first >= MIN_RECORDS and record is not None:
+            self._kept.save(self.marks, self.arrivals, record)
+            self._num_kept = len(self.marks.all)
+
+    def _records_from(self, mark: Mark) -> Iterator[Record]:
+        return self._file.records(mark.position, mark.offset)
 
     def advance(self) -> None:
         """Apply the next record."""
@@ -161,7 +180,7 @@ class Navigator:
         return CopiedState(state)
 
     def _cursor_at(self, mark: Mark, state: State) -> Cursor:
-        records = self._file.records(mark.position, mark.offset)
+        records = self._records_from(mark)
         clock = SteadyClock()
         if mark.position > self.first:
             clock.resume(mark.clock_ns, mark.time_ns)

@@ -1,0 +1,133 @@
+"""Keeps a long log's saved states in the user's cache, so that the debugger opens the log again without
+reading it from the beginning.
+
+A file there is used only for the same log: its folder, its first record, the build and the rules are equal,
+and the record at the last saved state is the one that was there. The cache belongs to the user and not to the
+log's folder, because a log may come from a stranger, whose states would not follow from its records.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from mmengine.core.decide.scheduler import DECISION_VERSION
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.debug.saved_states import Mark, Marks, PackedState
+from mmengine.version import __version__
+
+MIN_RECORDS = 100_000  # A log that is shorter is read again.
+MAX_CACHED_BYTES = 2**30  # of all logs; the files that were used longest ago are deleted
+_DIGEST_BYTES = 32
+
+
+class _KeptMark(msgspec.Struct, array_like=True):
+    """A mark, with its state as bytes."""
+
+    position: int
+    step: int
+    time_ns: int
+    clock_ns: int
+    offset: int
+    data: bytes
+
+
+class _Kept(msgspec.Struct):
+    """A file's content. `record`: digest of the record at the last mark."""
+
+    every_records: int
+    record: bytes
+    arrivals: dict[str, list[int]]
+    marks: list[_KeptMark]
+
+
+def cache_folder() -> Path:
+    """Return the folder of the kept states, $XDG_CACHE_HOME/mmengine/debug."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path.home() / ".cache") / "mmengine" / "debug"
+
+
+class KeptStates:
+    """The kept states of a log. `folder`: the log's folder. `started`, `first`: its first record."""
+
+    def __init__(self, folder: Path, started: ev.Started, first: int):
+        identity = [str(folder.resolve()), __version__, str(DECISION_VERSION), str(first)]
+        digest = hashlib.sha256("\0".join(identity).encode() + msgspec.msgpack.encode(started))
+        self._path = cache_folder() / f"{digest.hexdigest()}.states"
+
+    def save(self, marks: Marks, arrivals: dict[str, list[int]], last: Record) -> bool:
+        """Keep the marks, and return whether that was possible. `last`: the record at the last mark. States
+        that are no packed snapshots are not kept.
+        """
+        end = marks.last.position
+        kept = [_KeptMark(*mark[:-1], mark.saved.data) for mark in marks.all if _is_packed(mark)]
+        if len(kept) < len(marks.all):
+            return False
+        seen = {
+            name: [place for place in places if place < end]
+            for name, places in arrivals.items()
+            if places[0] < end
+        }
+        body = msgspec.msgpack.encode(_Kept(marks.every_records, _digest_of(last), seen, kept))
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._path.with_suffix(f".{os.getpid()}")
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(hashlib.sha256(body).digest() + body)
+            part.replace(self._path)
+            _prune(self._path.parent)
+            return True
+        return False
+
+    def load(
+        self, marks: Marks, records: Callable[[Mark], Iterator[Record]]
+    ) -> tuple[dict[str, list[int]], int]:
+        """Add the kept marks, and return the arrivals and the position up to which the log was read; ({}, the
+        last mark's position) if nothing is kept. `records`: returns the log's records from a mark on.
+        """
+        nothing: tuple[dict[str, list[int]], int] = {}, marks.last.position
+        try:
+            whole = self._path.read_bytes()
+            body = whole[_DIGEST_BYTES:]
+            if hashlib.sha256(body).digest() != whole[:_DIGEST_BYTES]:
+                return nothing
+            kept = msgspec.msgpack.decode(body, type=_Kept)
+        except (OSError, msgspec.DecodeError):
+            return nothing
+        found = [
+            Mark(each.position, each.step, each.time_ns, each.clock_ns, each.offset, PackedState(each.data))
+            for each in kept.marks
+        ]
+        if len(found) < 2 or found[0].position != marks.last.position:
+            return nothing
+        record = next(records(found[-1]), None)
+        if record is None or _digest_of(record) != kept.record:
+            return nothing
+        marks.every_records = kept.every_records
+        for mark in found[1:]:
+            marks.add(mark)
+        with suppress(OSError):
+            os.utime(self._path)
+        return kept.arrivals, found[-1].position
+
+
+def _is_packed(mark: Mark) -> bool:
+    return isinstance(mark.saved, PackedState)
+
+
+def _digest_of(record: Record) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(record)).digest()
+
+
+def _prune(folder: Path) -> None:
+    """Delete the files that were used longest ago, until the others fit into MAX_CACHED_BYTES."""
+    files = sorted(folder.glob("*.states"), key=lambda path: path.stat().st_mtime, reverse=True)
+    total = 0
+    for path in files:
+        total += path.stat().st_size
+        if total > MAX_CACHED_BYTES:
+            path.unlink(missing_ok=True)
