@@ -22,8 +22,8 @@ MAX_DECISIONS = 100_000  # Maximum number of decisions in a step.
 
 def queue_view(navigator: Navigator) -> Table:
     """Return the waiting requests, with the reason why each is not in the open or next step."""
-    step, reasons = waits(navigator)
     state = navigator.state
+    step, reasons = waits(navigator) if len(state.waiting) else (-1, {})
     rows: list[tuple[Cell, ...]] = []
     for place, req_state in enumerate(state.waiting):
         name, known = req_state.request.request_id, len(req_state.tokens)
@@ -33,7 +33,7 @@ def queue_view(navigator: Navigator) -> Table:
         before = "yes" if req_state.preempted else ""
         rows.append((place, name, req_state.num_prompt, known, before, kind, why))
     header = ("place", "request", "prompt", "tokens", "preempted", "waits for", "why")
-    note = f"reasons are those of step {step}"
+    note = f"reasons are those of step {step}" if rows else "no request waits"
     if not reasons and rows and step < 0:
         note = "this build has no rules for this log, so the reasons are unknown"
         rows = [(*row[:-2], "", "") for row in rows]
@@ -71,7 +71,8 @@ def drafts_view(navigator: Navigator) -> Table:
     """
     start = max(navigator.first, navigator.position - RECENT_RECORDS)
     counts: dict[str, list[int]] = {}
-    for cursor in navigator.walk(start):
+    has_drafts = navigator.config.num_draft_tokens or navigator.started.host
+    for cursor in navigator.walk(start) if has_drafts else ():
         if cursor.position >= navigator.position or cursor.record is None:
             break
         if isinstance(cursor.record.event, ev.Executed):
