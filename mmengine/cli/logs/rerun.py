@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -84,7 +84,7 @@ def _print(result: "Rerun") -> None:
         out.print(line, markup=False, soft_wrap=True)
 
 
-def _as_json(result: "Rerun") -> dict[str, Any]:
+def _as_json(result: "Rerun") -> dict[str, object]:
     from dataclasses import asdict
 
     from mmengine.replay.rerun.fit import PARTS
