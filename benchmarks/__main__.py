@@ -40,6 +40,7 @@ PROGRAMS = {
     "conformance": "core.conformance",
     "log": "core.log",
     "log_debug": "core.log_debug",
+    "rerun_calibration": "core.rerun_calibration",
     "resume": "core.resume",
     "report_page": "core.report_page",
     "serve": "server.serve",

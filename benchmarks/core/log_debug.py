@@ -17,8 +17,9 @@ from pathlib import Path
 from benchmarks.common.report import cpu_model
 from benchmarks.core.report_page import write_log
 from mmengine.replay.debug import Debugger, open_debugger
+from mmengine.replay.debug.saved_states import states_of
 
-SEEKS = 300
+SEEKS = 100
 
 
 def measured(title: str, seek: Callable[[], object], count: int) -> str:
@@ -72,7 +73,7 @@ def main() -> None:
         debugger.goto_end()
         took, cpu = time.perf_counter() - begin, time.process_time() - used
         marks, num_steps = debugger.navigator.marks, debugger.navigator.state.step
-        size = sum(mark.saved.num_bytes for mark in marks.all)
+        size = sum(each.num_bytes for each in states_of(marks.all))
         print(f"{cpu_model()}; {num_steps:,} steps, {debugger.navigator.end:,} records")
         print(
             f"first read to the end: {took:.0f} s ({cpu:.0f} s CPU); {len(marks.all):,} saved states, "

@@ -17,7 +17,7 @@ import msgspec
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.debug.saved_states import Mark, Marks, PackedState
+from mmengine.replay.debug.saved_states import Mark, Marks, PackedState, states_of
 from mmengine.version import __version__
 
 MIN_RECORDS = 100_000  # A log that is shorter is read again.
@@ -26,22 +26,25 @@ _DIGEST_BYTES = 32
 
 
 class _KeptMark(msgspec.Struct, array_like=True):
-    """A mark, with its state as bytes."""
+    """A mark. `state`: index into the kept states."""
 
     position: int
     step: int
     time_ns: int
     clock_ns: int
     offset: int
-    data: bytes
+    state: int
 
 
 class _Kept(msgspec.Struct):
-    """A file's content. `record`: digest of the record at the last mark."""
+    """A file's content. `record`: digest of the record at the last mark. `states`: each state's bytes, and
+    the index of its base or -1.
+    """
 
     every_records: int
     record: bytes
     arrivals: dict[str, list[int]]
+    states: list[tuple[bytes, int]]
     marks: list[_KeptMark]
 
 
@@ -64,15 +67,18 @@ class KeptStates:
         that are no packed snapshots are not kept.
         """
         end = marks.last.position
-        kept = [_KeptMark(*mark[:-1], mark.saved.data) for mark in marks.all if _is_packed(mark)]
-        if len(kept) < len(marks.all):
+        packed = [each for each in states_of(marks.all) if isinstance(each, PackedState)]
+        places = {id(each): place for place, each in enumerate(packed)}
+        if any(id(mark.saved) not in places for mark in marks.all):
             return False
+        states = [(each.data, -1 if each.base is None else places[id(each.base)]) for each in packed]
+        kept = [_KeptMark(*mark[:-1], places[id(mark.saved)]) for mark in marks.all]
         seen = {
-            name: [place for place in places if place < end]
-            for name, places in arrivals.items()
-            if places[0] < end
+            name: [position for position in seen_at if position < end]
+            for name, seen_at in arrivals.items()
+            if seen_at[0] < end
         }
-        body = msgspec.msgpack.encode(_Kept(marks.every_records, _digest_of(last), seen, kept))
+        body = msgspec.msgpack.encode(_Kept(marks.every_records, _digest_of(last), seen, states, kept))
         with suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = self._path.with_suffix(f".{os.getpid()}")
@@ -98,8 +104,11 @@ class KeptStates:
             kept = msgspec.msgpack.decode(body, type=_Kept)
         except (OSError, msgspec.DecodeError):
             return nothing
+        states: list[PackedState] = []
+        for data, base in kept.states:
+            states.append(PackedState(data, states[base] if base >= 0 else None))
         found = [
-            Mark(each.position, each.step, each.time_ns, each.clock_ns, each.offset, PackedState(each.data))
+            Mark(each.position, each.step, each.time_ns, each.clock_ns, each.offset, states[each.state])
             for each in kept.marks
         ]
         if len(found) < 2 or found[0].position != marks.last.position:
@@ -113,10 +122,6 @@ class KeptStates:
         with suppress(OSError):
             os.utime(self._path)
         return kept.arrivals, found[-1].position
-
-
-def _is_packed(mark: Mark) -> bool:
-    return isinstance(mark.saved, PackedState)
 
 
 def _digest_of(record: Record) -> bytes:

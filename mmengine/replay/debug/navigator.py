@@ -80,6 +80,7 @@ class Navigator:
         self.findings, self.started, self.config = self.log.findings, self.log.started, self.log.config
         self._can_pack = not self.log.started.host and _is_resolved(self.config)
         self._file = RecordFile(segment_paths(folder))
+        self._base: PackedState | None = None  # the copy that the next copies need not repeat
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
         self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, self._saved(state, self.first)), max_bytes)
@@ -176,7 +177,11 @@ class Navigator:
     def _saved(self, state: State, position: int) -> SavedState:
         # A snapshot cannot hold a state that a broken build's decisions led to.
         if self._can_pack and not self.findings:
-            return PackedState.of(state, self.started, position)
+            copy = PackedState.of(state, self.started, position, self._base)
+            if copy.base is None and self._base is not None:
+                self._base.unpacked_base = b""
+            self._base = copy.base or copy
+            return copy
         return CopiedState(state)
 
     def _cursor_at(self, mark: Mark, state: State) -> Cursor:

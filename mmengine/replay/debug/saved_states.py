@@ -34,32 +34,63 @@ class SavedState(Protocol):
 
 
 class PackedState:
-    """A copy of a state in the form of a packed snapshot."""
+    """A copy of a state in the form of a packed snapshot. `base`: an earlier copy, whose content `data` does
+    not repeat, or None. Most of a long queue is the same in many states.
+    """
 
-    __slots__ = ("data",)
+    __slots__ = ("base", "data", "unpacked_base")
 
-    def __init__(self, data: bytes):
-        self.data = data
+    def __init__(self, data: bytes, base: "PackedState | None" = None):
+        self.data, self.base = data, base
+        self.unpacked_base = b""  # the snapshot of a base, while later copies use it
 
     @classmethod
-    def of(cls, state: State, started: ev.Started, position: int) -> "PackedState":
+    def of(
+        cls, state: State, started: ev.Started, position: int, base: "PackedState | None" = None
+    ) -> "PackedState":
+        """Return a copy. It has `base` if that makes the copy small; otherwise it can be a base itself."""
         packed = snapshot.packed(body_of(state, started, position - 1))
-        return cls(zstandard.ZstdCompressor(level=1).compress(packed))
+        if base is not None:
+            data = zstandard.ZstdCompressor(
+                dict_data=_dictionary(base.unpacked_base or base.unpacked()),
+                compression_params=_delta_of(packed),
+            ).compress(packed)
+            if 2 * len(data) < len(base.data):
+                return cls(data, base)
+        copy = cls(zstandard.ZstdCompressor(level=1).compress(packed))
+        copy.unpacked_base = packed
+        return copy
 
     @property
     def num_bytes(self) -> int:
         return len(self.data)
 
+    def unpacked(self) -> bytes:
+        """Return the snapshot. Raises CorruptLog for damaged bytes."""
+        if self.base is None:
+            return unpacked(self.data)
+        return unpacked(self.data, self.base.unpacked_base or self.base.unpacked())
+
     def restore(self) -> State:
-        return snapshot.restore(unpacked(self.data))[0]
+        return snapshot.restore(self.unpacked())[0]
 
 
-def unpacked(data: bytes) -> bytes:
+def _dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def _delta_of(packed: bytes) -> zstandard.ZstdCompressionParameters:
+    """Return the parameters with which a state is compressed against another that is as large."""
+    window = max(20, min(27, (2 * len(packed)).bit_length()))
+    return zstandard.ZstdCompressionParameters.from_level(3, window_log=window, enable_ldm=True)
+
+
+def unpacked(data: bytes, base: bytes = b"") -> bytes:
     """Unpack a packed state to a snapshot. Raises CorruptLog for damaged bytes."""
     try:
         if not 0 <= zstandard.frame_content_size(data) <= MAX_STATE_BYTES:
             raise zstandard.ZstdError("it claims an impossible size")
-        return zstandard.ZstdDecompressor().decompress(data)
+        return zstandard.ZstdDecompressor(_dictionary(base) if base else None).decompress(data)
     except zstandard.ZstdError as error:
         raise CorruptLog(f"a saved state cannot be unpacked: {error}") from None
 
@@ -150,7 +181,7 @@ class Marks:
         if self._num_bytes > self._max_bytes and len(self.all) > 2:
             self.all = self.all[::2]
             self.every_records *= 2
-            self._num_bytes = sum(each.saved.num_bytes for each in self.all)
+            self._num_bytes = sum(each.num_bytes for each in states_of(self.all))
 
     def before(self, position: int) -> Mark:
         """Return the last mark at or before a position, or the first mark."""
@@ -160,3 +191,14 @@ class Marks:
         """Return the first mark after a position, or None."""
         place = bisect_right(self.all, position, key=lambda each: each.position)
         return self.all[place] if place < len(self.all) else None
+
+
+def states_of(marks: list[Mark]) -> list[SavedState]:
+    """Return the marks' copies and the bases of these, each once, a base before its copies."""
+    found: dict[int, SavedState] = {}
+    for mark in marks:
+        base = mark.saved.base if isinstance(mark.saved, PackedState) else None
+        for each in (base, mark.saved):
+            if each is not None:
+                found[id(each)] = each
+    return list(found.values())

@@ -1,0 +1,120 @@
+"""Measures whether `log rerun` predicts the latencies of real runs: each half of a log from the other half.
+
+    python -m benchmarks rerun_calibration [--seconds N] [--folder DIR]
+
+The engine serves the embedded checkpoint on a CPU under five loads, with requests that arrive in real time,
+and writes a log of each. The decisions are then simulated in time, with step times from one half of a log, and the
+latencies of the other half are compared with the logged ones (mmengine/replay/rerun/calibration.py).
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+from pathlib import Path
+
+from benchmarks.common.report import cpu_model
+from mmengine import AsyncEngine, EngineConfig, SamplingParams
+from mmengine.replay.rerun.rerun import NoPrediction, Rerun, rerun
+
+WORDS = "red green blue square circle triangle left right above below large small one two three".split()
+SIZES = {"max_num_seqs": 8, "token_budget": 128, "max_model_len": 512, "num_blocks": 129, "num_threads": 1}
+# For each load: requests per second as a share of what the engine can serve, requests that arrive together, the
+# share of requests with an image, and further settings.
+LOADS = {
+    "burst": (0.5, 6, 0.0, {}),
+    "steady": (0.5, 1, 0.0, {}),
+    "overload": (1.6, 1, 0.0, {}),
+    "drafts": (0.5, 1, 0.0, {"spec": "ngram"}),
+    "images": (0.4, 1, 1.0, {}),
+}
+MAX_TOKENS = (8, 48)
+
+
+def messages(rng: random.Random, has_image: bool) -> list[dict]:
+    text = " ".join(rng.choice(WORDS) for _ in range(rng.randint(4, 60)))
+    content: list[dict] = [{"type": "text", "text": f"Where is the {text}?"}]
+    if has_image:
+        content.insert(0, {"type": "image", "image": picture(rng)})
+    return [{"role": "user", "content": content}]
+
+
+def picture(rng: random.Random):
+    from PIL import Image
+
+    side = rng.choice((64, 96, 128))
+    return Image.new("RGB", (side, side), tuple(rng.randrange(256) for _ in range(3)))
+
+
+async def answer(engine: AsyncEngine, rng: random.Random, has_image: bool) -> None:
+    sampling = SamplingParams(max_tokens=rng.randint(*MAX_TOKENS), ignore_eos=True)
+    async for _ in engine.stream(messages(rng, has_image), sampling):
+        pass
+
+
+async def serve(log: Path, load: str, seconds: float, capacity: float) -> float:
+    """Write a log under a load, and return the answers per second. `capacity`: answers per second that the
+    engine can give; 0 serves as many as it can, without a log.
+    """
+    share, group, images, settings = LOADS[load]
+    rng = random.Random(load)
+    config = EngineConfig(**{**SIZES, **settings})
+    options = {"log": log} if capacity else {}
+    async with AsyncEngine(config=config, device="cpu", **options) as engine:
+        await answer(engine, rng, images > 0)  # warms up
+        loop = asyncio.get_running_loop()
+        begin, tasks, due = loop.time(), [], 0.0
+        while due < seconds:
+            await asyncio.sleep(max(0.0, begin + due - loop.time()))
+            for _ in range(group if capacity else 1):
+                tasks.append(asyncio.create_task(answer(engine, rng, rng.random() < images)))
+            due += rng.expovariate(capacity * share / group) if capacity else 0.0
+            if not capacity and len(tasks) >= 40:
+                break
+        await asyncio.gather(*tasks)
+        return len(tasks) / (loop.time() - begin)
+
+
+def rows(load: str, result: Rerun) -> list[str]:
+    return [
+        f"| {load} | {row.half} | {row.name.replace('_', ' ')} | {row.logged:.1f} | {row.simulated:.1f} "
+        f"| {100 * row.error:+.1f} % | {100 * row.bound:.1f} % | {100 * row.difference:.1f} % "
+        f"| {'yes' if row.is_good else 'no'} |"
+        for row in result.calibration.rows
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--folder", type=Path, help="folder for the logs, or with logs of an earlier run")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        summary, table = [], []
+        for load in LOADS:
+            log = folder / load
+            if not log.exists():
+                capacity = asyncio.run(serve(log, load, options.seconds, 0.0))
+                asyncio.run(serve(log, load, options.seconds, capacity))
+            exact = rerun(log, {})
+            try:
+                result = rerun(log, {}, exact=False)
+            except NoPrediction as error:
+                summary.append(f"| {load} | | {'yes' if exact.is_exact else 'no'} | no: {error} |")
+                continue
+            good = sum(row.is_good for row in result.calibration.rows)
+            steps = f"{result.logged.numbers['steps']:,.0f}"
+            said = "yes" if not result.refusal else f"no: {result.refusal}"
+            within = f"{good} of {len(result.calibration.rows)}"
+            summary.append(f"| {load} | {steps} | {'yes' if exact.is_exact else 'no'} | {within} | {said} |")
+            table += rows(load, result)
+        print(f"{cpu_model()}, one thread\n")
+        print("| load | steps | decisions reproduced | latencies within the bound | answered |")
+        print("|---|---:|---|---|---|", *summary, sep="\n")
+        print("\n| load | half | ms | logged | predicted | error | bound | halves differ | within |")
+        print("|---|---|---|---:|---:|---:|---:|---:|---|", *table, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
