@@ -3,8 +3,8 @@
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR]
 
 The engine serves the embedded checkpoint on a CPU under five loads, with requests that arrive in real time,
-and writes a log of each. The decisions are then simulated in time, with step times from one half of a log, and the
-latencies of the other half are compared with the logged ones (mmengine/replay/rerun/calibration.py).
+and writes a log of each. The decisions are then simulated in time, with step times from one half of a log,
+and the latencies of the other half are compared with the logged ones (mmengine/replay/rerun/calibration.py).
 """
 
 import argparse
@@ -17,10 +17,10 @@ from benchmarks.common.report import cpu_model
 from mmengine import AsyncEngine, EngineConfig, SamplingParams
 from mmengine.replay.rerun.rerun import NoPrediction, Rerun, rerun
 
-WORDS = "red green blue square circle triangle left right above below large small one two three".split()
+WORDS = ("red", "green", "blue", "square", "circle", "triangle", "left", "right", "above", "below", "large")
 SIZES = {"max_num_seqs": 8, "token_budget": 128, "max_model_len": 512, "num_blocks": 129, "num_threads": 1}
-# For each load: requests per second as a share of what the engine can serve, requests that arrive together, the
-# share of requests with an image, and further settings.
+# For each load: requests per second as a share of what the engine can serve, requests that arrive together,
+# the share of requests with an image, and further settings.
 LOADS = {
     "burst": (0.5, 6, 0.0, {}),
     "steady": (0.5, 1, 0.0, {}),

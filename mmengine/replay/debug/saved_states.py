@@ -49,7 +49,7 @@ class PackedState:
         cls, state: State, started: ev.Started, position: int, base: "PackedState | None" = None
     ) -> "PackedState":
         """Return a copy. It has `base` if that makes the copy small; otherwise it can be a base itself."""
-        packed = snapshot.packed(body_of(state, started, position - 1))
+        packed = bytes(snapshot.packed(body_of(state, started, position - 1)))
         if base is not None:
             data = zstandard.ZstdCompressor(
                 dict_data=_dictionary(base.unpacked_base or base.unpacked()),
