@@ -3,13 +3,17 @@
 import json
 import shutil
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from mmengine import Engine
+from mmengine.checkpoint.gguf.container import open_container
 from mmengine.checkpoint.gguf.model import GGUFModel
 from mmengine.checkpoint.gguf.pair import pair
+from mmengine.checkpoint.gguf.tensors import tensor_entry
 from mmengine.checkpoint.model_files import model_note
 from mmengine.errors import InvalidRequest, ModelError
 from mmengine.models.loader import resolve_folder
@@ -212,3 +216,17 @@ def test_tensors_that_are_missing_or_unknown_are_named(folder, parts, tmp_path):
         projector.write_bytes(write(vision_keys(parts[0]), changed).data)
         with pytest.raises(ModelError, match=said):
             plugin_for(model).load_model(model, device="cpu", dtype="float32")
+
+
+def test_the_written_files_are_those_of_the_gguf_package(folder, tmp_path):
+    """The package reads the keys and the values that our reader reads, so the tests' writer is sound."""
+    for path in write_pair(folder, tmp_path, "Q8_0", "F16"):
+        theirs, mine = gguf.GGUFReader(path), open_container(path)
+        assert {each.name for each in theirs.tensors} == mine.tensors.keys()
+        for each in theirs.tensors:
+            entry = tensor_entry(mine.tensors[each.name])
+            values = np.concatenate([rows for _, rows in entry.pieces(0, entry.shape[0])])
+            assert np.array_equal(gguf.dequantize(each.data, each.tensor_type).reshape(entry.shape), values)
+        for key in ("general.architecture", "qwen3vl.embedding_length", "clip.vision.projection_dim"):
+            field = theirs.fields.get(key)
+            assert (field and field.contents()) == mine.metadata.get(key)

@@ -120,8 +120,7 @@ def test_a_config_that_cannot_be_served(folder, path, value, words):
 
 
 def test_no_field_is_ignored_that_transformers_reads(folder, monkeypatch):
-    asked = set()
-    read = config.read_model_json
+    asked, read = set(), config.read_model_json
     monkeypatch.setattr(config, "read_model_json", lambda *of: Noted(read(*of), asked))
     read_config(folder)
     assert not ignored("qwen3_vl", asked)
