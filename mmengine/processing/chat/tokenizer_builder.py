@@ -1,9 +1,8 @@
 """Builds tokenizers from an untrusted tokenizer.json, and turns their panics into errors."""
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import tokenizers
 
@@ -12,7 +11,7 @@ from mmengine.errors import InvalidRequest
 MAX_GROWTH = 1024  # Times by which normalizing, or decoding, may lengthen a text.
 
 
-def check_tokenizer(data: Mapping[str, Any]) -> None:
+def check_tokenizer(data: dict) -> None:
     """Raise ValueError for data that would make tokenizers panic, or lengthen texts without limit."""
     model = data["model"]
     prefix = str(model.get("continuing_subword_prefix") or "")
@@ -25,7 +24,7 @@ def check_tokenizer(data: Mapping[str, Any]) -> None:
             raise ValueError(f"the {part} lengthens a text more than {MAX_GROWTH} times")
 
 
-def _growth(part: Any) -> float:
+def _growth(part: object) -> float:
     """Return the factor by which a normalizer or a decoder may lengthen a text."""
     if not isinstance(part, dict):
         return 1.0
