@@ -96,7 +96,7 @@ def main(
         tables.append(table)
     lines = [*machine_lines(threads=1), FILES]
     if missing := [each for each in NEEDS if each not in (table.title for table in tables)]:
-        lines.append(f"Not measured here, because this CPU lacks the instructions: {', '.join(missing)}.")
+        lines.append(f"Not measured here: {', '.join(missing)}.")
     show(tables, lines)
     path = out or RESULTS / f"gguf_types{'_speed' if speed else ''}.md"
     path.write_text(markdown(title, tables, lines), encoding="utf-8")
