@@ -73,7 +73,7 @@ def test_resume_reports_the_progress(begun, capsys):
 def test_another_request_file_is_refused(begun):
     write(begun / "requests", "abcdef")
     before = (begun / "answers").read_bytes()
-    with pytest.raises(LogError, match="is not the request file of the log .*: that had 5 requests"):
+    with pytest.raises(LogError, match="the log in .* belongs to a request file with 5 requests"):
         run(begun)
     assert (begun / "answers").read_bytes() == before
 
@@ -101,7 +101,7 @@ def test_answers_of_another_batch_are_refused(begun, line):
 def test_two_answers_to_one_request_are_refused(begun):
     text = (begun / "answers").read_text()
     (begun / "answers").write_text(text + text.splitlines()[0] + "\n")
-    with pytest.raises(InvalidRequest, match="answers a request that is answered already"):
+    with pytest.raises(InvalidRequest, match="answers a request that an earlier line answers"):
         run(begun)
 
 

@@ -120,7 +120,7 @@ def test_answers_to_another_request_file_are_not_reused(tmp_path):
     whole = lines_of(tmp_path)
     requests_of(tmp_path, ["ww", "xx", "yy", "zz"])
     for own in (0, 1):
-        with pytest.raises(LogError, match=rf"is not the request file of the log in .*/shard-{own}-of-2"):
+        with pytest.raises(LogError, match=rf"the log in .*/shard-{own}-of-2"):
             run(tmp_path, Shard(own, 2))
     assert lines_of(tmp_path) == whole
     (tmp_path / "logs").rename(tmp_path / "logs of before")

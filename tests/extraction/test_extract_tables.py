@@ -311,7 +311,10 @@ def test_documents_are_found_in_order_without_work_folders(tmp_path):
     found = find_documents([tmp_path, tmp_path / "a.jpg", tmp_path / "b" / "notes.txt"], 5)
     shown = {os.path.relpath(each.name, tmp_path): each.error for each in found}
     assert list(shown) == ["a.jpg", "c.png", "pipe.png", "b/2.PDF", "b/notes.txt"]
-    assert shown["pipe.png"] == "it is not a regular file" and "does not end in" in shown["b/notes.txt"]
+    assert (
+        shown["pipe.png"] == "the document is not a regular file"
+        and "does not end in" in shown["b/notes.txt"]
+    )
     (large,) = find_documents([tmp_path / "a.jpg"], 4)
     assert large.error == "the file has 5 bytes; the limit is 4 (--max-bytes)"
     with pytest.raises(InvalidRequest, match="no such file or folder"):

@@ -77,7 +77,7 @@ def test_a_session_has_one_adapter_which_must_be_there(made):
         for own, other in (("tower", "attention"), ("", "tower")):
             with (
                 engine.session(adapter=own) as session,
-                pytest.raises(InvalidRequest, match="that it was opened with"),
+                pytest.raises(InvalidRequest, match="with which it was opened"),
             ):
                 session.ask(QUESTION, adapter=other, **ASKED)
         with engine.session(adapter="tower") as session:

@@ -82,7 +82,7 @@ def test_pictures_of_a_folder(tmp_path):
         (("--inputs", "twice.jsonl"), "line 2 repeats the custom_id 'a'"),
         (("--images", "empty"), "the folder has no picture"),
         (("--images", "nowhere"), "no such file or folder"),
-        (("a", "--out", "others.jsonl"), "line 1 is no vector of these inputs"),
+        (("a", "--out", "others.jsonl"), "line 1 has no vector for these inputs"),
     ],
 )
 def test_bad_input_is_refused_before_the_model_is_loaded(tmp_path, given, what):

@@ -104,7 +104,7 @@ def test_only_new_text_streams(engine):
         ([-1], {}, "outputs must be token ids"),
         ([2**40], {}, "outputs must be token ids"),
         ([10**6], {}, "this model's ids end at"),
-        ([1, 2], {"n": 2}, "outputs apply to one answer"),
+        ([1, 2], {"n": 2}, "outputs belong to one answer"),
         ([1, 2], {"max_tokens": 2}, "outputs are 2 tokens, but the answer may have 2"),
         ([1, 2], {"prompt_logprobs": 1}, "prompt_logprobs came with the first"),
     ],

@@ -49,7 +49,8 @@ def test_equal_texts_are_one_object_and_count_once():
     memory.hold("c", forms[2])
     assert memory.num_bytes == 2 * SIZE
     with pytest.raises(
-        QueueFull, match=r"grammars of 3 requests take .* bytes, and this one needs .* more: try"
+        QueueFull,
+        match=r"grammars of 3 requests take .* bytes, and this request's grammar needs .* more: try",
     ):
         memory.hold("d", forms[3])
     memory.hold("past", forms[3], was_accepted=True)

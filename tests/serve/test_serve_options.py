@@ -84,7 +84,7 @@ def test_both_engines_take_the_same_options_and_refuse_the_same():
                 engine.generate(["hello"], **unknown)
         with pytest.raises(InvalidRequest, match="unknown sampling option 'max_length'"):
             engine.submit("hello", max_length=1)
-        with pytest.raises(InvalidRequest, match="generate_json takes a schema, not grammar"):
+        with pytest.raises(InvalidRequest, match="generate_json takes a schema; leave out grammar"):
             engine.generate_json("hello", {}, grammar={"choice": ["a"]})
         with pytest.raises(InvalidRequest, match="gives one value"):
             engine.generate_json("hello", {}, sampling=SamplingParams(n=2))

@@ -155,7 +155,7 @@ def test_transformers_makes_one_from_an_engine():
 def test_other_tasks_and_models_without_a_folder_are_refused():
     with pytest.raises(ConfigError, match="text-generation"):
         pipeline("text-generation")
-    with pytest.raises(ConfigError, match="without the place"):
+    with pytest.raises(ConfigError, match="from where it was loaded"):
         pipeline(model=object())
 
 

@@ -111,7 +111,7 @@ def test_datasets_say_how_many_results_there_are(pipe):
     results = pipe(Dataset())
     assert len(results) == 3
     assert [records[0]["generated_text"] for records in results] == ["HI 0", "HI 1", "HI 2"]
-    with pytest.raises(TypeError, match="prompts of a generator is unknown"):
+    with pytest.raises(TypeError, match="prompts in a generator is unknown"):
         len(pipe(iter([chat("hi")])))
 
 

@@ -163,7 +163,7 @@ def test_json_as_a_value_and_where_it_is_cut():
         for wrong in ({"n": 2}, {"grammar": {"regex": "a"}}, {"ignore_eos": True}):
             with pytest.raises(InvalidRequest):
                 engine.generate_json(QUESTIONS[0], RECORD, **wrong)
-        with pytest.raises(RequestFailed, match="holds a stop string; leave that out"):
+        with pytest.raises(RequestFailed, match="leave the stop string out"):
             engine.generate_json(QUESTIONS[0], RECORD, stop="}")
         words = {"choice": ["yes", "no", "ça"]}
         found = engine.generate([QUESTIONS[0]], n=9, temperature=50.0, seed=1, grammar=words)[0]

@@ -104,7 +104,7 @@ def test_library_messages_are_not_shown():
         asked = one.chat("hello")
         wait_for(lambda: told(one)[0] == 503)
         status, reasons = told(one)
-        assert reasons[0] == "the engine stopped; its log says why"
+        assert reasons[0] == "the engine stopped; the log says why"
         for found in (asked, one.chat("hello"), one.call("/health"), one.call("/metrics")):
             assert "secret" not in str(found) and "0x7f31" not in str(found)
 

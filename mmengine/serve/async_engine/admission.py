@@ -136,8 +136,8 @@ class Admission:
     def _end_late(self, request: PreparingRequest) -> None:
         """End a request whose preparation reached its time limit.
 
-        If the request's deadline has passed, the output is the same as the core's for a passed deadline.
-        Otherwise the request ends with an error.
+        If the request's deadline has passed, the caller gets the output with which the core reports a passed
+        deadline. Otherwise the request ends with an error.
         """
         channel = request.channel
         if not request.is_late:

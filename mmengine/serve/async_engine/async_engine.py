@@ -276,11 +276,11 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         """Unload an adapter.
 
         New requests for the adapter are refused, and running requests continue to use it. Raises
-        InvalidRequest for an unknown adapter, RequestFailed if the engine has failed.
+        InvalidRequest for an unknown adapter, and RequestFailed if the engine has failed.
         """
         await self._thread.call(lambda engine: engine.adapters.unload(name))
 
-    # The methods below call or report the engine's thread.
+    # The methods below call the engine's thread, or report the thread's state.
 
     async def on_engine(self, function: Callable[[Engine], T]) -> T:
         """Call `function` on the engine's thread between two steps, and return its result.
@@ -342,7 +342,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
             self._schemas.close()
         self._thread.run_queued()  # handles preparations that ended after the engine's thread
         for channel in self._open:
-            self._open.end(channel, RequestFailed("the engine was closed; the request stays in its log"))
+            self._open.end(channel, RequestFailed("the engine was closed; the request stays in the log"))
 
     async def __aenter__(self) -> "AsyncEngine":
         return self

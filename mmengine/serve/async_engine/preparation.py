@@ -49,7 +49,8 @@ class PreparationBacklog(NamedTuple):
     def reasons(self) -> tuple[str, ...]:
         """The reasons why preparation makes the engine "not ready"; empty if there are none.
 
-        Slow schemas and media are never a reason, because prompts without them do not wait for them.
+        Slow schemas and media are never a reason, because prompts without schemas and media never wait for
+        either.
         """
         if self.text_wait_s <= STANDSTILL_S:
             return ()

@@ -20,7 +20,7 @@ from mmengine.serve.stream.request_stream import HeldAnswer
 from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import final_outputs
 
-AGAIN = "the engine hung before it queued the request: send it again"
+AGAIN = "the engine hung before it queued the request: send the request again"
 _SYNC_LIMIT_S = 10.0  # how long `settled` waits per step, since the engine may have ended
 
 
@@ -125,7 +125,7 @@ class Recovery:
         requests = self._thread.engine.requests
         for answer in answers:
             requests.delivered(answer.request_id)
-            if requests.resumed:  # after a hang, this process's answers may be among the resumed ones
+            if requests.resumed:  # after a hang, this process's answers may be among the resumed answers
                 requests.drop_resumed(answer.request_id, answer.num_choices)
 
 

@@ -62,7 +62,9 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return a shard's index. Call this on the whole file's index: the file is not read again."""
+        """Return a shard's index. Call this method on the whole file's index, so that the file is not read
+        again.
+        """
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -77,7 +79,7 @@ class RequestIndex:
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 
     def begin(self, log: Path) -> None:
-        """Write `batch.json` into a new log's folder, to record which request file the log belongs to."""
+        """Write `batch.json` into a new log's folder, to record to which request file the log belongs."""
         manifest = _Manifest(self.sha256, len(self))
         write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
@@ -99,9 +101,9 @@ class RequestIndex:
             raise LogError(f"{log / MANIFEST} cannot be read: {error}") from None
         if manifest.sha256 != self.sha256:
             raise LogError(
-                f"{self.path} is not the request file of the log in {log}: that had "
-                f"{manifest.num_lines} requests and the SHA-256 {manifest.sha256[:12]}, this one has "
-                f"{len(self)} and {self.sha256[:12]}. Restore that file, or name another --log and --out"
+                f"the log in {log} belongs to a request file with "
+                f"{manifest.num_lines} requests and the SHA-256 {manifest.sha256[:12]}, but {self.path} has "
+                f"{len(self)} and {self.sha256[:12]}. Restore the first file, or name another --log and --out"
             )
         return True
 
@@ -177,7 +179,7 @@ class AnswerFile:
         with suppress(OSError):
             if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
                 return
-        text = "the answer file was removed or replaced; run the command again to write its answers"
+        text = "the answer file was removed or replaced; run the command again to write the answers"
         raise FileNotFoundError(errno.ENOENT, text, str(self.path))
 
     def _cut(self) -> None:
@@ -221,7 +223,7 @@ def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[
             what = (
                 "does not answer a request of this batch"
                 if owner is None
-                else "answers a request that is answered already"
+                else "answers a request that an earlier line answers"
             )
             raise InvalidRequest(f"{path}, line {number}, {what}; move the file away, or name another --out")
         answered.add(owner)

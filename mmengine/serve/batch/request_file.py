@@ -7,7 +7,7 @@ The first line is a request, the second its answer, and the third the answer to 
     {"custom_id": "b", "error": "…"}
 
 A request may set a response format with `response_format` or `grammar` (docs/how-to/structured_output.md). If
-such an answer was cut, its line has a field `detail`.
+an answer with a response format was cut, its line has a field `detail`.
 
 With `n` above 1, an answer has `choices`, each with index, text, token_ids and finish_reason. Messages are in
 OpenAI's format. A media path is relative to the request file's folder and can name any file on the machine.

@@ -1,6 +1,7 @@
 """Runs many prompts through an engine.
 
-Worker threads prepare prompts ahead, while a limited number is in flight.
+Worker threads prepare prompts ahead, while a limited number of answers is in flight. Also runs a single
+request for callers that read its outputs.
 """
 
 import threading
@@ -80,15 +81,15 @@ def run_batch(
 ) -> Iterator[Result]:
     """Yield (index, answer) as soon as each answer is complete, in any order.
 
-    If a job fails, or `jobs` has an error in its place, the error is yielded as the answer, and the other
-    jobs continue. Jobs are submitted in order. At most min(2 * max_num_seqs, max_waiting) answers are in
-    flight, so that the engine's queue never fills up. If the previous process left a request with a job's id
-    in the log, the job resumes this request.
+    If a job fails, or if `jobs` contains an error instead of a job, the error is yielded as the answer. All
+    other jobs continue. Jobs are submitted in order. At most min(2 * max_num_seqs, max_waiting) answers are
+    in flight, so that the engine's queue never fills up. If the previous process left a request with a job's
+    id in the log, the job resumes this request.
 
     The log deletes an answer when the caller takes the next answer or, with `received` False, when the caller
     calls `engine.requests.delivered`. After `drain` is set, no further job is submitted, and running jobs
     finish. Setting `stop`, or leaving the iteration early, cancels running jobs. Raises InvalidRequest if
-    other submitted requests are running, since their outputs would be lost.
+    other submitted requests are running, since the batch would lose these requests' outputs.
     """
     engine.check_batchable()
     batch = _Batch(engine, jobs, received, drain or threading.Event(), stop or threading.Event())

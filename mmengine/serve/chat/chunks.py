@@ -13,7 +13,7 @@ from mmengine.structured_output.field_confidence.fields import FieldConfidence
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tool call's new text.
 
-    The first delta has the function's `name`; later ones have JSON `arguments`.
+    The first delta has the function's `name`; later deltas have JSON `arguments`.
     """
 
     name: str | None = None
@@ -46,8 +46,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     """New text for the choice with this `index`.
 
     In the choice's last chunk, `finish_reason`, `stop_reason` and `argument_errors` are set as in ChatChoice.
-    If the request asks for them, the last chunk's delta has `field_confidence`, and `logprobs` covers the
-    tokens since the previous chunk.
+    If the request asks for confidences, the last chunk's delta has `field_confidence`. If the request asks
+    for logprobs, `logprobs` covers the tokens since the previous chunk.
     """
 
     index: int

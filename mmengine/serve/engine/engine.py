@@ -65,7 +65,7 @@ class Engine(TypedAnswers, PooledAnswers):
       continue. `requests.resume` returns their answers and all answers that were not delivered.
     * `on_hang`: called on another thread when a step makes no progress for step_timeout_s. With None, the log
       records the hang and the process ends.
-    * `texts`: with False, outputs have token ids but no text, so that callers can decode them on another
+    * `texts`: with False, outputs have token ids but no text, so that callers can decode the ids on another
       thread.
     * `untrusted`: whether media come from untrusted callers, for `media_decoding="auto"`.
     * `loras`: LoRA adapters as a dict from the name in requests to a folder or a hub id. Pass {} if adapters
@@ -298,7 +298,7 @@ class Engine(TypedAnswers, PooledAnswers):
         media_options: Mapping[str, object] | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """Open a session, or continue an open one.
+        """Open a session, or continue an open session.
 
         A session is a prompt that grows (docs/how-to/sessions.md). Appended content is prefilled at once, and
         questions about the content can be asked. `length` limits the session's tokens (0: max_model_len).
@@ -320,7 +320,7 @@ class Engine(TypedAnswers, PooledAnswers):
             self._core.cancel(core_id)
 
     def stats(self) -> Stats:
-        """Return the core's counters since its start."""
+        """Return the counters since the core's start."""
         return self._core.stats()
 
     @property

@@ -61,7 +61,9 @@ class Frames:
         self._taken: int | None = None  # num_requests of the session when the held frames were submitted
 
     def settle(self, num_requests: int) -> None:
-        """Drop the held frames if the session's current `num_requests` shows that their request succeeded."""
+        """Drop the held frames if the session's current `num_requests` shows that the frames' request
+        succeeded.
+        """
         if self._taken is not None and num_requests > self._taken:
             self.held, self._taken = [], None
 
@@ -91,7 +93,7 @@ class Frames:
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
         if not is_time or (self.held and seconds < self.held[-1].seconds):
             raise InvalidRequest(
-                "the time of a frame must be a number of seconds that is not before the previous frame's"
+                "the time of a frame must be a number of seconds, and not be before the previous frame's time"
             )
         frames = [*self.held, Frame(float(seconds), image, index)]
         if self.is_almost_whole:
@@ -151,7 +153,7 @@ class Session:
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append a text, a message part (an image or a video), or a list of both, and prefill it.
+        """Append a text, a message part (an image or a video), or a list of both, and prefill the content.
 
         Content with `anchor` is kept when a session that is too long is cut. Each text is tokenized
         separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or RequestFailed is raised, the

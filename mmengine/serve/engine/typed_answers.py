@@ -76,7 +76,7 @@ class ChatStream:
 class TypedAnswers(ABC):
     """Adds `generate`, `chat` and the JSON methods to Engine.
 
-    They step the engine until the answers are complete.
+    These methods step the engine until the answers are complete.
     """
 
     config: EngineConfig
@@ -191,7 +191,7 @@ class TypedAnswers(ABC):
     ) -> Any:
         """Return the answer to a prompt as the value that `schema` describes.
 
-        `schema` is a JSON schema as a dict, or a Python type such as a dataclass, whose instance is then
+        `schema` is a JSON schema as a dict, or a Python type. For a type such as a dataclass, an instance is
         returned. The package structured_output.types lists the supported types. `reasoning` says whether the
         model reasons first; with None, the prompt decides. Takes the same `options` as `generate`. Raises the
         same errors as `generate`, and RequestFailed if the answer was cut. `on_truncation="close"` prevents
@@ -226,9 +226,9 @@ class TypedAnswers(ABC):
     ) -> Iterator[JsonValue]:
         """Yield `generate_json`'s result as a growing partial value while the model generates it.
 
-        A partial value has JSON types (a dict for an object). A later value extends the earlier values unless
-        a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify the
-        values, because they share their complete parts. No other request may run until the iterator ends.
+        A partial value has JSON types (a dict for an object). Each value extends the previous value, except
+        if a key outside the schema occurs twice. The last value is `generate_json`'s result. Do not modify
+        the values, because they share their complete parts. No other request may run until the iterator ends.
         Closing the iterator cancels the request. Reading the first value raises the same errors as
         `generate_json`. With `confidence`, each value is a ConfidentValue, and only the last value has
         confidences.

@@ -1,9 +1,9 @@
 """Flattens JSON values to the columns of a table.
 
-The schema alone decides the columns: one for each property, named by its JSON pointer, and the properties of
-nested objects in place of the object. An array, and an object whose schema names no properties, is one column
-of JSON text. What the schema does not name goes into the column OTHER, as a JSON object from pointers to
-values.
+The schema alone decides the columns. Each property has a column, whose name is the property's JSON pointer.
+For a nested object, its properties have columns instead of the object. An array has a single column with JSON
+text. The same holds for an object whose schema names no properties. Values that the schema does not name go
+into the column OTHER, as a JSON object that maps pointers to values.
 """
 
 import json
@@ -18,7 +18,9 @@ _BRANCHES = ("allOf", "anyOf", "oneOf")
 
 
 def columns_of(schema: object) -> list[str]:
-    """Return the JSON pointers of a schema's columns, in its order. [""] for a schema without properties."""
+    """Return the columns' JSON pointers in the schema's order. Returns [""] for a schema without
+    properties.
+    """
     found: dict[str, None] = {}
     _add(schema, schema, "", frozenset(), found)
     return list(found)
@@ -27,8 +29,8 @@ def columns_of(schema: object) -> list[str]:
 def _add(
     root: object, schema: object, pointer: str, followed: frozenset[str], found: dict[str, None]
 ) -> None:
-    """Add the columns of a schema. `followed`: the references on the way to it. An object that contains
-    itself is one column.
+    """Add a schema's columns. `followed`: the references that lead to this schema. An object that contains
+    itself has a single column.
     """
     properties = list(_properties(root, schema, followed))
     if not properties:
@@ -41,7 +43,9 @@ def _add(
 def _properties(
     root: object, schema: object, followed: frozenset[str]
 ) -> Iterator[tuple[str, object, frozenset[str]]]:
-    """Yield the properties that a schema or one of its branches names, with the references on the way."""
+    """Yield the properties that a schema or one of its branches names, with the references that lead to the
+    properties.
+    """
     if not isinstance(schema, Mapping):
         return
     reference = schema.get("$ref")
@@ -67,8 +71,8 @@ def _referred(root: object, reference: str) -> object:
 
 
 def flatten(value: JsonValue, columns: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the cells of a value by column, and undeclared values in OTHER as {pointer: value}. Arrays and
-    objects stay as they are.
+    """Return a value's cells by column. The cell OTHER maps pointers to undeclared values. Arrays and objects
+    stay unchanged.
     """
     known = set(columns)
     inner = {pointer[:end] for pointer in known for end, char in enumerate(pointer) if char == "/"}
@@ -89,7 +93,7 @@ def flatten(value: JsonValue, columns: Sequence[str]) -> dict[str, JsonValue]:
 
 
 def text_of(value: JsonValue) -> str:
-    """Return a cell's text: a text as it is, nothing for null, and JSON for other values."""
+    """Return a cell's text: a string unchanged, "" for null, and JSON text for any other value."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

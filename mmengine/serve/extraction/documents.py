@@ -1,4 +1,4 @@
-"""Finds the documents of an extraction: pictures and PDF documents."""
+"""Finds the documents for an extraction: pictures and PDF documents."""
 
 import os
 import stat
@@ -11,11 +11,12 @@ from mmengine.errors import InvalidRequest
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 PDF = ".pdf"
-MANIFEST = "extract.json"  # A folder with this file holds an extraction's work, and no documents.
+# A folder with this file is an extraction's work folder, which is not searched for documents.
+MANIFEST = "extract.json"
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A document: its name in the table, which is the path as given, its size and its time of change."""
+    """A document. `name`: the path as the caller gave it, which is also the name in the table."""
 
     name: str
     size: int = 0
@@ -32,7 +33,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def find_documents(paths: Iterable[Path], max_bytes: int) -> list[Document]:
-    """Return the documents in `paths`, folders in the order of their names, each file once.
+    """Return the documents in `paths`, each file once. The files in a folder are sorted by name.
 
     A file that cannot be used has an `error`. Raises InvalidRequest for a missing path, and if there is no
     document.
@@ -73,10 +74,10 @@ def _document(path: Path, max_bytes: int) -> Document:
     except OSError as error:
         return Document(name, error=f"the file cannot be read: {error.strerror}")
     if not stat.S_ISREG(found.st_mode):
-        return Document(name, error="it is not a regular file")
+        return Document(name, error="the document is not a regular file")
     document = Document(name, found.st_size, found.st_mtime_ns)
     if path.suffix.lower() not in (*PICTURES, PDF):
-        text = f"its name does not end in {', '.join((*PICTURES, PDF))}"
+        text = f"the file's name does not end in {', '.join((*PICTURES, PDF))}"
         return msgspec.structs.replace(document, error=text)
     if found.st_size > max_bytes:
         text = f"the file has {found.st_size:,} bytes; the limit is {max_bytes:,} (--max-bytes)"

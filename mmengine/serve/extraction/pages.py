@@ -14,14 +14,14 @@ from mmengine.processing.workers.decoders import Decoders
 from mmengine.serve.extraction.documents import Document
 from mmengine.serve.prompt.media_memory import media_workers
 
-# A document may take as long as this many items that reach their own limit (prepare_timeout_s).
+# The time limit for a document is this many times the limit for a single item (prepare_timeout_s).
 ITEMS_PER_DOCUMENT = 10
 COPY_SIDE = 1024  # Maximum side of a small copy, in pixels.
 
 
 class PagePainter:
-    """Draws pages and small copies in decoder processes. Thread-safe. `num_workers` items are drawn at
-    once.
+    """Draws pages and small copies in decoder processes. Thread-safe. At most `num_workers` items are drawn
+    at the same time.
     """
 
     def __init__(self, config: EngineConfig, dpi: int, max_pages: int) -> None:
@@ -34,8 +34,8 @@ class PagePainter:
         )
 
     def draw(self, document: Document, folder: Path) -> list[Path]:
-        """Draw a document's pages into `folder`, and return their files in order. Pages that the folder has
-        are not drawn again. Raises InvalidMedia.
+        """Draw a document's pages into `folder`, and return their files in order. Pages that are already in
+        the folder are not drawn again. Raises InvalidMedia.
         """
         ends_at = time.monotonic() + self._limit_s * ITEMS_PER_DOCUMENT if self._limit_s else None
         attempt = Attempt(ends_at)

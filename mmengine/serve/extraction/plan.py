@@ -1,8 +1,9 @@
-"""Turns documents into a request file, which `run_batch` answers, and keeps both in a work folder.
+"""Turns documents into a request file, which `run_batch` answers. The request file and the answers are in a
+work folder.
 
 The work folder has extract.json (what is extracted, and how), documents.jsonl (a line per document), pages/
-(the drawn pages), requests.jsonl, answers.jsonl, boxes.jsonl and log/. A work folder that has requests.jsonl
-is planned, and the same command continues with its answers.
+(the drawn pages), requests.jsonl, answers.jsonl, boxes.jsonl and log/. If a work folder has requests.jsonl,
+its plan is complete, and the same command computes only the missing answers.
 """
 
 import hashlib
@@ -26,7 +27,9 @@ PROMPT = "Read the document and return its data as JSON that follows this JSON s
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What is extracted from every document. `model` are the model's options, to recognise another model."""
+    """The data to extract from every document. `model`: the model's options, by which another model is
+    recognised.
+    """
 
     schema: bytes
     prompt: str
@@ -42,7 +45,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A planned document. `pictures` are relative to the work folder: one per page of a PDF document."""
+    """A planned document. `pictures`: paths relative to the work folder. A PDF document has a picture for
+    each page.
+    """
 
     document: str
     pictures: list[str]
@@ -141,7 +146,7 @@ class WorkFolder:
 
 
 def _described(job: Job, documents: list[Document]) -> dict[str, object]:
-    """Return what identifies an extraction, with the names that the user knows."""
+    """Return the values that identify an extraction, by the names that users know."""
     digest = hashlib.sha256(msgspec.json.encode(documents)).hexdigest()
     fields = msgspec.structs.asdict(job)
     schema, model = fields.pop("schema"), fields.pop("model")

@@ -39,9 +39,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table with its answer.
 
     `status`: ok; check, if a field is doubtful; invalid, if the answer does not follow the schema; error, if
-    there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first.
-    `text`: the JSON text of `value`, or "" without a value. `confidence`: of each field, keyed by JSON
-    pointer. `pictures` are relative to the work folder. `request`: the custom_id of the row's request.
+    there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first. `text`:
+    the JSON text of `value`, or "" without a value. `confidence`: each field's confidence by JSON pointer.
+    `pictures` are relative to the work folder. `request`: the custom_id of the row's request.
     """
 
     document: str
@@ -76,7 +76,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 class Results:
     """Iterates over the results of a work folder, in the order of the table. Each iteration reads the answers
-    from the disk again, so that they need not fit into memory.
+    from the disk again, so that the answers need not fit into memory.
     """
 
     def __init__(self, work: WorkFolder, schema: bytes, min_confidence: float) -> None:
@@ -100,7 +100,7 @@ class Results:
                 yield self._result(row, _read_answer(file.readline()))
 
     def _result(self, row: Row, answer: _Answer | None) -> Result:
-        error = row.error or ("it has no answer" if answer is None else answer.error)
+        error = row.error or ("the request has no answer" if answer is None else answer.error)
         if error or answer is None:
             return _row(row, "error", error)
         found = answer.field_confidence or {}
@@ -138,7 +138,7 @@ def _invalid(result: Result, error: str) -> Result:
 
 
 def _number(text: str) -> float | str:
-    """Return a number, or its text if no float is so large."""
+    """Return a number, or the number's text if the number is too large for a float."""
     return value if math.isfinite(value := float(text)) else text
 
 

@@ -1,7 +1,9 @@
-"""Writes a page on which a person checks an extraction: each picture beside its fields, least certain first.
+"""Writes a page on which a person checks an extraction: each picture beside its fields. The least certain
+rows come first.
 
-File names and answers are hostile: all of them are escaped, pictures are drawn again in decoder processes,
-and the page's content security policy allows no script, no network and only the page's own style.
+File names, answers and pictures are untrusted. Therefore all texts are escaped, and pictures are drawn again
+in decoder processes. The page's content security policy allows only the page's own style, and no scripts and
+no network.
 """
 
 import base64
@@ -26,11 +28,11 @@ from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.field_confidence.others import OtherValue
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
-MAX_ROWS = 500  # Rows on the page: the least certain of the table.
-MAX_PICTURES = 8  # Pictures of a row.
-MAX_FIELDS = 200  # Fields of a row.
-MAX_PICTURE_BYTES = 64 * 2**20  # All pictures of the page together.
-MIN_OTHER_P = 0.01  # Less likely other values are left out.
+MAX_ROWS = 500  # Maximum number of rows on the page. The least certain rows are shown.
+MAX_PICTURES = 8  # Maximum number of pictures for a row.
+MAX_FIELDS = 200  # Maximum number of fields for a row.
+MAX_PICTURE_BYTES = 64 * 2**20  # Maximum size of all pictures on the page together.
+MIN_OTHER_P = 0.01  # Minimum probability with which another possible value is shown.
 _MAX_OTHERS = 3
 _AHEAD = 16  # Rows whose pictures are drawn ahead.
 
@@ -78,7 +80,7 @@ def _head(counts: Counter[str], num_shown: int) -> str:
     total = sum(counts.values())
     summary = f"{total:,} rows: " + ", ".join(f"{counts[name]:,} {name}" for name in STATUSES if counts[name])
     if num_shown < total:
-        summary += f"; the page has the {num_shown:,} least certain"
+        summary += f"; the page has the {num_shown:,} least certain rows"
     html = (here / "review.html").read_text(encoding="utf-8")
     for name, text in (("{POLICY}", policy), ("<!--STYLE-->", style), ("<!--SUMMARY-->", summary)):
         html = html.replace(name, text)
@@ -88,7 +90,7 @@ def _head(counts: Counter[str], num_shown: int) -> str:
 def _with_pictures(
     rows: list[Result], work: Path, painter: PagePainter
 ) -> Iterator[tuple[Result, list[bytes | None]]]:
-    """Yield each row with small copies of its pictures; None for a picture that is left out."""
+    """Yield each row with small copies of its pictures. A copy is None for a picture that is left out."""
     num_bytes = 0
 
     def copies(result: Result) -> list[bytes | None]:

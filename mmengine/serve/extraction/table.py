@@ -21,8 +21,9 @@ if TYPE_CHECKING:  # An optional dependency.
 
 FORMATS = (".jsonl", ".csv", ".parquet")
 HEAD = ("document", "page", "status", "error", "check", "confidence")
-P = "p:"  # Begins the name of a column with a field's probability.
-# A spreadsheet program runs a text that begins so as a formula. The last four are wide forms of the others.
+P = "p:"  # Prefix for the names of columns with probabilities.
+# A spreadsheet program treats a text as a formula if the text begins with one of these characters. The last
+# four are the full-width forms of =, +, - and @.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _BATCH_ROWS = 4096
 _INT64 = range(-(2**63), 2**63)
@@ -37,7 +38,9 @@ def check_format(out: Path) -> None:
             import pyarrow.parquet  # noqa: F401 Lazy: only Parquet needs it
         except ImportError:
             hint = install_hint("parquet")
-            raise ConfigError(f"--out {out} needs pyarrow: {hint}; .csv and .jsonl need nothing") from None
+            raise ConfigError(
+                f"--out {out} needs pyarrow: {hint}; .csv and .jsonl files need no further package"
+            ) from None
 
 
 def write_table(results: Iterable[Result], schema: bytes, out: Path) -> None:
@@ -61,7 +64,7 @@ def _write_jsonl(results: Iterable[Result], columns: list[str], path: Path) -> N
 
 
 def json_line(result: Result) -> str:
-    """Return a result as a JSON object. Its value is the text that the model wrote."""
+    """Return a result as a JSON object, whose value is the text that the model wrote."""
     head: dict[str, object] = {
         "document": result.document,
         "page": result.page,
@@ -93,13 +96,13 @@ def _csv_cell(value: JsonValue) -> str | int | float:
 
 
 def plain_text(text: str) -> str:
-    """Return `text` so that no spreadsheet program takes it for a formula: with ' before it if needed."""
+    """Return `text`, with ' before it if a spreadsheet program would treat `text` as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def cells_of(result: Result, columns: list[str]) -> dict[str, JsonValue]:
-    """Return a row's cells by column: HEAD, the values, OTHER, and the probabilities of the values. The
-    probability of an array or an object is the lowest of its fields.
+    """Return a row's cells by column: HEAD, the values, OTHER, and the values' probabilities. An array or an
+    object has the lowest probability among its fields.
     """
     flat = flatten(result.value, columns)
     other = flat.get(OTHER)
@@ -157,8 +160,8 @@ def _batches(results: Iterable[Result], columns: list[str]) -> Iterator[list[dic
 def _types(
     results: Iterable[Result], columns: list[str]
 ) -> "dict[str, tuple[DataType, Callable[[JsonValue], object]]]":
-    """Return each column's type, and a function that converts a cell to the type. A column of values with
-    different types holds text.
+    """Return each column's type, and a function that converts a cell to the type. If a column's values have
+    different types, the column holds text.
     """
     import pyarrow  # Lazy: see above
 

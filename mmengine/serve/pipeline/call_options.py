@@ -158,7 +158,7 @@ def _asks(name: str, value: object) -> bool:
 
 def _why(name: str) -> str:
     if name == "truncation":
-        return "prompts are not cut; shorten them"
+        return "prompts are not cut; shorten the prompt"
     return "the checkpoint determines how prompts and pixels are prepared; leave it out"
 
 

@@ -52,8 +52,8 @@ class Construction:
         dtype = dtypes[0] if dtypes[1] is None else dtypes[1]
         device = _device(given.pop("device", None), given.pop("device_map", None))
         for name, value in list(given.items()):
-            # A call accepts a tokenizer, which transformers uses for stop strings. The constructor must not,
-            # because there the keyword replaces the model's tokenizer.
+            # A call accepts a tokenizer, which transformers uses for stop strings. The constructor must not
+            # accept a tokenizer, because there the keyword replaces the model's tokenizer.
             is_foreign = name in FOREIGN and (name == "tokenizer" or not _is_call_option(name))
             if is_foreign and given.pop(name) is not None and value not in _AGREES.get(name, ()):
                 raise ConfigError(f"{name}={value!r:.80} is not supported: {advice_for(name)}")
@@ -148,7 +148,7 @@ def _check_engine(engine: Engine, options: Mapping[str, Any], device: str, dtype
 def _with_revision(model: Any, revision: Any) -> Any:
     """Return the folder or the hub id that Engine loads, with its revision.
 
-    For a loaded transformers model, its weights are loaded again from the same source and commit.
+    The weights of a loaded transformers model are loaded again from the same source and commit.
     """
     name = model
     if not (model is None or isinstance(model, (str, Path))):
@@ -156,7 +156,7 @@ def _with_revision(model: Any, revision: Any) -> Any:
         if not name:
             raise ConfigError(
                 f"model must be a folder, a hub id or an mmengine.Engine, not a {type(model).__name__} "
-                "without the place that it was loaded from"
+                "object that does not say from where it was loaded"
             )
         revision = revision or getattr(getattr(model, "config", None), "_commit_hash", None)
         if Path(name).exists():

@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "eta_cutoff": ((0.0,), _FILTERS),
     "exponential_decay_length_penalty": ((), "use max_new_tokens, or a sequence_bias of the end of sequence"),
     "force_words_ids": ((), _FORM),
-    "forced_eos_token_id": ((), "append it to an answer that was cut"),
+    "forced_eos_token_id": ((), "append the token to an answer that was cut"),
     "guidance_scale": ((1.0, 1), "say in the prompt what is not wanted"),
     "logits_processor": (([], ()), f"{_BIAS}; {_FORM}"),
     "negative_prompt_ids": ((), "say in the prompt what is not wanted"),

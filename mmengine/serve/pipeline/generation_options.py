@@ -132,7 +132,7 @@ def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object
     if "bad_words_ids" in values:
         words = values["bad_words_ids"]
         if not isinstance(words, (list, tuple)) or not words or not all(map(_is_sequence, words)):
-            raise InvalidRequest("bad_words_ids must be a list of lists of token ids, and not be empty")
+            raise InvalidRequest("bad_words_ids must be a non-empty list of lists of token ids")
         banned = [tuple(word) for word in words if tuple(word) not in ends]
     if "sequence_bias" in values:
         given = values["sequence_bias"]
@@ -155,7 +155,7 @@ def _is_biased(pair: object) -> bool:
 
 
 def _unfold_config(given: Keywords) -> dict[str, object]:
-    """Return a generation_config's values, replaced by the direct keywords where both are given.
+    """Return a generation_config's values. A direct keyword replaces the value with the same name.
 
     The generation_config is a dict or a transformers object.
     """

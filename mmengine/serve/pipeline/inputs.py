@@ -58,7 +58,7 @@ class _Items:
 class Results:
     """An iterator over results in input order. Results are computed before the reader asks for them.
 
-    `len` returns how many inputs there are, and raises TypeError if they come from a generator.
+    `len` returns how many inputs there are, and raises TypeError if the inputs come from a generator.
     """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
@@ -72,7 +72,7 @@ class Results:
 
     def __len__(self) -> int:
         if not isinstance(self._source, _Items):
-            raise TypeError("the number of prompts of a generator is unknown")
+            raise TypeError("the number of prompts in a generator is unknown")
         return len(self._source)
 
 

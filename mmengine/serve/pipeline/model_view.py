@@ -42,13 +42,17 @@ def model_view(engine: Engine) -> ModelView:
 
 
 def processor_of(engine: Engine) -> object:
-    """Return transformers' processor for the model, or the engine's if transformers cannot load one."""
+    """Return transformers' processor for the model. If transformers cannot load it, return the engine's
+    processor.
+    """
     found = _from_transformers("AutoProcessor", engine.built.folder)
     return engine.processor if found is None else found
 
 
 def tokenizer_of(engine: Engine) -> object:
-    """Return transformers' tokenizer for the model, or the engine's if transformers cannot load one."""
+    """Return transformers' tokenizer for the model. If transformers cannot load it, return the engine's
+    tokenizer.
+    """
     found = _from_transformers("AutoTokenizer", engine.built.folder)
     return engine.processor.tokenizer if found is None else found
 

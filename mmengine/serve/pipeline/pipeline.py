@@ -105,9 +105,10 @@ class Pipeline:
 
         - `text=chat` or `images=chat`, where a chat is a list of messages: returns a list with a record for
           each answer.
-        - A list of chats, or of strings: returns a list with such a list of records for each.
+        - A list of chats or strings: returns a list with a list of records for each chat or string.
         - `images=` with `text=`, strings with placeholders: returns a list of records.
-        - A generator, iterator or dataset of these: returns an iterator over the results, which are computed
+        - A generator, iterator or dataset with such inputs: returns an iterator over results that are
+        computed
           ahead.
 
         With `streamer=`, the prompts are answered one after the other, and the streamer receives each answer
@@ -157,7 +158,7 @@ class Pipeline:
 
     @property
     def device(self) -> Any:
-        """The torch device that the model runs on."""
+        """The torch device on which the model runs."""
         return self.model.device
 
     def close(self) -> None:

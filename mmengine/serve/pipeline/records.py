@@ -7,11 +7,11 @@ from mmengine.serve.pipeline.inputs import Chat, Message
 from mmengine.serve.text.request_output import Choice, Completion
 
 TENSORS, NEW_TEXT, FULL_TEXT = "TENSORS", "NEW_TEXT", "FULL_TEXT"  # transformers' ReturnType
-RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text; for every other return_type
+RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text, for any other return_type
 
 
 def return_type(options: Keywords) -> str:
-    """Return which records a call requests: TENSORS, NEW_TEXT, FULL_TEXT or RAW_TEXT."""
+    """Return the kind of record that a call requests: TENSORS, NEW_TEXT, FULL_TEXT or RAW_TEXT."""
     kind = options.get("return_type")
     if kind is not None:
         name = str(getattr(kind, "name", ""))

@@ -57,7 +57,7 @@ def pool_options(options: PoolOptions) -> Options:
 
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
-    """A call for the embedding vectors that belong to `inputs`.
+    """A call that requests an embedding vector for each input.
 
     Vectors are cut after `dimensions` values (None: not cut). `normalizes` says whether vectors are scaled to
     length 1 (None: the model's setting). A text is cut after `keep` tokens. With 0, a text that is too long
@@ -118,7 +118,7 @@ class EmbedCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """A call for the relevance score for each (query, document) pair.
+    """A call that requests a relevance score for each (query, document) pair.
 
     A single query is paired with all documents. A reranker reads query and document in a single prompt. An
     embedding model embeds them separately, and the score is the cosine between the two vectors.
@@ -142,7 +142,7 @@ class ScoreCall:
         if len(self.queries) not in (1, len(self.documents)):
             raise InvalidRequest(
                 f"{len(self.queries)} queries and {len(self.documents)} documents make no pairs: send one "
-                "query, or as many as documents",
+                "query, or as many queries as documents",
                 path=(INPUTS,),
             )
         queries = list(self.queries) * (len(self.documents) if len(self.queries) == 1 else 1)

@@ -1,4 +1,5 @@
-"""Reads from a model's folder whether the model chats, embeds or reranks, and its embedding prompts.
+"""Reads a model's task (chat, embedding or reranking) and embedding prompts from the model's folder. Also
+checks whether a model supports a task.
 
 sentence-transformers defines the files: `modules.json`, a folder for each module, and
 `config_sentence_transformers.json` with the prompts. The files are untrusted, so their sizes are limited, and
@@ -34,7 +35,7 @@ class PooledModel:
 
     `has_media`: whether prompts are chat messages, which may contain images, rather than texts. `normalizes`:
     whether vectors are scaled to length 1 by default. `prompts`: texts that can be put before an input, by
-    name. `default_prompt` is the name that is used if a call gives none. `tokens`: one or two token ids whose
+    name. `default_prompt`: the prompt name for calls that give no name. `tokens`: one or two token ids whose
     logits give a reranker's score; the first token means "relevant".
     """
 
@@ -46,7 +47,7 @@ class PooledModel:
     tokens: tuple[int, ...] = ()
 
     def check_reranks(self) -> None:
-        """Raise InvalidRequest unless the model is a reranker."""
+        """Raise InvalidRequest if the model is not a reranker."""
         if self.task != "rerank":
             raise InvalidRequest(
                 f"this model {_DOES[self.task]} and ranks no documents: serve a reranker, such as "
@@ -163,7 +164,9 @@ def _score_tokens(folder: Path, modules: list[tuple[str, str]], tokenizer: Token
     for word in (YES, NO):
         ids = tuple(tokenizer.encode(word))
         if len(ids) != 1:
-            raise ModelError(f"a reranker needs one token for {word!r}; this tokenizer has {len(ids)}")
+            raise ModelError(
+                f"a reranker needs a single token for {word!r}; this tokenizer needs {len(ids)} tokens"
+            )
         found += ids
     return tuple(found)
 

@@ -168,7 +168,7 @@ def _text_of(given: PoolInput) -> str | None:
 
 
 def _messages_of(given: PoolInput) -> list[dict[str, object]]:
-    """Return an input's chat messages, or [] for any other input."""
+    """Return an input's chat messages, or [] if the input has no messages."""
     if isinstance(given, (str, Mapping)):
         return []
     found = [dict(each) for each in given if isinstance(each, Mapping) and "role" in each]

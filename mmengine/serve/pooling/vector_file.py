@@ -85,7 +85,7 @@ class _LinesFile(_Lines):
                 index = places[str(value["custom_id"])]
             except (msgspec.DecodeError, KeyError):
                 raise InvalidRequest(
-                    f"{path}: line {number} is no vector of these inputs; name another file with --out"
+                    f"{path}: line {number} has no vector for these inputs; name another file with --out"
                 ) from None
             if "embedding" in value:
                 self.written.add(index)

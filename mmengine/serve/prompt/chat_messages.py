@@ -73,7 +73,7 @@ def _arguments(where: FieldPath, given: object) -> dict[str, object]:
             ) from None
     if not isinstance(given, Mapping):
         raise InvalidRequest(
-            f"{FIELD} must be an object, or one as JSON text, not {shown(given)}", path=where
+            f"{FIELD} must be an object, or an object as JSON text, not {shown(given)}", path=where
         )
     return dict(given)
 

@@ -41,7 +41,7 @@ class FramedText:
         if self.token_ids is not None:
             ids = list(self.token_ids)
             if any(not 0 <= token < tokenizer.vocab_size for token in ids):
-                text = f"the prompt holds token ids beyond the integers from 0 to {tokenizer.vocab_size - 1}"
+                text = f"the prompt contains token ids outside 0 to {tokenizer.vocab_size - 1}"
                 raise InvalidRequest(text, path=("prompt",))
         else:
             exceeds = getattr(tokenizer, "exceeds", None)
@@ -52,7 +52,7 @@ class FramedText:
             raise _too_long(f"{len(begin) + len(ids) + len(end)} tokens > {most} maximum")
         ids = [*begin, *ids[: max(room, 0)], *end]
         if not ids:
-            raise InvalidRequest("the text is empty and has no tokens: send at least one", path=("prompt",))
+            raise InvalidRequest("the text is empty and has no tokens: send a longer text", path=("prompt",))
         return Prepared(np.array(ids, np.int32), (), self.text)
 
 

@@ -18,8 +18,8 @@ _POLL_S = 0.1  # a waiting worker checks this often, in seconds, whether its pro
 def media_workers(setting: int) -> int:
     """Return how many threads prepare media.
 
-    Returns `setting`, or if that is 0, half of the usable cores, between 1 and 4. Pillow and numpy release
-    the GIL, so several threads are useful, but the model's threads need cores too.
+    Returns `setting`. If `setting` is 0, returns half of the usable cores, but at least 1 and at most 4.
+    Pillow and numpy release the GIL, so several threads are useful, but the model's threads need cores too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 _IMAGES = "put the media into a message: {'type': 'image', 'image': path}"
 _STRINGS = "use stop"
 _MAX = "use max_tokens"
-# transformers' and vLLM's names, and those of OpenAI's and llama.cpp's APIs.
+# Option names in transformers, in vLLM, and in OpenAI's and llama.cpp's APIs.
 FOREIGN = {
     "max_new_tokens": _MAX,
     "max_completion_tokens": _MAX,

@@ -237,10 +237,10 @@ class Options:
         if not isinstance(outputs, Sequence) or not all(
             type(token) is int and 0 <= token < 2**31 for token in outputs
         ):
-            raise InvalidRequest(f"{FIELD} must be token ids, the answer's first", path=FieldPath("outputs"))
+            raise InvalidRequest(f"{FIELD} must be the answer's first token ids", path=FieldPath("outputs"))
         if outputs and self.sampling.n != 1:
             raise InvalidRequest(
-                f"{FIELD} apply to one answer: submit the others as separate requests",
+                f"{FIELD} belong to one answer: submit a separate request for each further answer",
                 path=FieldPath("outputs"),
             )
         index = self.sample_index
@@ -251,7 +251,8 @@ class Options:
             )
         if index and self.sampling.n != 1:
             raise InvalidRequest(
-                f"{FIELD} applies to one answer: leave it out beside n", path=FieldPath("sample_index")
+                f"{FIELD} belongs to a single answer: leave it out, or leave out n",
+                path=FieldPath("sample_index"),
             )
 
     def of_prompt(self, num_tokens: int) -> "Options":
@@ -265,7 +266,8 @@ class Options:
         most = self.max_length - num_tokens if self.max_length else sampling.max_tokens
         if most < 1:
             raise InvalidRequest(
-                f"max_length is {self.max_length}, but the prompt has {num_tokens} tokens: raise it, or set "
+                f"max_length is {self.max_length}, but the prompt has {num_tokens} tokens: raise "
+                "max_length, or set "
                 "max_new_tokens, which counts the answer alone"
             )
         least = min(most, max(sampling.min_tokens, self.min_length - num_tokens))
@@ -280,7 +282,7 @@ def _check_ends(sampling: SamplingParams) -> None:
     """Raise InvalidRequest for options that conflict with a grammar.
 
     Options that end an answer early conflict, because an incomplete value would count as complete. Options
-    that exclude tokens conflict, because no token that the grammar allows might be left.
+    that exclude tokens conflict, because they might exclude every token that the grammar allows.
     """
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):

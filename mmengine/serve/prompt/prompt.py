@@ -122,7 +122,7 @@ PromptInput = Prompt | str | list[dict[str, Any]]  # the types that `Prompt.of` 
 def prompts_of(prompts: PromptInput | Iterable[PromptInput]) -> Iterator[Prompt]:
     """Yield a prompt for each element. A string, a Prompt or a message list is a single prompt.
 
-    Raises InvalidRequest for a dict, for bytes, and for objects that cannot be iterated over.
+    Raises InvalidRequest for a dict, for bytes, and for an object that is not iterable.
     """
     is_chat = isinstance(prompts, (list, tuple)) and all(isinstance(each, dict) for each in prompts)
     is_many = isinstance(prompts, Iterable) and not isinstance(prompts, (str, bytes, bytearray, Mapping))
@@ -147,7 +147,7 @@ def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) 
             path=("prompt",),
         )
     if any(type(token) is not int or not 0 <= token < vocab_size for token in token_ids):
-        text = f"the prompt holds token ids beyond the integers from 0 to {vocab_size - 1}"
+        text = f"the prompt contains token ids outside 0 to {vocab_size - 1}"
         raise InvalidRequest(text, path=("prompt",))
 
 

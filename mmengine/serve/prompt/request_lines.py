@@ -95,7 +95,7 @@ def _surrogate(line: bytes) -> str:
             if half is not None:
                 return (
                     f"{where or 'the line'} holds an unpaired surrogate (\\u{ord(half):x}), which is not a "
-                    "character; write both halves of its pair, or leave it out"
+                    "character; write both halves of the surrogate pair, or leave the half out"
                 )
         elif isinstance(value, list):
             waiting += ((f"{where}[{number}]", each) for number, each in enumerate(value))

@@ -89,7 +89,8 @@ def build_chain(
     anchor = _end_of_anchor(session)
     if anchor + len(new.tokens) + num_answer > place.length:
         raise InvalidRequest(
-            f"the piece has {len(new.tokens)} tokens, its answer may have {num_answer}, and the anchor has "
+            f"the new content has {len(new.tokens)} tokens, its answer may have {num_answer}, and the "
+            "anchor has "
             f"{anchor}; the session's limit is {place.length}: send less at a time, ask for a shorter "
             "answer, or open a longer session"
         )

@@ -49,7 +49,9 @@ class ToolLimits(NamedTuple):
 
 
 class ToolSelection(msgspec.Struct, frozen=True):
-    """A request's tools. The chat template gets all tools in `shown`; the model may call those in `tools`."""
+    """A request's tools. The chat template gets all tools in `shown`. The model may call only the tools in
+    `tools`.
+    """
 
     shown: tuple[dict[str, object], ...]
     tools: tuple[RequestedTool, ...]
@@ -98,7 +100,7 @@ def parse_tools(
     for n, name in enumerate(names):
         if name in names[:n]:
             raise InvalidRequest(
-                f"{FIELD}, {shown(name)}, is the name of another tool too",
+                f"{FIELD}, {shown(name)}, is also the name of another tool; names must differ",
                 path=FieldPath("tools", n, "function", "name"),
             )
     if tool_choice == "none":
@@ -119,7 +121,7 @@ def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
         raise InvalidRequest(f"{FIELD} must be JSON data", path=FieldPath("tools")) from None
     if size > limits.max_bytes:
         raise InvalidRequest(
-            f"{FIELD} has {size:,} bytes as JSON; at most {limits.max_bytes:,} are taken",
+            f"{FIELD} has {size:,} bytes as JSON; the limit is {limits.max_bytes:,} (max_tool_bytes)",
             path=FieldPath("tools"),
         )
     return tools
@@ -128,7 +130,7 @@ def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
 def _without_nulls(where: FieldPath, given: object) -> dict[str, object]:
     """Return a tool without its null fields, for the chat template.
 
-    Raises InvalidRequest unless its type is function.
+    Raises InvalidRequest if the tool's type is not function.
     """
     tool = {name: each for name, each in check_mapping(where, given).items() if each is not None}
     kind = tool.get("type")

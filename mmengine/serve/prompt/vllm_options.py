@@ -23,7 +23,7 @@ _GUIDED = {
 VLLM_NAMES = frozenset({"structured_outputs", *_GUIDED})
 _SPACE = 'white space is bounded with "bounds": {"whitespace": n} in response_format'
 _REFUSED = {
-    "backend": "the engine has one for all requests: its setting grammar_backend",
+    "backend": "the setting grammar_backend selects the backend for all requests",
     "whitespace_pattern": _SPACE,
     "disable_any_whitespace": _SPACE,
     "disable_additional_properties": "write additionalProperties: false into the schema",

@@ -66,7 +66,7 @@ class Adapters:
             raise InvalidRequest(f"the name of an adapter must have 1 to {MAX_ID_CHARS} printable characters")
         if not self._config.max_loras:
             raise ConfigError(
-                "this engine has no room for adapters: set max_loras, or start it with an adapter"
+                "this engine has no room for adapters: set max_loras, or start the engine with an adapter"
             )
         folder = resolve_adapter(source)
         check_unicode(("lora_path",), str(folder))  # the path is written to the log
@@ -138,7 +138,8 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters that a resumed log had loaded, and hold its requests' adapters.
+        """Load the adapters that were loaded at the end of a resumed log, and hold the log's requests'
+        adapters.
 
         A request's adapter may also be in `coming`, the adapters that the caller loads next. Returns (request
         id, reason) for each request whose adapter is missing.
@@ -166,7 +167,7 @@ class Adapters:
         return lost
 
     def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
-        """Read an adapter again that the log had loaded.
+        """Read again an adapter whose loading the log records.
 
         Returns None if the adapter's folder is missing or its weights have changed.
         """
@@ -193,7 +194,7 @@ class Adapters:
     def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
-        if names:  # read from another name's folder, since the unloaded one may be deleted
+        if names:  # read from another name's folder, since the unloaded adapter's folder may be deleted
             self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 

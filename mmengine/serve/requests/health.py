@@ -27,8 +27,8 @@ HANG_EXIT = 75  # exit code of a process whose step hung (EX_TEMPFAIL: "try agai
 class Readiness:
     """Whether an engine is ready for work. In a boolean context, true if it is ready.
 
-    `reasons` tells operators why the engine is not ready. `public` has the reasons for other readers if these
-    differ.
+    `reasons` tells operators why the engine is not ready. `public` has the reasons for other readers if they
+    get different reasons.
     """
 
     reasons: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def stopped_engine(error: MMEngineError | None) -> Readiness:
         return Readiness(("the engine stopped: it was closed",), is_over=True)
     public = f"the engine stopped: {error}"
     if error.code is ErrorCode.EXECUTOR_FAILED:
-        public = "the engine stopped; its log says why"
+        public = "the engine stopped; the log says why"
     return Readiness((f"the engine stopped: {error}",), is_over=True, public=(public,))
 
 
@@ -99,7 +99,7 @@ class StallWatch:
     def __init__(self, core: EngineCore):
         self._core = core
         self._since = 0.0  # time of the last output while the disk is full; 0 if it is not full
-        self._unwritten_since = 0.0  # when steps first could not be written; 0 if the last step was
+        self._unwritten_since = 0.0  # when steps first could not be written; 0 if the last step was written
 
     def stepped(self, *, moved: bool) -> None:
         """Record a step. `moved` says whether the step returned outputs.
@@ -122,7 +122,7 @@ class StallWatch:
 
     @property
     def stuck(self) -> str:
-        """If no step could be written for STUCK_S, the reason, else "". Thread-safe."""
+        """The reason why no step could be written for STUCK_S seconds, or "". Thread-safe."""
         since = self._unwritten_since
         return self._core.stalled if since and time.monotonic() - since > STUCK_S else ""
 

@@ -23,7 +23,7 @@ from mmengine.errors import ConfigError, MMEngineError
 from mmengine.replay.kv_events.batches import Numbered, batches
 from mmengine.serve.requests.operator_log import operator_log
 
-MAX_QUEUED = 100_000  # a subscriber that lags by more batches loses some, as in vLLM
+MAX_QUEUED = 100_000  # a subscriber that lags by more batches loses batches, as in vLLM
 MAX_RECENT = 10_000  # number of latest batches that are kept in memory for replays
 MAX_ASKED = 64  # maximum size of a frame in a replay request, in bytes
 # How long to wait for a subscriber that does not read its replay. Nothing is published meanwhile.
@@ -53,7 +53,7 @@ class KvPublisher:
         socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_ASKED)
-            # Otherwise ZeroMQ drops messages when the queue is full.
+            # Without this option, ZeroMQ drops messages when the queue is full.
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.SNDTIMEO, REPLAY_WAIT_MS)
         try:
@@ -61,7 +61,7 @@ class KvPublisher:
         except zmq.ZMQError as error:
             self._context.destroy(0)
             raise ConfigError(
-                f"KV events cannot be published at {endpoint}: {error}; give an endpoint as tcp://*:5557"
+                f"KV events cannot be published at {endpoint}: {error}; give an endpoint such as tcp://*:5557"
             ) from None
         return socket
 
@@ -114,7 +114,7 @@ class KvPublisher:
     def _read_again(self, first: int, until: int) -> Iterator[Numbered]:
         """Yield batches before number `until` from the log.
 
-        Yields none if the log's beginning was deleted.
+        Yields no batches if the log's beginning was deleted.
         """
         older = batches(self._folder, until=until)
         try:

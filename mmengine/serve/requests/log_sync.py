@@ -16,7 +16,8 @@ class LogSyncer:
     """Calls `sync` and `tidy` in the background after steps, at most every 10 ms.
 
     `sync` protects the log against power cuts; None disables syncs. A killed process loses no events in
-    either case. `tidy` packs full segments and deletes old ones, and also runs once a minute without steps.
+    either case. `tidy` packs full segments and deletes old segments. `tidy` also runs once a minute without
+    steps.
     """
 
     def __init__(self, sync: Callable[[], None] | None, tidy: Callable[[], None]):

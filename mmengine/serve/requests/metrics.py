@@ -60,7 +60,7 @@ ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
-    """An engine's metrics. Other threads read the values from a moment between two steps.
+    """An engine's metrics. Other threads read the values that were current between two steps.
 
     `stats` returns the core's counters, and `ready` whether the engine is ready for work. `drafters` returns
     each drafter's name and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph
@@ -77,8 +77,8 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
-        # Returns the number of requests in preparation, the oldest one's age, and how long a text has waited
-        # for a thread. The times are in seconds.
+        # Returns the number of requests in preparation, the oldest request's age, and how long a text has
+        # waited for a thread. The times are in seconds.
         self.preparing: Callable[[], tuple[int, float, float]] = lambda: (0, 0.0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0
@@ -137,10 +137,10 @@ class Metrics(Collector):
             help_text = f"{GRAPHS[what]} by whether a CUDA graph was replayed, or why not."
             yield _by_how(f"graph_{what}", help_text, counts)
         if stats.overlap:
-            help_text = "Steps by whether they were decided while another one ran (ahead), or why not."
+            help_text = "Steps by whether they were decided while another step ran (ahead), or why not."
             yield _by_how("overlap_steps", help_text, stats.overlap)
         yield from _media_metrics(self._media)
-        yield GaugeMetricFamily("mmengine_ready", "1 when work may be sent here.", value=self.ready())
+        yield GaugeMetricFamily("mmengine_ready", "1 if the engine is ready for work.", value=self.ready())
         yield from self._times.collect()
 
 

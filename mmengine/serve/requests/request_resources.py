@@ -22,7 +22,7 @@ MAX_BYTES = 128 * 2**20  # limit on the total size of all different sources; eac
 
 
 class GrammarMemory:
-    """Keeps the source texts for requests' grammars, with equal sources shared and counted once.
+    """Keeps the source texts for requests' grammars. Equal sources are shared and counted once.
 
     Thread-safe.
     """
@@ -48,7 +48,8 @@ class GrammarMemory:
                 if self.num_bytes + size > self.max_bytes and not was_accepted:
                     raise QueueFull(
                         f"the grammars of {len(self._held)} requests take {self.num_bytes:,} of "
-                        f"{self.max_bytes:,} bytes, and this one needs {size:,} more: try again later"
+                        f"{self.max_bytes:,} bytes, and this request's grammar needs {size:,} more: try "
+                        "again later"
                     )
                 known = self._known[source] = [source, 0]
                 self.num_bytes += size

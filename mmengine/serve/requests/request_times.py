@@ -48,7 +48,8 @@ class Buckets:
 
 
 class Times(NamedTuple):
-    """When an ended answer reached each stage, in seconds on the monotonic clock; 0 if it never did.
+    """When an ended answer reached each stage, in seconds on the monotonic clock; 0 if the answer never
+    reached the stage.
 
     `begun` is when the preparation began, or the submission time without preparation.
     """

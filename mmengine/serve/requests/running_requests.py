@@ -111,10 +111,9 @@ class RunningRequests:
         return computed, whole
 
     def encoded_percent(self, request_id: str) -> int | None:
-        """Return by how many percent a large image or video is encoded, else None.
+        """Return the encoding progress of a large image or video in percent, else None.
 
-        The value is None unless the request has an item that is encoded over several steps and is in
-        progress.
+        Items that are encoded in a single step have no progress.
         """
         state = self._core.view
         part = state.part

@@ -51,8 +51,8 @@ class SessionMedia:
         if num_bytes > self._max_bytes:
             raise QueueFull(
                 f"sessions keep {self.num_bytes} of {self._max_bytes} bytes of images and frames "
-                "(session_media_bytes) and have no room for these; close one, or give the engine a log, "
-                "so that they are kept on the disk"
+                "(session_media_bytes) and have no room for more; close a session, or give the engine a log, "
+                "so that media are kept on the disk"
             )
         self._kept[session.session_id], self.num_bytes = kept, num_bytes
 
@@ -68,7 +68,7 @@ class SessionMedia:
         """Return a request's pixels as a lazy sequence.
 
         An item that is not in `there` is loaded when it is read. Steps read the pixels. Loading must not
-        delay a step, so it does not wait for busy decoder processes.
+        delay a step, so loaders do not wait for busy decoder processes.
         """
         fresh = {one.item.mm_hash: one for one in there}
         kept = self._kept.get(session_id, {})

@@ -274,8 +274,8 @@ class Sessions:
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
         """Return a loader, in prompt order, for each older media item that a request must encode again.
 
-        These are all media after the computed tokens. If the encoder cache has all their features, returns
-        []. Raises the same errors as `chain`.
+        These items are all media after the computed tokens. Returns [] if the encoder cache has the features
+        for all these items. Raises the same errors as `chain`.
         """
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
@@ -306,7 +306,9 @@ class Sessions:
     def _found(self, place: SessionPlace) -> SessionState:
         session = self._core.sessions.find(place.session_id)
         if next_opening(session) != place.opens or has_open_video(session) != place.was_in_film:
-            raise InvalidRequest("another request was appended to the session meanwhile: append this again")
+            raise InvalidRequest(
+                "another request was appended to the session meanwhile: append the content again"
+            )
         return session
 
 

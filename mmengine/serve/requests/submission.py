@@ -33,7 +33,7 @@ LOWERED_BY = "max_pixels"  # option of requests and of `mmengine run` that makes
 MAX_NOTED = 1_000  # number of notes that are remembered so that each is logged once
 MAX_LOGGED_NOTES = 10  # maximum number of logged notes for a response format
 OTHER_ADAPTER = (
-    "a session keeps the adapter that it was opened with: leave out adapter, or open another session"
+    "a session keeps the adapter with which it was opened: leave out adapter, or open another session"
 )
 
 

@@ -185,7 +185,7 @@ class DirectReader(ChannelReader):
     def __init__(self, record: AnswerRecord, stream: Stream, on_leave: Callable[[], None]):
         super().__init__(stream._channel)
         self._record, self._on_leave = record, on_leave
-        self._follower: RecordReader | None = None  # reads from the record once it has other readers
+        self._follower: RecordReader | None = None  # reads from the record once the record has other readers
         record.first = self
 
     def follow(self) -> None:

@@ -134,7 +134,7 @@ class ChannelReader:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the log has the request or it was refused, so that `accepted` does not wait."""
+        """Whether the log has the request, or the request was refused. `accepted` then does not wait."""
         return self._channel.accepted.is_set and self._channel.error is None
 
     async def accepted(self) -> None:

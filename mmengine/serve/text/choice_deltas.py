@@ -67,8 +67,8 @@ ChoiceDelta = tuple[Delta, str | None, str | int | None]
 class ChoiceDeltas:
     """Builds an answer's deltas.
 
-    Stop strings do not apply to tool calls. If the answer has a `grammar`, they do not apply to reasoning
-    either. With `show_reasoning` False, reasoning is counted but not shown.
+    Stop strings do not apply to tool calls. If the answer has a `grammar`, stop strings do not apply to
+    reasoning either. With `show_reasoning` False, reasoning is counted but not shown.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ class TextStream:
         return self._until.cut_off
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return new text that cannot belong to a stop string. It may be empty."""
+        """Return new text that cannot belong to a stop string. The text may be empty."""
         if not self._has_stop:
             return self._detokenizer.push(token_ids)
         pieces = []
@@ -237,7 +237,8 @@ class Stops(NamedTuple):
     def of(cls, sampling: SamplingParams, grammar: GrammarRequest | None) -> "Stops":
         """Return the stop strings for an answer's text.
 
-        For answers that may have tool calls there are none, because ChoiceDeltas applies them.
+        If the answer may have tool calls, returns no stop strings, because ChoiceDeltas applies the stop
+        strings.
         """
         if grammar is None:
             return cls(sampling.stop, sampling.min_stop_tokens)

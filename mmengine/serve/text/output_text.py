@@ -1,4 +1,6 @@
-"""Decodes outputs' tokens on the thread that reads the outputs, so that the engine's thread need not."""
+"""Decodes outputs' tokens on the thread that reads the outputs, so that the engine's thread does not spend
+time on decoding.
+"""
 
 from dataclasses import replace
 

@@ -36,8 +36,8 @@ class Choice:
     answer with a response format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for
     each token: first the sampled token's pair, then the most likely tokens' pairs.
 
-    If field_confidence is requested, `confidences` has an entry for each token that this engine sampled,
-    which are the last tokens. `field_confidence` then has the fields' confidences by JSON pointer.
+    If field_confidence is requested, `confidences` has an entry for each token that this engine sampled.
+    These are the answer's last tokens. `field_confidence` then has the fields' confidences by JSON pointer.
 
     If the grammar begins after reasoning, `after` has the tokens that end the reasoning. `reasoning` is then
     the text before these tokens. `content` is the text after these tokens, or None if the answer ended
@@ -70,10 +70,10 @@ class Choice:
 class Completion:
     """The complete answer to a prompt. `text`, `token_ids` and `finish_reason` belong to the first choice.
 
-    `num_drafts` counts the drafted tokens for all choices, and `num_accepted` counts those that were
-    accepted. Both count only tokens in the current process. `notes` reports facts about the response format,
-    from the process that accepted the request. `prompt_logprobs` is computed from `prompt_scores`. `vector`
-    is a pooled request's result.
+    `num_drafts` counts the drafted tokens for all choices, and `num_accepted` counts the accepted draft
+    tokens. Both numbers cover only the current process. `notes` reports facts about the response format, from
+    the process that accepted the request. `prompt_logprobs` is computed from `prompt_scores`. `vector` is a
+    pooled request's result.
     """
 
     request_id: str
@@ -177,8 +177,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
     A choice's last output has `finish_reason` and `detail`, and the request's last output has `completion`.
     `finish_reason`, `detail` and `after` have the same meaning as in Choice. If requested, `logprobs` has the
-    tokens' logprobs and `confidences` their confidences. If requested, `prompt_scores` has the prompt's
-    logprobs and comes with the first token in choice 0.
+    tokens' logprobs, and `confidences` has the tokens' confidences. If requested, `prompt_scores` has the
+    prompt's logprobs and comes with the first token in choice 0.
     """
 
     request_id: str
@@ -196,8 +196,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 def split_output(output: RequestOutput) -> list[RequestOutput]:
-    """Split an output without text into small outputs, so that a reader with many tokens does not delay
-    others.
+    """Split an output without text into small outputs, so that a reader with many tokens does not delay other
+    readers.
     """
     ids, scores, confidences = output.token_ids, output.logprobs, output.confidences
     if len(ids) <= PIECE:
@@ -226,7 +226,8 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Return for each prompt token (token id, logprob) pairs: its own pair, then the most likely tokens'.
+    """Return (token id, logprob) pairs for each prompt token: first its own pair, then the most likely
+    tokens' pairs.
 
     The first prompt token's logprobs are NaN.
     """

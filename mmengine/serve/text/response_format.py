@@ -88,7 +88,7 @@ def json_format(
     """
     for name in sorted(FORM):
         if options.get(name) is not None:
-            raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
+            raise InvalidRequest(f"generate_json takes a schema; leave out {name}")
     if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
         raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
     form = {**_schema_format(schema), "reasoning": reasoning, "on_truncation": on_truncation}
@@ -102,8 +102,8 @@ def _schema_format(schema: object) -> dict[str, Any]:
 # `Choice.detail` of an incomplete answer -> advice for the error message.
 _HOW = {
     CUT: "raise max_tokens",
-    CUT_AT_STOP: "it holds a stop string; leave that out",
-    REPEATED: "it repeated itself; set on_truncation to close, or leave out repetition_detection",
+    CUT_AT_STOP: "a stop string cut the answer; leave the stop string out",
+    REPEATED: "the answer repeated itself; set on_truncation to close, or leave out repetition_detection",
 }
 
 
@@ -125,7 +125,7 @@ def decode_answer(completion: Completion, schema: object, confidence: bool = Fal
         what = "the reasoning did not end" if content is None else "the JSON is incomplete"
         how = _HOW.get(detail, "raise max_tokens")
         raise RequestFailed(
-            f"{what} after {len(completion.token_ids)} tokens; {how}. It begins "
+            f"{what} after {len(completion.token_ids)} tokens; {how}. The answer begins "
             f"{shown(completion.text if content is None else content)}"
         )
     value = decode(content, schema)

@@ -29,7 +29,7 @@ _NO_PARAMETERS = Parameters({}, frozenset(), frozenset(), None, False, None, {})
 class CallDelta(NamedTuple):
     """New text for the tool call `number`, from 0.
 
-    The first delta has the `name`; later ones have arguments.
+    The first delta has the `name`; later deltas have arguments.
     """
 
     number: int
