@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmengine.checkpoint.names import TensorNames
 
-# The fingerprint reads small tensors whole, and this many chunks of a larger tensor, spread over its bytes.
+# Number of chunks that the fingerprint reads from a large tensor. It reads small tensors whole.
 SAMPLE_CHUNKS = 16
 SAMPLE_CHUNK_BYTES = 16 * 2**10
 
@@ -21,8 +21,8 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
 
     The hash covers the name, dtype, shape and bytes of each tensor. Tensors of up to 256 KiB are read whole.
     Of each larger tensor, 16 chunks of 16 KiB are read, spread evenly from the first to the last byte. For
-    16 GB of weights about 0.1 GB is read. Any training step changes the hash; an edit of
-    bytes between the chunks does not. Raises ModelError.
+    16 GB of weights about 0.1 GB is read. Any training step changes the hash; an edit of bytes between the
+    chunks does not. Raises ModelError.
     """
     digest = hashlib.sha256(b"mmengine weights 1")
     entries = names.entries(folder)

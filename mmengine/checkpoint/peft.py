@@ -27,7 +27,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 MAX_CONFIG_BYTES = 2**20  # Limit for adapter_config.json; a typical file has about 1,000 bytes.
 MAX_RANK = 512
-MAX_TENSORS = 20_000  # Limit per adapter; one for all linear layers of a 64-layer model has 900.
+MAX_TENSORS = 20_000  # Limit for tensors in an adapter; all linear layers of a 64-layer model need 900.
 MAX_PATTERNS = 4096  # Limit for the entries of alpha_pattern and of rank_pattern.
 PADDED = 16  # Ranks and columns are padded to multiples of this number.
 # Fields for PEFT features other than two matrices per module. Null, false and empty values count as absent.

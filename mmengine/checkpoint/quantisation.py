@@ -14,8 +14,8 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
-# Values of compressed-tensors' ActivationOrdering that affect only how weights were calibrated. Their layout
-# is the usual one.
+# Values of compressed-tensors' ActivationOrdering that affect only the weights' calibration. The weights'
+# layout is the usual layout.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "

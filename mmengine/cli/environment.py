@@ -1,4 +1,4 @@
-"""Warns about environment variables that look like mmengine's variables but that nothing reads."""
+"""Warns about environment variables whose names begin with MMENGINE_ but that nothing reads."""
 
 import inspect
 import re

@@ -46,12 +46,12 @@ HELP = """Read the fields of many pictures and PDF documents into a table.
     "valid answer, 1 if any is invalid or has an error, 130 if the command was stopped."
 )
 INTERRUPTED = 130
-MAX_PAGES = 1024  # A prompt has at most so many pictures.
+MAX_PAGES = 1024  # Maximum number of pictures in a prompt.
 
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What is extracted, and into which files."""
+    """The options of an extraction, other than the model's options."""
 
     documents: Annotated[
         list[Path],
@@ -123,7 +123,7 @@ class Extraction:
         return found.strip()
 
     def job(self, model: Model) -> "Job":
-        """Return what is extracted. Raises InvalidRequest, ConfigError."""
+        """Return the description of the extraction. Raises InvalidRequest, ConfigError."""
         from mmengine.serve.extraction.plan import PROMPT, Job
 
         given = {field.name: getattr(model, field.name) for field in fields(model)}
@@ -224,7 +224,7 @@ def _run(
 
 
 def _write_boxes(engine: "Engine", results: "Results", job: "Job", work: "WorkFolder") -> None:
-    """Place the boxes of the answers. If the unit of the model's boxes is unknown, there are none."""
+    """Place the boxes of the answers. Writes no boxes if the unit of the model's boxes is unknown."""
     from mmengine.serve.extraction.boxes import write_boxes  # Lazy: torch
 
     try:
@@ -255,9 +255,7 @@ def _write(what: Extraction, job: "Job", work: "WorkFolder", painter: "Callable[
 
 @contextmanager
 def _progress(text: str, total: int) -> "Iterator[Callable[[], None]]":
-    """While the context lasts, show a progress bar on a terminal. Yields a function that advances it by
-    one.
-    """
+    """While the context lasts, show a progress bar on a terminal. Yields a function that adds 1 to it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

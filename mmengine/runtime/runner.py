@@ -174,7 +174,7 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
-        if not self._media:  # an item that is encoded in parts may have no later step that drops it
+        if not self._media:  # if all requests end, no later step drops a partly encoded item
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
@@ -232,7 +232,7 @@ class ModelRunner:
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
             if head is not None and target_states is not None and drafts_for_no_row(plan):
-                # Now, because the next step may be prepared before this step is read.
+                # Store the states now, because the next step may be prepared before this step is read.
                 head.wait(target_states)
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)

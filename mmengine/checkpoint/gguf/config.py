@@ -97,7 +97,7 @@ def model_config(container: Container) -> dict[str, object]:
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
     config["rope_parameters"] = _rope(fields, container, head_dim)
     if "attention.sliding_window" in fields.values:
-        # Mistral's files have the architecture "llama", whose transformers model has no windows.
+        # Mistral's files have the architecture "llama", but transformers' Llama has no windows.
         window = fields.integer("attention.sliding_window", 1, 2**24)
         config |= {"sliding_window": window, "use_sliding_window": True}
     config["hidden_act"] = "silu"

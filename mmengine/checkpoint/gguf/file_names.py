@@ -58,7 +58,7 @@ def find_model(paths: Sequence[str], tag: str = "") -> str | None:
 
 
 def parts_of(paths: Sequence[str], model: str) -> list[str]:
-    """Return those parts' paths that are in the list, in order."""
+    """Return the paths of the model's parts, in order. Parts that are not in the list are left out."""
     whole = part_name(model)
     if whole.parts <= 1:
         return [model]
@@ -68,8 +68,9 @@ def parts_of(paths: Sequence[str], model: str) -> list[str]:
 
 
 def find_projector(paths: Sequence[str], model: str) -> str | None:
-    """Return the projector for `model`: in the same folder or a parent, the deepest first; there with the
-    nearest number in the tag, and among equals the first.
+    """Return the projector for `model`, or None. The projector is in the model's folder or a parent folder.
+
+    A deeper folder is preferred; then a tag whose number is nearer to the model's; then an earlier path.
     """
     folders = model.split("/")[:-1]
     found, best = None, (0, 0)

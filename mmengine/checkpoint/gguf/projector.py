@@ -1,7 +1,7 @@
 """Reads a GGUF file with a vision projector: the vision tower and its merger, llama.cpp's "mmproj".
 
-A projector says neither which text model it belongs to nor how an image is prepared. So the sizes are
-compared with the text model's, and each family adds the settings of its processor.
+A projector file names neither its text model nor the preparation of images. So the projector's sizes are
+compared with the text model's sizes, and each family adds the settings of its processor.
 """
 
 from abc import ABC, abstractmethod
@@ -96,7 +96,7 @@ class Projector(ABC):
         return _SWAPPED.get(part, part) if self._swaps() else part
 
     def intermediate_size(self, hidden: int) -> int:
-        """Return the size from the file, or from a tensor's shape where old files say 0."""
+        """Return the size that the file states, or a tensor's size if the file states 0, as old files do."""
         size = self.fields().integer("feed_forward_length", 0, MAX_SIZE, 0)
         shape = self.container.tensors.get("v.blk.0.ffn_up.weight")
         if size or shape is None:

@@ -7,12 +7,12 @@ from mmengine.checkpoint.gguf.container import Container, StoredTensor, open_con
 from mmengine.checkpoint.gguf.file_names import PartName, part_name
 from mmengine.errors import ModelError
 
-MAX_PARTS = 1000  # Maximum number of files of a split model.
+MAX_PARTS = 1000  # Maximum number of parts in a split model.
 _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
 def part_files(path: Path) -> list[Path]:
-    """Return all the files that begin with `path`. They need not exist."""
+    """Return the names of all parts, of which `path` is the first. The files need not exist."""
     name = part_name(path.name)
     if name.parts > MAX_PARTS or name.number != 1:
         return [path]
@@ -46,8 +46,8 @@ def _check_first(first: Container, name: PartName, count: int) -> None:
         first.fields.fail(f"it is part {max(number, name.number)} of {max(count, name.parts)}; give {wanted}")
     if name.parts == 1:
         first.fields.fail(
-            f"it is one of {count} parts, but its name does not end with -00001-of-{count:05}.gguf, by which "
-            "the others are found; restore the parts' names, or join them with llama-gguf-split --merge"
+            f"it is one of {count} parts, but its name does not end with -00001-of-{count:05}.gguf, so the "
+            "other parts cannot be found; restore the names, or join the parts with llama-gguf-split --merge"
         )
     if name.parts != count:
         first.fields.fail(f"{_COUNT} is {count}, but the name says {name.parts} parts; download it again")

@@ -78,7 +78,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; all othe
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # Ends of a text, of a turn and of a message.
-# Control tokens that llama.cpp takes for an end by their names, whatever the keys say.
+# Control tokens with these names end an answer in llama.cpp, even if no key names them.
 _END_NAMES = frozenset(
     (
         "<|eot_id|>",
@@ -161,8 +161,8 @@ def token_ids(container: Container) -> dict[str, int]:
 def end_ids(container: Container) -> list[int]:
     """Return the ids that end an answer, starting with the end of text (eos_token_id).
 
-    The file's own ids come first, then control tokens with a known name. An ordinary token with such a name,
-    as `</s>` is in Qwen2.5's vocabulary, does not end an answer, because a text about HTML may contain it.
+    The file's own ids come first, then control tokens with a known name. An ordinary token with such a name
+    does not end an answer. For example, `</s>` in Qwen2.5's vocabulary may be part of a text about HTML.
     """
     ids, (tokens, types) = token_ids(container), _tokens(container)
     named = [ids[name] for name in _ENDS if name in ids]

@@ -17,7 +17,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest if a requested view needs a single log. `others`: whether there is such a view."""
+    """Raise InvalidRequest if `others` is True, that is, if a requested view needs a single log."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"

@@ -107,8 +107,8 @@ def _first_failing(
 ) -> "Minimizer | None":
     """Return the minimizer of the first script that fails, or None.
 
-    A script that continues with the next process of the log skips a crash. Therefore a crash is also looked
-    for where each process of the log ended.
+    A script that continues with the next process of the log skips a crash. Therefore this function also
+    searches for a crash at the end of each process of the log.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries

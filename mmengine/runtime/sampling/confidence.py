@@ -1,4 +1,4 @@
-"""Computes how likely the chosen tokens are among the tokens that their grammars allow.
+"""Computes the probabilities of chosen tokens among the tokens that the grammars allow.
 
 A probability is computed by a softmax at temperature 1 over the allowed tokens. It uses the model's unchanged
 logits, without penalties, biases and filters.
@@ -22,7 +22,7 @@ from mmengine.token_confidence import NUM_LIKELY
 
 @dataclass(frozen=True, slots=True)
 class AllowedWeights:
-    """Facts about the allowed tokens at m sampling positions. `indices`: these positions, on the host.
+    """Facts about the allowed tokens at m sampling positions. `indices`: the positions, on the host.
 
     `log_sum`, `entropy`, `num_allowed`: [m]. `best`, `best_ids`: [m, k], the logits and ids of the k
     likeliest allowed tokens, in descending order; -inf if fewer tokens are allowed.

@@ -7,18 +7,17 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 
-# Target time for one part of an item, in ns. Other rows decode one token meanwhile, so it must not be longer
-# than a reader is willing to wait for a token. It must also be long compared with the fixed cost of a step.
+# Target time for one part of an item, in ns. Other rows decode only one token meanwhile, so the time must not
+# be longer than users accept between two tokens. It must also be long compared with the fixed cost of a step.
 PIECE_NS = 10**9
 
 
 def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_threads: int) -> EngineConfig:
-    """Return `config` with values for encoder_piece, encoder_even_patches and encoder_work_ns, measured where
-    unset.
+    """Return `config` with values for encoder_piece, encoder_even_patches and encoder_work_ns.
 
-    The settings stay unset if the encoder cannot pause within an item, with `compat` (vLLM's decisions), or
-    with `whole_prompt`, because the first step then needs all items. In these cases, raises ConfigError if
-    encoder_piece is set.
+    Unset settings get measured values. The settings stay unset if the encoder cannot pause within an item,
+    with `compat` (vLLM's decisions), or with `whole_prompt`, because the first step then needs all items. In
+    these cases, raises ConfigError if encoder_piece is set.
     """
     measure = getattr(model, "measure_encoder", None)
     if config.compat or config.whole_prompt or measure is None:

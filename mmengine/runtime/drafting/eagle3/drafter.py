@@ -3,13 +3,13 @@
 The head has its own KV pool, but uses the target model's block tables. Token x[p]'s slot contains
 the head's KV for the target's hidden states at p and the next token x[p + 1]. After each step the head reads
 the target's states for accepted tokens, and overwrites its own drafts' KV. Then the head drafts for the
-rows that may have drafts. For this it reads its own output, and writes KV to slots that the next step
-frees or overwrites.
+rows that may have drafts: it reads its own output, and writes KV to slots that the next step frees or
+overwrites.
 
 If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states
-wait, or if they wait too long, the drafter sleeps: the states are dropped, and the target computes as if
-there were no head. The drafter wakes up when rows may have drafts again. It then drafts for rows whose keys
-are complete (keys.py), which are mostly new rows.
+wait, or if they wait too long, the drafter sleeps: the states are dropped, and the target computes without
+a head. The drafter wakes up when rows may have drafts again. It then drafts for rows whose keys are complete
+(keys.py), which are mostly new rows.
 """
 
 from typing import NamedTuple
