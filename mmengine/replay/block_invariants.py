@@ -59,7 +59,7 @@ def broken_blocks(state: State) -> Iterator[str]:
 
 
 def broken_host_blocks(state: State) -> Iterator[str]:
-    """Check that each block in the host pool either is free or holds the KV of a single request."""
+    """Check that each block in the host pool is free, or holds the KV of a single request."""
     swapped = [req_state.host_blocks for req_state in state.requests.values()]
     placed = np.sort(np.concatenate([*swapped, state.free_host_blocks]))
     if not np.array_equal(placed, np.arange(state.config.swap_blocks)):
@@ -70,8 +70,8 @@ def broken_host_blocks(state: State) -> Iterator[str]:
 
 
 def broken_windows(state: State) -> Iterator[str]:
-    """Check that, in a group with a window, each row holds the blocks that its next queries read. Between
-    steps, the row must hold no other blocks.
+    """Check that each row holds, in a group with a window, the blocks that the row's next queries read.
+    Between steps, the row must hold no further blocks of this group.
     """
     rows = state.running
     if state.num_groups == 1 or not len(rows):
@@ -99,7 +99,7 @@ def broken_windows(state: State) -> Iterator[str]:
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
-    """Check that blocks in window groups have the same recorded contents as the first group's blocks.
+    """Check that a row's blocks in window groups have the recorded contents of its blocks in the first group.
     `filled` marks the full blocks: bool [group, row, number].
     """
     groups, places, numbers = filled.nonzero()

@@ -13,8 +13,8 @@ from mmengine.core.state.state import State
 
 
 def broken_media(state: State) -> Iterator[str]:
-    """Check that a row holds the encoder outputs that its step reads. Between steps, a row whose position is
-    inside a media item must hold this item's encoder output.
+    """Check that a row holds the encoder outputs that its step reads. Between steps, if a row's position is
+    inside a media item, the row must hold the encoder output of this item.
     """
     for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
         req_state, computed = state.requests_by_row[row], int(state.num_computed[row])
@@ -104,8 +104,8 @@ def broken_encoder(state: State) -> Iterator[str]:
 
 
 def broken_adapters(state: State) -> Iterator[str]:
-    """Check that adapters stay within their limits, and that each row with an adapter holds the adapter of
-    its request.
+    """Check that adapters stay within their limits, and that each row whose request has an adapter holds this
+    adapter.
     """
     pool, config = state.adapters, state.config
     wanted = {

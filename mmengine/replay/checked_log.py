@@ -1,10 +1,10 @@
 """Checks a log's records while a replay reads them, because a log may come from an untrusted source.
 
 A record is either an observation (an input of the engine, such as an arrival or a result) or a decision of
-the scheduler. A false observation makes the log corrupt. So does a record that would make a replay take too
-much memory or never end. Such a record raises CorruptLog with the record's number. A decision that breaks a
-rule of the state is a finding (findings.py) instead. If the state can take the decision, the fold applies it
-anyway. Otherwise the iteration ends before the record, and readers return the result up to there.
+the scheduler. A false observation raises CorruptLog with the record's number. A record that would make a
+replay take too much memory or never end also raises CorruptLog. A decision that breaks a rule of the state is
+a finding (findings.py) instead. If the state can take the decision, the fold applies the decision anyway.
+Otherwise the iteration ends before the decision's record, and readers return their result up to this record.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,13 +47,13 @@ MAX_CELLS = 2**31
 class CheckedLog:
     """Iterates over the records of the log in a folder. `record` is the current record.
 
-    `wait`: for a log that is still being written, see LogFollower. `after`: a record number; the iteration
-    begins after the newest snapshot before that record. If the log's beginning was deleted, the iteration
-    begins after the oldest snapshot.
+    `wait`: for a log that is still being written, see LogFollower. `after`: a record number. The iteration
+    then begins after the newest snapshot before the record with this number. If the log's beginning was
+    deleted, the iteration begins after the oldest snapshot.
 
     `begins_after` is the record number of the snapshot, or -1 without a snapshot. `first` is the first
-    record, if any. `findings` collects the decisions that break a rule. To collect the findings of several
-    readers of a log together, pass the same object to all of them.
+    record, if any. `findings` collects the decisions that break a rule. Several readers of a log may share
+    one `findings` object, which then collects the findings of all these readers.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
@@ -66,7 +66,7 @@ class CheckedLog:
         findings: Findings | None = None,
     ):
         self.findings = Findings() if findings is None else findings
-        self.is_over = False  # Whether the record after the last record read cannot be applied.
+        self.is_over = False  # Whether the next record cannot be applied.
         self._is_doubtful = False  # Whether an earlier record broke a rule.
         self._named: Record | None = None  # The record of the innermost `naming` block.
         while wait is not None and not segment_paths(folder) and wait():
@@ -93,7 +93,7 @@ class CheckedLog:
         self._begins = base is None  # Whether the first record is STARTED.
 
     def resumed(self, records: Iterator[Record], state: State, position: int) -> "CheckedLog":
-        """Return another reader of the same log that begins at record `position`. `records`: the records from
+        """Return another reader of this log, which begins at record `position`. `records`: the records from
         `position` on. `state`: the state before these records. Both readers share `findings`.
         """
         log = copy(self)
@@ -148,8 +148,9 @@ class CheckedLog:
     def naming(self, record: Record | None = None) -> Iterator[None]:
         """Handle an error that `record` (default: the current record) causes in this block.
 
-        If the record is a decision, or an earlier decision broke a rule, the error becomes the log's last
-        finding: the block and the iteration end. Otherwise a CorruptLog that names the record is raised.
+        If the record is a decision, or if an earlier decision broke a rule, the error becomes the log's last
+        finding, and both the `with` block and the iteration end. Otherwise a CorruptLog that names the record
+        is raised.
         """
         outer, self._named = self._named, record
         try:
@@ -186,8 +187,8 @@ class CheckedLog:
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Check an event, and apply it to the state. Unlike `verify`, this method does not derive decisions
-        to compare them. Must be called in a `naming` block. After an error, the state is undefined.
+        """Check an event, and apply the event to the state. Unlike `verify`, this method derives no decisions
+        to compare with the log. Must be called in a `naming` block. After an error, the state is undefined.
         """
         self.check(state, event)
         evolve(state, event)

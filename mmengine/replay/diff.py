@@ -1,8 +1,8 @@
 """Finds the first difference between two logs. Both logs are read side by side, and their events are compared
 with request ids in place of row numbers.
 
-Block numbers and times are not compared. Checkpoints and deliveries are skipped. The result says whether the
-inputs differ first, or the decisions that were derived from equal inputs.
+Block numbers and times are not compared. Checkpoints and deliveries are skipped. The result says which differ
+first: the inputs, or the decisions that were derived from equal inputs.
 """
 
 from collections.abc import Iterator
@@ -43,8 +43,9 @@ class LogDifference(msgspec.Struct, frozen=True):
     """The first difference between two logs.
 
     `kind` is "inputs", "decisions", "end" (one log is a prefix of the other), or "" for equal logs.
-    `settings` maps each setting that differs to its two values, first log first. `events`: the number of
-    equal events before the difference. `request`: the request to which the field belongs, or "".
+    `settings` maps each setting that differs to its value in the first log and its value in the second.
+    `events`: the number of equal events before the difference. `request`: the request to which the field
+    belongs, or "".
     """
 
     kind: str
@@ -64,8 +65,8 @@ def diff(
     shapes: bool = False,
     findings: tuple[Findings, Findings] | None = None,
 ) -> LogDifference:
-    """Return the first difference between two logs. If the state cannot take a decision, the comparison
-    treats the log as ending before this decision.
+    """Return the first difference between two logs. A log whose state cannot take a decision counts as ending
+    before this decision.
 
     `match`: how requests correspond, either by equal ids or by equal arrival numbers. `shapes`: compare user
     content only by its size, such as the number of tokens. `findings`: an object for each log, see
@@ -117,7 +118,7 @@ _CONTENT = {
 
 
 def _shape(name: str, value: Any) -> object:
-    """Return the size of a value instead of the value itself, if the value is user content."""
+    """Return the size of a value if the value is user content; return any other value unchanged."""
     if name not in _CONTENT or isinstance(value, int):
         return value
     if name == "grammar" and value is not None:
@@ -264,8 +265,8 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Return whether the inputs differ, rather than the decisions. If one log has a result and the other a
-    decision, the decisions differ, because the other log decided more.
+    """Return whether the inputs differ, rather than the decisions. If one log has a step's result where the
+    other log has a decision, the decisions differ, because the other log decided more before the result.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

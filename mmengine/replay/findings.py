@@ -14,10 +14,10 @@ FOLD = "fold"  # The rule's name if the state cannot take a decision and no othe
 
 
 class BrokenRule(NamedTuple):
-    """A rule that a decision breaks. The rule is checked on the state before the decision.
+    """A rule that a decision breaks, checked on the state before the decision.
 
-    `value` and `limit`: the numbers in `text`. `can_fold`: whether the state can take the decision
-    nevertheless.
+    `value` and `limit`: the numbers in `text`. `can_fold`: whether the state can take the decision although
+    the rule is broken.
     """
 
     rule: str
@@ -47,7 +47,8 @@ class Finding(NamedTuple):
 
 
 class Findings:
-    """The findings in a log, in order. If a tool reads the log several times, each finding is counted once.
+    """The findings in a log, in order. Each finding is counted once, even if a tool reads the log several
+    times.
 
     `listed` has the first MAX_LISTED findings. `count` is the number of all findings. `last` is the finding
     at which tools stop reading, or None.

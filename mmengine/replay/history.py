@@ -1,6 +1,6 @@
-"""The invariants of a run's history: each request ends once, and each token is delivered to the request's
-consumer once, in order. Unlike the invariants in invariants.py, these invariants depend on the sequence of
-events and on the engine's outputs.
+"""The invariants of a run's history: each request ends once, and each token is delivered once, in order, to
+the request's consumer. Unlike the invariants in invariants.py, the invariants of the history depend on the
+sequence of events and on the engine's outputs.
 """
 
 from collections import deque
@@ -95,7 +95,7 @@ class History:
             self._chunk = None
 
     def outputs(self, outputs: Iterable[Output]) -> None:
-        """Compare the engine's outputs with the tokens and the ends since the previous outputs."""
+        """Compare the engine's outputs with the tokens and ends of requests since the previous outputs."""
         for output in outputs:
             name = output.request_id
             pending = self._pending.pop(name, None) or _Pending()

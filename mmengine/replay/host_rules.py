@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from mmengine.events import vocabulary as ev
 
-# A key in STARTED's `fingerprints`. Its text lists features of the host that the rules here do not model.
+# A key in STARTED's `fingerprints`. Its text lists features of the host that mmengine's copies of the host's
+# rules do not model.
 UNMODELLED = "not_derived"
 _COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm-0.33"}
 _SETTING = "vllm."
@@ -51,7 +52,7 @@ def rules_for(started: ev.Started) -> HostRules:
 
 
 def _changed_settings(started: ev.Started) -> str:
-    """Return a text with the settings of vLLM that have values which no rule here models."""
+    """Return a text with the vLLM settings whose values mmengine's copy of vLLM's rules does not model."""
     facts, config = started.fingerprints, started.config
     expected = {
         "hash_block_size": (str(config.get("block_size")),),

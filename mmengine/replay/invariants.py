@@ -1,8 +1,8 @@
 """The named invariants of a state, which hold between any two events. Tests, `mmengine log verify
 --invariants` and `mmengine log minimize` use them.
 
-Each invariant counts the rows, requests and steps again, and compares the result with the counters in the
-state.
+An invariant counts the state's rows, requests and steps again, and compares the result with the state's
+counters.
 """
 
 from collections import Counter
@@ -56,9 +56,7 @@ def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
 
 
 def _rows(state: State) -> Iterator[str]:
-    """Check that each row is either running, free or leaving, and that each request either waits or has a
-    row.
-    """
+    """Check that each row is running, free or leaving, and that each request waits or has a row."""
     placed = sorted([*state.running.tolist(), *state.free_rows, *state.leaving])
     if placed != list(range(state.config.num_rows)):
         yield (
@@ -79,8 +77,8 @@ def _rows(state: State) -> Iterator[str]:
 
 
 def _state_slots(state: State) -> Iterator[str]:
-    """Check that each row holds its own slot for recurrent states, and that only free slots hold states for
-    later prefix hits.
+    """Check that each row has a slot of its own for its recurrent state, and that the states for later prefix
+    hits lie only in free slots.
     """
     slots = state.states
     rows = [*state.running.tolist(), *state.leaving]
@@ -130,8 +128,8 @@ def _sessions(state: State) -> Iterator[str]:
 
 
 def _queue(state: State) -> Iterator[str]:
-    """Check that waiting requests are in the order of the scheduling policy, and rows in the order of their
-    admission.
+    """Check that waiting requests are in the order of the scheduling policy, and that rows are in the order
+    of their admission.
     """
     ranks = [state.policy.rank(req_state) for req_state in state.waiting]
     for place, (first, second) in enumerate(pairwise(ranks)):
@@ -182,7 +180,7 @@ def _budgets(state: State) -> Iterator[str]:
             f"the step has the rows {rows.tolist()}; it must have each row only once, and at most "
             f"{config.max_num_seqs} rows (max_num_seqs)"
         )
-    # A part of a large item has a budget of its own.
+    # A part of a large media item has a budget of its own.
     part = state.step_part.key if state.step_part is not None else None
     sizes = [request.media[index].num_embeds for key, request, index in state.step_encoded if key != part]
     # Under vLLM's rules, the items of a preempted request are encoded although their budget was returned.
@@ -199,8 +197,8 @@ def _budgets(state: State) -> Iterator[str]:
 
 
 def _computed(state: State) -> Iterator[str]:
-    """Check that rows compute only known tokens, and only into blocks that they hold."""
-    # Rows whose step was lost or crashed are excluded, because they start again.
+    """Check that rows compute only known tokens, and write their KV only into blocks that the rows hold."""
+    # Rows whose step was lost or crashed are excluded, because such rows start again.
     rows = state.running[~np.isin(state.ended[state.running], (LOST, CRASHED))]
     known = state.num_tokens[rows] + state.num_pending[rows] + state.scheduled_drafts[rows]
     room = state.num_blocks[rows] * state.block_size

@@ -1,5 +1,5 @@
-"""The invariant for a step's plan. The executor must compute exactly the tokens that the step scheduled, and
-read and write the KV slots of the scheduled rows.
+"""The invariant for a step's plan: the executor must compute exactly the tokens that the step scheduled, and
+must read and write the KV slots of the scheduled rows.
 """
 
 from collections.abc import Iterator

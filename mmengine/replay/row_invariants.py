@@ -105,8 +105,8 @@ def broken_whole_prompt(state: State) -> Iterator[str]:
 
 
 def broken_writes(state: State) -> Iterator[str]:
-    """Check that the blocks which a row will write next have no other holder. These are all blocks after the
-    computed tokens.
+    """Check that no row shares the blocks that it will write next, which are its blocks after the computed
+    tokens.
     """
     rows = state.running
     if not len(rows):
@@ -129,8 +129,8 @@ def broken_writes(state: State) -> Iterator[str]:
 
 
 def broken_hits(state: State) -> Iterator[str]:
-    """Check that the prefix index records the right contents for a row's blocks: the row's own tokens. For a
-    row that was just admitted, also check its media, salt and adapter.
+    """Check that the contents that the prefix index records for a row's blocks are the row's own tokens. For
+    a row that was just admitted, also check the media, the salt and the adapter.
     """
     rows, index = state.running, state.blocks.index
     if not len(rows) or not state.config.enable_prefix_caching:

@@ -1,5 +1,5 @@
-"""Lets the engine's loop run on a log to verify it. The log takes the place of the executor, of the source of
-observations, and of the sink for events.
+"""Verifies a log by running the engine's loop on it. The log takes the place of the executor, of the source
+of observations, and of the sink for events.
 """
 
 from collections import deque
@@ -81,8 +81,8 @@ class LogTape:
 
     @property
     def needs_plan(self) -> bool:
-        """Whether the loop builds plans. Plans are only checked, because the log has the results of the
-        steps.
+        """Whether the loop builds plans. A plan is built only to be checked: the step's result is read from
+        the log.
         """
         return self.watcher is not None and self.watcher.checks_plans
 
@@ -203,7 +203,7 @@ class LogTape:
 
     def crashed(self, error: Exception) -> Divergence:
         """Convert an unexpected exception of this build to a divergence after the log's last record. The
-        engine that wrote the log may have crashed with the same exception.
+        engine that wrote the log may have ended with the exception that this build raised.
         """
         assert self.last is not None  # At least one record was applied.
         where = (self.last.sequence, self.last.step, type(self.last.event).__name__, CRASH)
@@ -259,8 +259,8 @@ class LogTape:
         return found
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Return the divergence with its requests and with the rule that the logged decision breaks. For a
-        digest, add the columns and requests in which the states differ.
+        """Add to a divergence its requests and the rule that the logged decision breaks, and return it. For a
+        digest, also add the columns and requests in which the states differ.
         """
         found.rows = {
             row: state.requests_by_row[row].request.request_id
@@ -280,7 +280,7 @@ class LogTape:
 
 
 def _begins_process(record: Record, following: Record | None) -> bool:
-    """Return whether this record is the first of a new process, whose clock has another origin.
+    """Return whether this record is the first record of a new process, whose clock begins at another time.
 
     A process's first record is RECOVERED, or a FAILED directly before RECOVERED that blames a step.
     """

@@ -1,5 +1,5 @@
-"""Opens a log as a Python object. With this object you can iterate over events and steps, stop at a step,
-inspect the state, and run the real scheduler on that state.
+"""Opens a log as a Python object, with which you can iterate over events and steps, stop at a step, inspect
+the state, and run the real scheduler on the state.
 
     log = open_log("run.log")
     step = log.at(120)          # just before step 120 was decided
@@ -42,8 +42,8 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
-    """Yield the state before each record, and the record. There is a single state object, which advances with
-    the iteration. The iteration ends before a decision that the state cannot take.
+    """Yield each record with the state before it. There is a single state object, which advances with the
+    iteration. The iteration ends before a decision that the state cannot take.
     """
     state = log.first_state()
     for record in log:
@@ -59,8 +59,8 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 def is_scheduling(state: State, event: ev.Event) -> bool:
     """Return whether the scheduler (`schedule`) made this event. `state`: the state before the event.
 
-    Preemptions after a failed step, a crash or a cache reset happen before the scheduler runs, so they are
-    not the scheduler's decisions.
+    Preemptions after a failed step, a crash or a cache reset are not the scheduler's decisions, because they
+    happen before the scheduler runs.
     """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
@@ -76,7 +76,7 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
     """Yield (row, int32 token ids) for each row that gains tokens by the event. `state`: the state before the
     event.
 
-    Rows that failed gain no tokens. Neither do rows whose request ended while the step was running.
+    Rows that failed gain no tokens, and rows whose request ended while the step was running gain none either.
     """
     sampled, tokens = state.sampled_rows().tolist(), np.frombuffer(event.token_ids, np.int32)
     counts = [1] * len(sampled) if event.counts is None else np.frombuffer(event.counts, np.int32).tolist()
@@ -101,7 +101,7 @@ class Timeline:
         self.started, self.config = first.started, first.config
 
     def events(self) -> Iterator[tuple[State, Record]]:
-        """Yield the state before each record, and the record.
+        """Yield each record with the state before it.
 
         The state changes as the iteration advances, so copy the values that you need later. Raises CorruptLog
         if the log is damaged or contradicts itself.
@@ -111,8 +111,8 @@ class Timeline:
     def steps(self) -> Iterator["Step"]:
         """Yield every step that has decisions, with the state just before its first decision.
 
-        A step is valid until the next step is requested. Raises `events`' errors. If `decide` was called on a
-        step and decided differently from the log, raises Diverged.
+        A step is valid until the iteration continues. Raises the errors of `events`. Also raises Diverged if
+        `decide` was called on a step and decided differently from the log.
         """
         log = CheckedLog(self.folder, findings=self.findings)
         state = log.first_state()
@@ -135,8 +135,8 @@ class Timeline:
                 ahead.extend((*logged[step.num_agreed() :], *following))
 
     def at(self, number: int) -> "Step":
-        """Return the step with this number, with the state just before its first decision. The step stays
-        valid.
+        """Return the step with this number, with the state just before its first decision. Unlike a step of
+        `steps`, the returned step stays valid.
 
         Raises LogError if the step has no decisions. The error names the steps with decisions.
         """
@@ -156,8 +156,8 @@ class Step:
     of the state that the scheduler gets.
 
     `logged`: the decisions in the log, in order. `record`: the first decision's record, with its time.
-    `is_whole` is False if the log may end before the step's last decision, or if the process that wrote the
-    log may have ended before this decision.
+    `is_whole` is False if the step's last decision may be missing, because the log or the process that wrote
+    it may have ended earlier.
     """
 
     def __init__(self, log: CheckedLog, state: State, records: list[Record], following: list[Record]):
@@ -193,17 +193,17 @@ class Step:
     def decide(self) -> list[ev.Event]:
         """Let this build's scheduler decide the rest of the step, and return all events of the step.
 
-        The state advances to the point at which the step is about to run. The events equal `logged` if the
-        log is sound and was written with this build's rules.
+        The state advances to the point at which the step is about to run. If the log is sound and was written
+        with this build's rules, the events equal `logged`.
         """
         while self.next_decision() is not None:
             pass
         return self.decided
 
     def follow(self) -> Iterator[ev.Event]:
-        """Yield the remaining decisions in the log. When a decision is yielded, the state is the state before
-        it. At the end, the step is about to run. If the state cannot take a decision, this decision is the
-        last one yielded.
+        """Yield the step's remaining decisions in the log. When a decision is yielded, the state is the state
+        before this decision. At the end, the step is about to run. A decision that the state cannot take is
+        the last decision yielded.
         """
         for record in self._records[len(self.decided) :]:
             yield record.event
@@ -233,7 +233,7 @@ def _most_decisions(state: State) -> int:
     """Return an upper limit on the number of events in a step.
 
     In a step, each row is freed at most once and assigned at most once, and each media item is evicted at
-    most once. Each of these events takes at most one lease.
+    most once. Each free, assignment or eviction takes at most one session's lease.
     """
     moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8
@@ -242,8 +242,8 @@ def _most_decisions(state: State) -> int:
 def _decisions(
     log: CheckedLog, state: State, first: Record, records: Iterator[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """Return the scheduling records of the step from `first` on, and a list with the record after them, if
-    there is one. The records are read but not applied.
+    """Return the scheduling records of the step from `first` on, and a list with the record after these
+    records, if there is one. The records are read but not applied.
     """
     logged, following = [first], []
     most = _most_decisions(state)

@@ -1,4 +1,4 @@
-"""Verifies a log. Runs the engine's loop again on the observations in the log, and compares every derived
+"""Verifies a log: runs the engine's loop again on the observations in the log, and compares every derived
 event with the log.
 
 The log takes the place of the loop's executor, source and sink. Therefore no model, device or clock is
@@ -42,7 +42,8 @@ def verify(
     `progress` is called with each record. `after`: begin at the newest snapshot before this record, see
     CheckedLog. `invariants`: also check the invariants of replay/watcher.py after each record. The field of a
     divergence is then INVARIANT followed by the name of the broken invariant. `own`: "vllm" or MODULE:CLASS,
-    for a log that was recorded in vLLM. This scheduler of the installed vLLM then derives the decisions.
+    for a log that was recorded in vLLM. The decisions are then derived by the scheduler of the installed
+    vLLM, or by this scheduler class.
 
     Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
@@ -145,9 +146,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
 
 
 def _is_of_observation(error: Exception, last: Record) -> bool:
-    """Return whether the error was raised while the log's last record was applied and this record is an
-    observation.
-    """
+    """Return whether the log's last record is an observation whose application raised the error."""
     in_fold = any(frame.f_code is evolve.__code__ for frame, _ in walk_tb(error.__traceback__))
     return in_fold and isinstance(last.event, ev.OBSERVATIONS)
 
@@ -159,7 +158,7 @@ def _advance(core: EngineCore, coming: ev.Event) -> Iterable[Output]:
             core.checkpoint()
         case ev.Recovered():
             core.recover(coming)
-        case ev.Delivered():  # An engine that is being closed writes DELIVERED without a step after it.
+        case ev.Delivered():  # An engine that is being closed writes DELIVERED, and no step follows.
             core.record_delivered(coming)
         case ev.Executed() | ev.Failed() if isinstance(core, HostDrivenCore) and core.num_in_flight:
             return core.finish_step()

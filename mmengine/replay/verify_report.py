@@ -21,10 +21,11 @@ class Divergence:
     """The first event that differs: its record and step, the field, both values, and the last observations
     before it.
 
-    For a digest, `columns` and `requests` (id and row; row -1: waiting) say where the states differ, if the
-    log contains enough data. `agreed`: record and step of the last equal digest. `broken`: the rule of the
-    state that the logged decision breaks, or None. `events`: the logged and the derived event, if known.
-    `rows`: maps each running row to its request. `last_rows`: the previous step's rows.
+    For a digest, `columns` and `requests` say where the states differ, if the log contains enough data. An
+    entry of `requests` is an id and a row, which is -1 for a waiting request. `agreed`: record and step of
+    the last equal digest. `broken`: the rule of the state that the logged decision breaks, or None. `events`:
+    the logged and the derived event, if known. `rows`: maps each running row to its request. `last_rows`: the
+    previous step's rows.
 
     For a recorded log, `rule` is the rule of the host that most likely explains the difference, and
     `outcomes` are the logged and the derived outcome of the scheduling call.
@@ -59,15 +60,15 @@ class VerifyReport:
     """The result of verifying a log, which `verify` returns.
 
     `rederived` is False if the log was written under other decision rules, so that `logged_version` differs
-    from `version`. Such a log is only folded, and its digests are compared. `unfinished`: the ids of requests
-    without an end in the log. `begins_after`: the record number of the snapshot at which the verification
-    started, or -1. `end`: how the log ends.
+    from `version`. A log of other rules is only folded, and its digests are compared. `unfinished`: the ids
+    of requests without an end in the log. `begins_after`: the record number of the snapshot at which the
+    verification started, or -1. `end`: how the log ends.
 
     Further fields for a recorded log. `host`: the engine that decided. `rules`: the rules that derived the
     decisions. `own`: the host's own scheduler that derived the decisions instead ("vllm" or MODULE:CLASS), or
     "". `calls`: the number of scheduling calls that agree. `caveat`: the reason why the decisions were not
-    derived, or were derived with rules other than the host's; `rederived` is then False. `left_over`: the
-    requests that the rules schedule next at the log's end.
+    derived, or why they were derived with rules other than the host's. With a caveat, `rederived` is False.
+    `left_over`: the requests that the rules schedule next at the log's end.
     """
 
     steps: int = 0

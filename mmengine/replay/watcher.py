@@ -1,5 +1,5 @@
-"""Checks all named invariants while an engine runs: the invariants of the state between two events, of the
-history, and of each step's plan.
+"""Checks all named invariants while an engine runs: the invariants of the state between two events, those of
+the run's history, and those of each step's plan.
 """
 
 from collections.abc import Callable, Iterable
@@ -67,7 +67,7 @@ class Watcher:
         self._follow(lambda followed: followed.outputs(outputs))
 
     def plan(self, plan: StepPlan) -> None:
-        """Check a plan when it is dispatched, and the state after the last event."""
+        """Check a plan that is being dispatched, and the state after the last event."""
         self.check_state()
         if self.checks_plans and self.broken is None:
             text = next(plan_invariants.broken_plan(self._state, plan), None)
