@@ -1,4 +1,6 @@
-"""Reads untrusted workload files within size limits. An error names the line with the mistake."""
+"""Reads lines and JSON from untrusted workload files within size limits. An error names the line that is
+wrong.
+"""
 
 import codecs
 import gzip
@@ -29,9 +31,10 @@ def existing(path: Path) -> Path:
 
 
 def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield at most `limit` lines that are not blank, each with its line number, from 1.
+    """Yield at most `limit` lines that are not blank, each with its line number (the first line has 1).
 
-    Raises InvalidRequest for a line that is too long and, without `limit`, for too many lines.
+    Raises InvalidRequest for a line that is too long. Without `limit`, too many lines raise InvalidRequest,
+    too.
     """
     count = number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:

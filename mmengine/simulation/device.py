@@ -1,4 +1,6 @@
-"""The base class of simulated executors: a device with its own clock that computes one step at a time."""
+"""The base class of simulated executors, which act as a device with its own clock that computes one step at a
+time. Also counts the embeddings of a step, and declares the cost model and the observers of an executor.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +14,9 @@ from mmengine.simulation.sampled_rows import pooled_vectors
 
 
 class Observer(Protocol):
-    """Is told each step's plan when the step is dispatched, and its result when the result is collected."""
+    """Receives each step's plan when the step is dispatched, and the step's result when the result is
+    collected.
+    """
 
     def dispatched(self, plan: StepPlan) -> None: ...
 
@@ -25,8 +29,8 @@ class Cost(Protocol):
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Return how many embeddings a step computes. A part of an item counts as the item's embeddings times the
-    part's share of the item's work.
+    """Return how many embeddings a step computes. For a part of a media item, this number is the item's
+    embeddings times the part's share of the item's work.
     """
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:

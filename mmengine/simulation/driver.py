@@ -1,7 +1,7 @@
 """Runs a workload through EngineCore, one simulated step after another.
 
 Between two steps, after the previous step was applied, the core asks its source for arrivals. The driver is
-this source: it reads the core's state, and then gives the core the arrivals and events for the next step.
+this source. It reads the core's state, and then gives the core the arrivals and events of the next step.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class SimulationReport:
     """A run's result.
 
     `unfinished`: ids of requests that were cancelled when the workload's steps were over. `num_refused`:
-    number of requests that were refused as invalid. `refusal`: the error of the first such request.
+    number of requests that were refused as invalid. `refusal`: the error of the first refused request.
     """
 
     meter: Meter
@@ -46,7 +46,7 @@ class _Feed:
     """The core's source of observations: the core calls `drain`, and `fill` puts the due events into the
     inbox.
 
-    `leavers`: returns the events for requests that leave while the step runs.
+    `leavers`: returns the events of requests that end while the step runs.
     """
 
     def __init__(self, fill: Callable[[], None], leavers: Callable[[], list[ev.Event]]):
@@ -62,7 +62,7 @@ class _Feed:
 
 
 class _Tap(SinkWrapper):
-    """Calls `see` for each event FINISHED or PREEMPTED that is appended to the log.
+    """A sink that calls `see` for each event FINISHED or PREEMPTED that is appended to the log.
 
     The fake model never fails a step on purpose, so a failed step raises MMEngineError and is not retried.
     """
@@ -125,8 +125,8 @@ class Driver:
         feed.inbox = self._core.inbox
 
     def run(self) -> SimulationReport:
-        """Run until all requests have ended or the workload's steps are over. Raises LogError if the log
-        cannot be written, and MMEngineError if the engine makes no progress.
+        """Run the workload until all requests have ended or the workload's steps are over. Raises LogError if
+        the log cannot be written, and MMEngineError if the engine makes no progress.
         """
         core, state = self._core, self._core.state
         while self._next < len(self._pending) or self._events or core.has_work or self._sessions:
@@ -203,10 +203,10 @@ class Driver:
         self._happen(now)
 
     def _seen_failing(self) -> list[ev.Event]:
-        """Return GRAMMARFAILED for failed grammars that vLLM's scheduler has noticed.
+        """Return a GRAMMARFAILED event for each failed grammar that vLLM's scheduler has noticed.
 
-        vLLM notices a failed grammar when it examines the request. A request that was not examined, because
-        rows or blocks were short, stays in the queue.
+        vLLM notices a failed grammar when it examines the request. If the scheduler did not examine the
+        request, because rows or blocks were short, the request stays in the queue.
         """
         names = [name for name, seen in self._failed.items() if seen]
         for name in names:

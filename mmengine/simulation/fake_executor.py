@@ -66,8 +66,8 @@ class FakeExecutor(TimedExecutor):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return each row's token count, and which rows stopped (bool).
 
-        A row's tokens are cut after the first stop token and at the request's length limit. `tokens`: [rows,
-        places]. `counts`: the token counts before cutting.
+        A row's tokens end after the first stop token, or at the request's length limit. `tokens`: [rows,
+        places]. `counts`: the token counts before this cut.
         """
         room = np.maximum(self._model.max_total[rows] - num_known, 1)
         counts = np.minimum(counts, room)
@@ -82,8 +82,8 @@ class FakeExecutor(TimedExecutor):
         """Return drafts for the next step, one row after another, and each row's number of drafts, both
         int32.
 
-        A row gets at most `room` drafts, and no drafts if its text is `over`. Returns (None, None) without a
-        drafter.
+        A row gets at most `room` drafts. A row whose text has ended, which `over` marks, gets none. Returns
+        (None, None) without a drafter.
         """
         count = self._config.num_draft_tokens
         if not count:

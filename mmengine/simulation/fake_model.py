@@ -2,9 +2,9 @@
 
 A position ("place") counts from the prompt's first token; the output index is the position minus the prompt's
 length. At output index `stop_at` the model emits the request's stop token, and at `bad_at` a token that the
-grammar forbids. All other tokens lie in the grammar's range; without a grammar, in TOKEN_LOW to TOKEN_HIGH.
-Another checksum determines how many drafts are right; all drafts after them are wrong. All rows are computed
-together, with numpy.
+grammar forbids. All other tokens lie in the grammar's range, or between TOKEN_LOW and TOKEN_HIGH if the
+request has no grammar. A second checksum determines how many drafts are right; all later drafts are wrong.
+All rows are computed together, with numpy.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ BAD_TOKEN = 7  # outside every grammar
 class FakeModel:
     def __init__(self, num_rows: int):
         self.num_prompt = np.zeros(num_rows, np.int64)
-        # number of prompt and output tokens at which the request ends with reason "length"
+        # total of prompt and output tokens at which the request ends with reason "length"
         self.max_total = np.zeros(num_rows, np.int64)
         self.stop_token = np.full(num_rows, NEVER, np.int64)
         self.stop_at = np.full(num_rows, NEVER, np.int64)
@@ -56,7 +56,7 @@ class FakeModel:
             self._high = np.pad(self._high, ((0, 0), (0, missing)))
 
     def tokens(self, rows: np.ndarray, places: np.ndarray, *, as_drafted: bool = False) -> np.ndarray:
-        """Return the model's tokens at `places` ([s, k]) in `rows` ([s]), int64 [s, k].
+        """Return the tokens that the model emits in `rows` ([s]) at `places` ([s, k]), as int64 [s, k].
 
         `as_drafted`: return the tokens that the drafter expects, which are never bad tokens.
         """
@@ -68,8 +68,8 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return `count` drafts per row, starting at the row's position in `places` ([s]): int64 [s, count].
-        Also return how many of these drafts the row's grammar allows, int64 [s].
+        """Return two int64 arrays: `count` drafts per row, which start at the row's position in `places`
+        ([s]), as [s, count]; and the number of each row's drafts that the row's grammar allows, as [s].
         """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)
@@ -85,7 +85,9 @@ class FakeModel:
         return tokens, np.logical_and.accumulate(valid, axis=1).sum(axis=1)
 
     def breaks_grammar(self, rows: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return whether the rows' grammars forbid `tokens` ([s, k]) at `places` ([s, k])."""
+        """Return, for each of the `tokens` ([s, k]) at `places` ([s, k]), whether the grammar of its row
+        forbids it.
+        """
         column = rows[:, None]
         low, high = self._range(column, places - self.num_prompt[column])
         return (self._num_ranges[column] > 0) & ((tokens < low) | (tokens >= high))

@@ -20,8 +20,8 @@ def prefix_state(text: str) -> int:
 
 
 def crc_of_numbers(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the CRC-32 of each prefix + decimal number, int64. `states`: results of `prefix_state`, uint32.
-    `numbers`: 0 to 2^31 - 1. The two arrays are broadcast.
+    """Return, as int64, the CRC-32 of each text that consists of a prefix and a decimal number. `states`:
+    results of `prefix_state`, uint32. `numbers`: 0 to 2^31 - 1. The two arrays are broadcast.
     """
     state, numbers = np.broadcast_arrays(states.astype(np.uint32), numbers.astype(np.uint32))
     rest = numbers

@@ -13,7 +13,9 @@ from mmengine.simulation.workload import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles in ns by the nearest-rank method, so each percentile is a measured value."""
+    """Percentiles of times, in ns. They follow the nearest-rank method, so each percentile is a measured
+    time.
+    """
 
     p50: int = 0
     p90: int = 0
@@ -40,8 +42,8 @@ class Timeline:
 
 
 class Meter:
-    """Measures requests. Arrays have one entry per request in arrival order, so that no code loops over
-    tokens.
+    """Measures requests. Arrays have one entry per request, in arrival order, so that no Python code loops
+    over tokens.
     """
 
     def __init__(self, num_requests: int, num_rows: int):
@@ -69,7 +71,9 @@ class Meter:
         self.arrived_ns[number], self.num_prompt[number] = arrival_ns, num_prompt
 
     def seen(self, request_id: str, arrival_ns: int) -> None:
-        """Count a request's latencies from this time on, when the scheduler saw it."""
+        """Measure a request's latencies from `arrival_ns` on, the time at which the scheduler saw the
+        request.
+        """
         self.arrived_ns[self._numbers[request_id]] = arrival_ns
 
     def dispatched(self, plan: StepPlan) -> None:
@@ -133,8 +137,8 @@ class Meter:
         return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
     def inter_token(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times between a request's tokens. If a step gives several tokens, its time is divided
-        among them. `among`: as in `ttft`.
+        """Return the times between a request's tokens. If a step yields several tokens, the step's time is
+        divided among these tokens. `among`: as in `ttft`.
         """
         if not self._gaps:
             return Spread()
@@ -142,8 +146,8 @@ class Meter:
         return Spread.of(gaps if among is None else gaps[among[np.concatenate(self._gap_owners)]])
 
     def end_to_end(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times from arrival to the end, for requests that ended by stop or length. `among`: as in
-        `ttft`.
+        """Return the times from arrival to the end of the requests that ended by stop or length. `among`: as
+        in `ttft`.
         """
         return Spread.of((self.end_ns - self.arrived_ns)[_counting(self.end_ns, among)])
 

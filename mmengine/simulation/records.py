@@ -2,7 +2,7 @@
 
 A record has hard fields (decisions and tokens) and soft fields (queues and numbers of free resources). `free`
 and `enc_free` are counted after the step was decided; `free_after` and `enc_free_after` are counted after the
-step's tokens were applied. An empty hard field is left out, except `sched`.
+step's tokens were applied. A hard field that is empty is left out, but `sched` is always present.
 """
 
 import json
@@ -42,8 +42,8 @@ class _Open:
 
 
 class Recorder:
-    """Builds records from the executor's plans and results and from the sink's events, and passes each record
-    to `write`.
+    """Builds records and passes each of them to `write`. Its sources are the executor's plans and results,
+    and the sink's events.
 
     `media_names`: encoder key -> name of the item. `queues`: whether to record the ids of running and waiting
     requests instead of their numbers.
@@ -55,7 +55,8 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        # The record to which the next ends of requests are added. This first record is discarded.
+        # The record to which the next ends of requests are added. The first record, created here, is
+        # discarded.
         self._ending = _Open({}, set())
         self._names: dict[int, str] = {}  # row -> request id
 
@@ -148,7 +149,7 @@ class Recorder:
 
 def _gone(step: _Open) -> list[bytes]:
     """Return the evicted keys that the step did not encode again. As in vLLM, a key that was evicted twice is
-    listed at the position of its last eviction.
+    listed at its second eviction.
     """
     rest = step.evicted
     return [key for place, key in enumerate(rest, 1) if key not in step.encoded and key not in rest[place:]]
@@ -170,7 +171,7 @@ def record_line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read records from a scenario's `expect` (.json) or from a decisions file (.jsonl or .jsonl.gz)."""
+    """Read the records in a scenario's `expect` (.json), or in a decisions file (.jsonl or .jsonl.gz)."""
     if path.suffix == ".json":
         records = decode(existing(path).read_bytes(), dict[str, Any], str(path)).get("expect")
         if not isinstance(records, list):
@@ -183,8 +184,8 @@ def read_records(path: Path) -> list[Record]:
 def first_difference(
     expected: list[Record], actual: list[Record], *, soft: bool = False, open_ends: Set[str] = frozenset()
 ) -> str:
-    """Describe the first difference between two lists of records: the step, the field and both values. Return
-    "" if the lists are equal.
+    """Return a text about the first difference between two lists of records, with the step, the field and
+    both values. Return "" if the lists are equal.
 
     Steps without running, waiting, ending or preempted requests are skipped. `soft`: also compare the soft
     fields that both records have. `open_ends`: ids of requests whose `finish` is not compared.

@@ -1,4 +1,6 @@
-"""Finds the rows of a plan that sample tokens, and counts their accepted drafts."""
+"""Finds the rows of a plan that sample tokens, counts their accepted drafts, and makes the vectors of pooled
+rows.
+"""
 
 from typing import NamedTuple
 
@@ -11,12 +13,12 @@ class SampledRows(NamedTuple):
     """The s rows of a plan that sample tokens. All arrays are int64 [s]."""
 
     rows: np.ndarray
-    last: np.ndarray  # index, in the batch, of each row's last token
+    last: np.ndarray  # index in the batch: each row's last token
     num_drafts: np.ndarray
     num_known: np.ndarray  # number of known tokens, without drafts
 
     def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return how many drafts each row has before its first wrong draft, int64 [s].
+        """Return the number of each row's drafts before the row's first wrong draft, as int64 [s].
 
         `input_ids`: the plan's tokens, with the drafts. `tokens`: the model's tokens from `num_known` on, [s,
         k + 1].

@@ -1,5 +1,5 @@
-"""Reads scenario files: a JSON object with settings, requests, events and expected records (.json), or lines
-with one request each and no settings (.jsonl).
+"""Reads scenario files of two kinds. A .json file is an object with settings, requests, events and expected
+records. A .jsonl file has one request on each line, and no settings.
 """
 
 import codecs
@@ -169,7 +169,7 @@ def _or_never(value: int | None) -> int:
 
 
 def _segment(segment: list[Any], where: str) -> tuple[int, Callable[[], np.ndarray]]:
-    """Return the length of a segment of a prompt, and a function that generates the segment's tokens (int32).
+    """Return the length of a prompt's segment, and a function that generates the segment's tokens (int32).
 
     A segment is ["lit", [tokens]], ["gen", key, n, start] or ["img", n].
     """

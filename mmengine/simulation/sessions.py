@@ -1,5 +1,5 @@
-"""Handles the requests of a workload that belong to sessions: delays a request until its session is idle, and
-puts the session's tokens before the request's prompt.
+"""Handles the requests in a workload that belong to sessions: delays each request until its session is idle,
+and puts the session's tokens before the request's prompt.
 """
 
 from collections import deque
@@ -45,8 +45,8 @@ class SessionQueues:
 
 
 def whole_request(core: EngineCore, sim: SimRequest) -> Request:
-    """Return the request, with its session's tokens and media before its own. Opens the session if it is not
-    open.
+    """Return the request with the tokens and media of its session put before the request's own. Opens the
+    session if necessary.
     """
     name, sessions = sim.session, core.state.sessions.all
     if name not in sessions and name not in core.inbox.opening:

@@ -1,4 +1,4 @@
-"""Reads a simulation's settings: EngineConfig fields, and the other setting names of scenario files."""
+"""Reads a simulation's settings: the fields of EngineConfig, and settings that only scenario files have."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ COST_8B = CostModel(step_ns=6_000_000, token_ns=27_000, context_ns=50, embed_ns=
 ROWS, TOKEN_BUDGET = 256, 8192
 MAX_LORAS = 8  # default of max_loras for workloads with adapters
 
-# Scenario settings that are EngineConfig fields under another name.
+# Scenario settings that are called otherwise in EngineConfig: name in a scenario -> field.
 _NAMES = {"max_num_batched_tokens": "token_budget", "num_spec_tokens": "num_draft_tokens"}
 _DRAFTERS = ("ngram", "eagle3")
 
@@ -59,8 +59,8 @@ class Settings:
 def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -> Settings:
     """Read the settings. Raises ConfigError for an unknown key, a wrong type, or settings that conflict.
 
-    By default, max_model_len fits the workload's longest request, and the block pool is as large as for an 8B
-    model on a GPU with 80 GiB.
+    By default, max_model_len fits the workload's longest request, and the block pool has the size that an 8B
+    model would have on a GPU with 80 GiB.
     """
     given = dict(given)
     try:

@@ -1,9 +1,9 @@
 """An executor without a model. Its tokens depend on every KV slot that a request reads.
 
-Each slot contains a number that is computed from the slot's token and from the media feature at its position.
-The sum of a sequence's numbers determines the next token. A wrong block table, a block that was freed too
-early, a missing feature or a token at a wrong position therefore changes the output. `reference_tokens`
-computes the correct tokens.
+Each KV slot contains a number that is computed from the slot's token and from the media feature at the
+token's position. The sum of the numbers in a sequence's slots determines the next token. A wrong block table,
+a block that was freed too early, a missing feature or a token at a wrong position therefore changes the
+output. `reference_tokens` computes the correct tokens.
 """
 
 from collections import deque
@@ -52,9 +52,10 @@ class CostModel:
 class SimulatedExecutor:
     """Executes steps with numbers instead of KV.
 
-    `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: one in `eos_in` tokens
-    ends the text; 0: no token does. `check_kv`: add up all slots in each step instead of using stored sums.
-    `arrived`: returns the next blocks that were fetched for a request, uint64 [n, block_size].
+    `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: on average, one in
+    `eos_in` tokens ends the text; with 0, no token does. `check_kv`: in each step, add up all slots instead
+    of using stored sums. `arrived`: returns the next blocks that were fetched for a request, as uint64 [n,
+    block_size].
     """
 
     needs_plan = True
@@ -100,7 +101,7 @@ class SimulatedExecutor:
         return self._arrived(request_id, count)
 
     def kv(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the numbers in the slots of these blocks, uint64 [n, block_size]."""
+        """Return the numbers in these blocks' slots, as uint64 [n, block_size]."""
         return self._values.reshape(-1, self._block_size)[blocks].copy()
 
     def discard(self) -> None:
@@ -142,7 +143,9 @@ class SimulatedExecutor:
         self._part = None if part.is_last else part
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with each PENDING replaced by the token that the row has sampled since."""
+        """Return the plan with every PENDING token replaced by the token that its row has sampled in the
+        meantime.
+        """
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
             return plan  # a step with drafts has no pending tokens; -1 is PADDING here
@@ -201,7 +204,7 @@ class SimulatedExecutor:
         return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
-        """Return the sum of each row's computed tokens, uint64 [n].
+        """Return the sum of each row's computed tokens, as uint64 [n].
 
         The values are added up if a row may have prefix hits on blocks that another row fills in the same
         step, because the stored sums of these blocks do not exist yet.
@@ -222,8 +225,8 @@ class SimulatedExecutor:
     def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
         """Return the step's result.
 
-        In the arrays below, each row that samples has `width` columns: the token after its last known token,
-        and the tokens after each of its drafts.
+        In the arrays of this function, each row that samples has `width` columns: the token after its last
+        known token, and the token after each of its drafts.
         """
         ends = np.cumsum(plan.num_scheduled)[plan.sample]
         num_drafts = (
@@ -260,8 +263,8 @@ class SimulatedExecutor:
     def _stops(
         self, sums: np.ndarray, counts: np.ndarray, requests: list[Request], first_output: np.ndarray
     ) -> tuple[tuple[int, str], ...]:
-        """Return (index, "eos") for rows whose new tokens end the text, and cut their `counts` after the
-        end.
+        """Return (index, "eos") for each row whose new tokens end the text, and reduce the row's entry in
+        `counts` to the tokens up to the end.
         """
         if not self._eos_in:
             return ()
@@ -279,7 +282,7 @@ class SimulatedExecutor:
     def _propose(
         self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return drafts, int32 [s, num_draft_tokens], and the number of drafts of each row, int32 [s].
+        """Return the drafts, as int32 [s, num_draft_tokens], and each row's number of drafts, as int32 [s].
 
         A row's drafts are right up to a position that varies from row to row, and wrong after this position.
         """
@@ -308,7 +311,7 @@ def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
 
 
 def adapter_value(digest: bytes) -> int:
-    """Return the number that an adapter adds to each token's value; 0 without an adapter."""
+    """Return the number that an adapter adds to each token's value, or 0 if there is no adapter."""
     return int.from_bytes(digest[:8], "little")
 
 
@@ -324,7 +327,9 @@ def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
 def reference_tokens(
     request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
 ) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that a request must get, computed without blocks and steps."""
+    """Return the tokens and the finish reason that a request must get. They are computed without blocks and
+    steps.
+    """
     prompt = request.prompt_token_ids
     own = np.uint64(adapter_value(digest_of(request.adapter)))
     values = token_values(prompt, np.arange(len(prompt))) + own

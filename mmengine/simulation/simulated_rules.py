@@ -1,7 +1,8 @@
 """The simulated KV of models that must compute an image, or a whole prompt, in a single step.
 
-The number of a token then also depends on the other tokens that it attends to in its step. An image that is
-split over steps, or a prefix hit with the KV of another prompt, therefore changes the output.
+In such a model, the number in a token's slot also depends on the other tokens of the step that the token
+attends to. An image that is split over steps, or a prefix hit with the KV of another prompt, therefore
+changes the output.
 """
 
 import hashlib
@@ -15,7 +16,9 @@ _FACTOR = 0x94D049BB133111EB
 
 
 def run_value(length: int) -> np.uint64:
-    """Return the number that is added to each token of a run if a step computes `length` of its tokens."""
+    """Return the number that is added to each token of an image's run if a step computes `length` tokens of
+    the run.
+    """
     return np.uint64(length * _FACTOR % 2**64)
 
 
@@ -31,7 +34,9 @@ def prompt_value(request: Request, num_known: int) -> np.uint64:
 
 
 def add_prompts(plan: StepPlan, requests: list[Request | None], values: np.ndarray) -> None:
-    """Add each row's `prompt_value` to the values of its prompt tokens, uint64 [t], in place."""
+    """Add, in place, each row's `prompt_value` to the entries of `values` (uint64 [t]) for the row's prompt
+    tokens.
+    """
     starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
     for place, row in enumerate(plan.rows.tolist()):
         request, computed = requests[row], int(plan.num_computed[place])

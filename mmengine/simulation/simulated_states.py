@@ -1,8 +1,8 @@
-"""The simulated executor's recurrent states. A state is the sum of a row's token values, and is copied and
-kept as the plans say.
+"""The recurrent states of the simulated executor. A state is the sum of a row's token values. Plans say when
+a state is copied or kept.
 
-A state that belongs to another row, or that covers other tokens than the row has computed, raises
-ExecutorFailed. So a wrong plan makes a simulation fail.
+If a row's state belongs to another row, or covers other tokens than the row has computed, ExecutorFailed is
+raised. So a wrong plan makes a simulation fail.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ class SimulatedStates:
         """Update the states for a step.
 
         `values` [t]: the values of the step's tokens. `before` [n]: the sum of each row's earlier tokens,
-        computed from the KV. Raises ExecutorFailed for a state that does not belong to its row.
+        computed from the KV. Raises ExecutorFailed if a row's state belongs to another row.
         """
         for source, target in states.begins.tolist():
             if source != target:

@@ -1,8 +1,8 @@
-"""The simulated KV of block groups with a window, in which wrong block tables are detected.
+"""The simulated KV of block groups with a window. It detects wrong block tables.
 
-Each slot of such a group contains a number that depends on all tokens of the row up to the slot's token. The
-check therefore finds a block that was released too early, was overwritten by another row or group, or
-contains another prefix.
+Each slot of a group with a window contains a number that depends on all tokens of the row up to the slot's
+token. The check of these numbers therefore finds a block that was released too early, was overwritten by
+another row or group, or contains another prefix.
 """
 
 import numpy as np
@@ -14,7 +14,9 @@ _FACTOR = np.uint64(0xD6E8FEB86659FD93)
 
 
 class SimulatedWindows:
-    """Writes and checks the slots. `values`: all slots of the pool, which all groups share, uint64."""
+    """Writes and checks the slots. `values`: the numbers in all slots of the pool, which all groups share, as
+    uint64.
+    """
 
     def __init__(self, config: EngineConfig, values: np.ndarray):
         self._windows = [group.window for group in config.block_groups[1:]]
@@ -23,8 +25,8 @@ class SimulatedWindows:
     def run(self, plan: StepPlan) -> np.ndarray:
         """Write the numbers of the step's tokens; the slots of the first group must have been written before.
 
-        Returns a number per row, uint64 [n]. The number is 0 unless a key in the window of one of the row's
-        queries is wrong.
+        Returns one number per row, as uint64 [n]. A number other than 0 means that one of the row's queries
+        has a wrong key in its window.
         """
         ends = plan.num_computed + plan.num_scheduled
         sums = [self._prefix_sums(plan.block_table[place], end) for place, end in enumerate(ends.tolist())]

@@ -1,7 +1,7 @@
 """Reads public request traces, which contain arrival times, lengths and shared prefixes, but no text.
 
-Prompts are generated from numbers. Equal block ids in a Mooncake trace get equal tokens; all other tokens
-differ between requests.
+Prompts are generated from numbers. Blocks with equal ids in a Mooncake trace get equal tokens; all other
+tokens differ between requests.
 """
 
 import csv
@@ -26,7 +26,7 @@ _OWN = 2**40  # smaller stream numbers are Mooncake hash ids; larger ones belong
 
 
 def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
-    """Return the first `count` tokens of each stream, int32 [len(streams), count].
+    """Return the first `count` tokens of each stream, as int32 [len(streams), count].
 
     A stream is a number (int64, 0 to 2^43) from which a multiplicative hash generates tokens. Equal streams
     have equal tokens.
@@ -68,7 +68,9 @@ def _plain(path: Path, number: int, where: str, arrival: int, num_prompt: int, n
 
 
 def _csv_rows(path: Path, names: tuple[str, ...], limit: int | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield, for each row, its file and line (for messages) and its values in the columns `names`."""
+    """Yield two values for each row: a text with the file and the line, for messages, and the row's values in
+    the columns `names`.
+    """
     table = lines(path, None if limit is None else limit + 1)  # the header and `limit` rows
     head = next(table, None)
     columns = [] if head is None else next(csv.reader(io.StringIO(_text(head[1], str(path)))))

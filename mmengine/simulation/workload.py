@@ -22,9 +22,9 @@ class SimRequest:
 
     `prompt` generates the prompt's tokens (int32 [num_prompt]) only when the request arrives, so that only
     the tokens of live requests are in memory. `arrival` is a step number in a scenario, and nanoseconds in a
-    trace. The model emits `stop_token` at output index `stop_at`; NEVER: the model does not emit it. `ranges`
-    is the request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index
-    `bad_at` the model emits a token outside its range; NEVER: it emits no such token.
+    trace. The model emits `stop_token` at output index `stop_at`, or never if `stop_at` is NEVER. `ranges` is
+    the request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index `bad_at`,
+    unless it is NEVER, the model emits a token outside the range.
     """
 
     request_id: str
@@ -57,8 +57,8 @@ class SimRequest:
 class SimEvent:
     """An event at a step. `op` is abort, grammar_ready, grammar_error, reset_prefix_cache or close_session.
 
-    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs, any other
-    event before the step is decided.
+    For close_session, `request_id` is the session's id. A `late` event occurs while the step runs. All other
+    events occur before the step is decided.
     """
 
     step: int
@@ -73,7 +73,8 @@ class Workload:
     """The requests and events of a simulation.
 
     `timed`: whether arrivals are nanoseconds on the simulated clock; otherwise they are step numbers.
-    `events`: None means that each grammar is ready at once. `expect`: the records that a scenario expects.
+    `events`: None means that there are no events, and that each grammar is ready at once. `expect`: the
+    records that a scenario expects.
     """
 
     name: str
@@ -87,8 +88,8 @@ class Workload:
 
     @property
     def without_grammar(self) -> set[str]:
-        """The ids of requests whose grammar fails. Records may differ in the step in which these requests
-        end.
+        """The ids of requests whose grammar fails. Two runs may record the ends of these requests in
+        different steps.
         """
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 

@@ -13,7 +13,7 @@ from mmengine.simulation.workload import Workload
 
 _TRACES = {"azure": read_azure, "mooncake": read_mooncake, "servegen": read_servegen}
 FORMATS = ("auto", "scenario", *_TRACES)
-# A field -> the only format that has this field.
+# Maps a field to the only format that has this field.
 _MARKS = {"hash_ids": "mooncake", "text_tokens": "servegen", "prompt": "scenario"}
 
 
