@@ -4,7 +4,7 @@
     pipe = pipeline("image-text-to-text")
     pipe(text=[{"role": "user", "content": "What is a triangle?"}], max_new_tokens=32)
 
-Importing this module is cheap, because each exported name is loaded at its first use.
+Importing this package is cheap, because each exported name is loaded at its first use.
 """
 
 import importlib
@@ -64,5 +64,5 @@ def __getattr__(name: str) -> Any:
         if hint is None:
             raise
         raise ModuleNotFoundError(f"mmengine.{name} cannot be imported: {hint}", name=error.name) from error
-    globals()[name] = value  # the next use finds it at once
+    globals()[name] = value  # the next use of the name does not call this function
     return value

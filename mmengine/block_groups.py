@@ -1,7 +1,7 @@
 """Block groups: sets of a model's attention layers that share KV blocks, because they see the same window.
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window, so a
-request holds blocks of such a group only for keys that a later query can still see.
+request holds blocks of a later group only for keys that a later query can still see.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""Reads whole files that an option or a checkpoint names, up to a limit, and without waiting for ever."""
+"""Reads a whole file whose path comes from an option or a checkpoint. The file's size is limited, and so is
+the time to wait for data.
+"""
 
 import errno
 import os
@@ -12,10 +14,10 @@ _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return a file's bytes. Raises OSError: with EFBIG for more than `max_bytes` bytes, and with
+    """Return a file's bytes. Raises OSError with EFBIG for a file with more than `max_bytes` bytes, and with
     ETIMEDOUT for a named pipe into which nothing is written for PIPE_S seconds.
     """
-    # Opening a named pipe that nobody writes would wait, unless the file is opened as non-blocking.
+    # Opening a named pipe waits for a process that writes into the pipe. A non-blocking open does not wait.
     with os.fdopen(os.open(path, _READ), "rb", buffering=0) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         pieces, left = [], max_bytes + 1

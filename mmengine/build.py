@@ -67,9 +67,7 @@ class Built:
     store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
-        """Close the core, and restore torch's thread count unless another caller has changed the count
-        since.
-        """
+        """Close the core, and restore torch's thread count if it is still the count that `build` set."""
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
         self.grammars.close()
@@ -96,13 +94,14 @@ def build(
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: continue the log
-    in that folder, if there is one; the caller must then call the core's `recover`. `compile_grammar`: a
-    replacement for the grammar engine's compiler, for tests. `takes_adapters`: a new log gets `max_loras` =
-    MAX_LORAS if the settings leave `max_loras` at 0. Raises ModelError, ConfigError, LogError.
+    in the folder `log`, if the folder has one; the caller must then call the core's `recover`.
+    `compile_grammar`: a replacement for the grammar engine's compiler, for tests. `takes_adapters`: if the
+    settings leave `max_loras` at 0, a new log gets MAX_LORAS instead. Raises ModelError, ConfigError,
+    LogError.
     """
     config = config or EngineConfig()
     config.check()
-    # Report an unknown policy, a missing grammar engine and an unusable log before the weights are read.
+    # Before the weights are read, report an unknown policy, a missing grammar engine and an unusable log.
     policy_of(config)
     GRAMMAR_BACKENDS.load(config.grammar_backend)
     opened = open_log(log, resume, config) if log is not None else None
@@ -311,9 +310,9 @@ def _grammars(
 def _placement(device: str, dtype: str, attention: str, folder: Path, config: EngineConfig) -> Placement:
     """Return the placement for the model in `folder`.
 
-    The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint it means the device's
-    fastest dtype, whatever dtype the file has. For a GGUF file it means float32 if the device can multiply
-    float32 by the file's codes and `activations` is not int8.
+    The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint, "auto" means the
+    device's fastest dtype, whatever dtype the file has. For a GGUF file, "auto" means float32 if
+    `activations` is not int8 and the device can multiply float32 by the file's codes (its quantised weights).
     """
     opened = open_device(device)
     if dtype == "auto":

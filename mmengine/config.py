@@ -1,4 +1,6 @@
-"""The engine's settings: a frozen struct, checked once and then written into the log's event STARTED."""
+"""The engine's settings: a frozen struct with methods that check it. The settings are checked once, and then
+written into the log's event STARTED.
+"""
 
 from typing import ClassVar
 
@@ -9,7 +11,7 @@ from mmengine.decode_errors import out_of_range
 from mmengine.errors import ConfigError, shown
 from mmengine.model_settings import ModelSettings
 
-# Settings that no decision depends on. A process that continues a log may change them.
+# Settings on which no decision depends. A process that continues a log may change these settings.
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
@@ -26,7 +28,7 @@ ENCODER_CACHE = 32_768  # embeddings in the encoder cache if free memory is not 
 class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine's settings, with the methods that check them."""
 
-    _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` read this
+    _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` read this attribute
 
     def as_dict(self) -> dict:
         return msgspec.to_builtins(self)
@@ -46,23 +48,23 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
 
     def check(self) -> None:
-        """Raise ConfigError for the first value that has a wrong type or is out of range, and for settings
-        that exclude each other.
+        """Raise ConfigError for the first value that has a wrong type or is out of range. Also raise
+        ConfigError for settings that exclude each other.
         """
         self._check_fields()
         for contradiction in contradictions(self):
             raise ConfigError(contradiction)
 
     def check_resolved(self) -> None:
-        """Raise ConfigError unless the settings are consistent and all sizes are set."""
+        """Raise ConfigError if the settings are inconsistent, or if a size is not set yet."""
         self.check()
         self.check_foldable()
 
     def check_foldable(self) -> None:
         """Raise ConfigError if a size is out of range or not set yet, or if the pool cannot hold one request.
 
-        The settings in a log must pass only this check, because settings that exclude each other today may
-        have been valid when the log was written.
+        Settings in a log need to pass only this check. They may have been valid when the log was written
+        although they exclude each other today.
         """
         self._check_fields()
         if self.max_model_len < 2 or self.num_blocks < 2:
@@ -98,15 +100,17 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
     def without_store(self) -> "EngineConfig":
-        """Return the settings without a block store, for a simulation, which computes all blocks itself."""
+        """Return the settings without a block store. A simulation uses them, because it computes all blocks
+        itself.
+        """
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
 
     @property
     def num_rows(self) -> int:
         """Return how many rows (slots for running requests) the state has.
 
-        vLLM with overlapping steps starts a request while the step in flight still uses the row of a finished
-        request. `compat` may therefore need two rows for each running request.
+        When steps overlap, vLLM starts a request while the step in flight still uses the row of a finished
+        request. With `compat` set, the state may therefore need two rows for each running request.
         """
         return 2 * self.max_num_seqs if self.compat and self.max_in_flight > 1 else self.max_num_seqs
 

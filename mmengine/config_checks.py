@@ -1,6 +1,6 @@
-"""Checks for settings that exclude each other.
+"""Checks for settings that exclude each other, and for settings that do not fit the model or the scheduler.
 
-Each error text names both settings and says which of them to change.
+An error text names both settings and says which of them to change.
 """
 
 from collections.abc import Iterator
@@ -113,7 +113,7 @@ def _model_rules(config: ModelSettings) -> Iterator[str]:
 
 
 def _block_groups(config: ModelSettings) -> Iterator[str]:
-    """Yield errors for block groups that contradict each other, and for settings that exclude block
+    """Yield errors for block groups that contradict each other, and for settings that do not work with block
     groups.
     """
     if not config.block_groups:
@@ -127,7 +127,7 @@ def _block_groups(config: ModelSettings) -> Iterator[str]:
 
 
 def _own_scheduler(config: EngineSettings) -> Iterator[str]:
-    """Yield errors for settings that vLLM's scheduler accepts and mmengine's own scheduler does not."""
+    """Yield errors for settings that vLLM's scheduler accepts and that mmengine's own scheduler refuses."""
     if config.token_budget < config.block_size:
         yield (
             f"token_budget {config.token_budget} is smaller than block_size {config.block_size}, one block; "

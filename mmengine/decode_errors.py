@@ -1,4 +1,5 @@
-"""Converts msgspec's decoding errors to data: the path to the invalid value, and the kind of error.
+"""Converts msgspec's decoding errors to data: the path to the invalid value, the kind of error, and the range
+of a number. Also recognises data in UTF-16.
 
 msgspec reports an invalid value only as an English sentence. This module alone parses these sentences.
 """
@@ -57,7 +58,7 @@ def utf16_hint(data: bytes) -> str:
 
 
 def _path(place: str) -> FieldPath:
-    """Return the keys and indices in a path that msgspec writes as `a[...].b`."""
+    """Return the keys and indices in a path, which msgspec writes as `a[...].b`."""
     steps = ((each[1], each[2]) for each in _STEP.finditer(place))
     return FieldPath(*(key or (int(index) if index.isdigit() else "") for index, key in steps))
 

@@ -14,8 +14,8 @@ MAX_DRAFT_TOKENS = 64  # maximum number of draft tokens per request
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of EngineConfig.
 
-    Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings. A 0 that stands for
-    "from free memory" or "measured" is replaced when the model is known.
+    Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings. In some fields, 0
+    stands for "from free memory" or "measured". The engine replaces this 0 when it knows the model.
     """
 
     max_num_seqs: Annotated[

@@ -274,7 +274,7 @@ class Diverged(LogError):
 
 
 BUG = 70  # Exit code of a command that an unexpected exception ended (sysexits.h: EX_SOFTWARE).
-# Exit codes, in every command that reads logs, for a log that is incomplete.
+# Exit codes for an incomplete log, in every command that reads logs.
 NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
 # Error code -> exit code of a command; all other errors have 1 (docs/reference/cli.md).
 EXIT_CODES = {

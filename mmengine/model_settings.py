@@ -41,7 +41,9 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def num_groups(self) -> int:
-        """Return how many blocks a request holds for the same tokens, before windows free blocks."""
+        """Return how many blocks a request holds for one block of tokens, before windows free any of them:
+        one per group.
+        """
         return len(self.block_groups) or 1
 
     def most_blocks(self, num_tokens: int) -> int:

@@ -44,8 +44,9 @@ class Registry(Generic[Thing]):
     """The entry points of `group`, by name. `noun`: what messages call an entry, such as "policy".
 
     `own`: name -> "module:attribute", mmengine's own entries. As in an entry point, a final "[extra]" names
-    an extra that must be installed. `beside`: further names that the setting accepts but that are no entry
-    points. `is_one`: returns whether an imported object is valid. `kind`: what messages call a valid object.
+    an extra that must be installed. `beside`: further names that the setting accepts, although no entry
+    points have these names. `is_one`: returns whether an imported object is valid. `kind`: what messages call
+    a valid object.
 
     `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun}
     and {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value},
@@ -84,7 +85,7 @@ class Registry(Generic[Thing]):
         return [*self._own.values(), *(found[key] for key in sorted(found) if key[0] not in self._own)]
 
     def register(self, name: str, thing: Thing) -> None:
-        """Register `thing` as `name` in this process. Raises `error` if another object has the name."""
+        """Register `thing` under `name` in this process. Raises `error` if another object has the name."""
         taken = self.load(name) if name in self._own else self._registered.get(name, thing)
         if taken is not thing:
             raise self._error(f"a {self.noun} is called {name!r} already; choose another name")

@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: prompt tokens, media, sampling options and grammar."""
+"""A request as the scheduler sees it: prompt tokens, media, LoRA adapter, and the request's options."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Maximum number of bytes in a token after a stop string; rare tokens have more.
+# Maximum number of bytes that follow a stop string in a token. Few tokens are longer.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -43,15 +43,15 @@ def check_unicode(path: Iterable[str | int], text: str) -> None:
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sampling options. `temperature` 0 is greedy. A `seed` of None is drawn at submit.
 
-    `logprobs`: how many alternatives are reported with each sampled token (None: off). `prompt_logprobs`: the
-    same for each prompt token except the first. `n`: number of answers to the prompt; each answer has its own
+    `logprobs`: number of alternatives to report for each sampled token (None: off). `prompt_logprobs`: number
+    for each prompt token except the first. `n`: number of answers to the prompt; each answer has its own
     sample index.
 
     The sampler never samples a token of `suppress_tokens`, the last token of a sequence in `bad_words_ids`,
     or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens in prompt and answer.
-    `sequence_bias` holds pairs (tokens, bias). The bias is added to the logit of the last token if the other
-    tokens come right before it. With `stop_in_min_tokens`, a stop string also ends an answer that has fewer
-    than `min_tokens` tokens. `repetition_detection` ends an answer that repeats itself.
+    `sequence_bias` holds pairs (tokens, bias). The bias is added to the last token's logit if the other
+    tokens of the pair come right before. With `stop_in_min_tokens`, a stop string also ends an answer that
+    has fewer than `min_tokens` tokens. `repetition_detection` ends an answer that repeats itself.
     """
 
     max_tokens: int = 256
@@ -94,7 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self.check_ranges()
 
     def check_ranges(self) -> None:
-        """Do what `check` does, for fields whose types are known to be right."""
+        """Raise InvalidRequest for the first field out of range, given that all types are right."""
         for name, least, most in _INT_RANGES:
             value = getattr(self, name)
             if not least <= value <= most:
@@ -233,9 +233,9 @@ _FLOAT_RANGES = (
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
     """An image or a video in a prompt, as the scheduler sees it.
 
-    `mm_hash`: SHA-256 of the encoder's input. `runs`: (start, length) of the prompt positions that hold its
-    embeddings, ascending. An image has one run. A video has one run per temporal patch, and timestamps as
-    text between the runs. `grid`: number of patches (t, h, w).
+    `mm_hash`: SHA-256 of the encoder's input. `runs`: (start, length) of each range of prompt positions that
+    holds the item's embeddings, in ascending order. An image has one run. A video has one run per temporal
+    patch, and timestamps as text between the runs. `grid`: number of patches (t, h, w).
     """
 
     mm_hash: bytes
@@ -391,7 +391,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return how many tokens can spell, byte by byte, the text that a stop string cuts off."""
+        """Return how many tokens a stop string's cut-off text may have, with one byte in each token."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

@@ -18,7 +18,7 @@ _QUANTIZE = "use {set}quantize=int8 or fp8, or a checkpoint that is quantised"
 _MEDIA = "use {set}max_media_per_request=N"
 _PROCESSOR = "the model's own processor is used; leave it out"
 # Names in vLLM, transformers and llama.cpp that mmengine does not have, each with its advice. {set} and
-# {option} are replaced by the notation of the command line or of Python.
+# {option} stand for the notation of the command line or of Python.
 FOREIGN = {
     "attn_implementation": "attention is chosen for the device; leave it out",
     "cache_dir": "set the variable HF_HOME",

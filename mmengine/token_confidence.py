@@ -1,8 +1,9 @@
 """A token's probability among the tokens that its grammar allowed, as the sampler computes it.
 
-EXECUTED and outputs carry it as pairs behind a token's logprobs, with negative numbers in place of token ids:
-(LOGPROB, the token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token, its logprob) for the
-likeliest allowed tokens, the best first. The last pairs are missing if the grammar allowed a single token.
+EXECUTED and outputs carry this confidence as pairs after a token's logprobs, with negative numbers in place
+of token ids: (LOGPROB, the token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token, its logprob)
+for the likeliest allowed tokens, the best first. The last pairs are missing if the grammar allowed a single
+token.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class TokenConfidence(NamedTuple):
 
 
 def pairs_of(confidence: TokenConfidence) -> list[tuple[int, float]]:
-    """Return the pairs that carry `confidence` behind a token's logprobs."""
+    """Return the pairs that carry `confidence` after a token's logprobs."""
     likely = [(FIRST_LIKELY - token, logprob) for token, logprob in confidence.likely]
     return [(LOGPROB, confidence.logprob), (ENTROPY, confidence.entropy), *likely]
 
@@ -49,7 +50,9 @@ def split_entry(entry: Sequence[tuple[int, float]]) -> tuple[Entry, TokenConfide
 def split_entries(
     entries: Sequence[Sequence[tuple[int, float]]] | None,
 ) -> tuple[list[Entry] | None, list[TokenConfidence] | None]:
-    """Return the tokens' logprobs and their confidences; None for what the request does not want."""
+    """Return the tokens' logprobs and the tokens' confidences. Either is None if the request does not ask for
+    it.
+    """
     if not entries:
         return (None if entries is None else []), None
     split = [split_entry(entry) for entry in entries]
