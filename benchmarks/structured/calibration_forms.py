@@ -53,7 +53,7 @@ class Task:
     messages: list[dict[str, Any]]
     images: list[Image.Image]
     schema: dict[str, Any]
-    truth: Any
+    truth: object
 
 
 def scenes(count: int, seed: int, blur: float = 0.0) -> Iterator[Task]:
