@@ -252,7 +252,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         return self._sessions.attach(session_id, media_options)
 
     async def sessions(self) -> list[SessionFacts]:
-        """Return facts about all open sessions, including those from the previous process."""
+        """Return facts about all open sessions, including sessions from the previous process."""
         return await self._sessions.facts()
 
     @property
@@ -264,8 +264,8 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         """Read an adapter and load it between two steps.
 
         Requests can name the adapter once this call returns. An adapter with the same name is replaced.
-        Several calls read their adapters one after the other. Raises ModelError, ConfigError, InvalidRequest
-        and RequestFailed.
+        Concurrent calls read their adapters one at a time. Raises ModelError, ConfigError, InvalidRequest and
+        RequestFailed.
         """
         loop = asyncio.get_running_loop()
         known = await loop.run_in_executor(self._adapter_reader, self._engine.adapters.read, name, source)
@@ -326,8 +326,8 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         """Refuse new requests, end the open requests, and free the device.
 
         With `drain`, open requests finish first. With `leave`, open requests stay in the log for the next
-        process, and prompts in preparation are cancelled. With neither, open requests are cancelled. A second
-        call does nothing.
+        process, and prompts in preparation are cancelled. Without `drain` and `leave`, open requests are
+        cancelled. A second call does nothing.
         """
         self._thread.leaves = leave
         self._open.close()

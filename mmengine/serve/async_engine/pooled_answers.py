@@ -103,7 +103,7 @@ class AsyncPooledAnswers(ABC):
     async def pool(self, jobs: Jobs) -> list[Completion]:
         """Return the answers to all jobs, in job order. At most OPEN_AT_ONCE jobs run concurrently.
 
-        The first error cancels the other jobs and is raised with the input's index.
+        The first error cancels all remaining jobs, and is raised with the input's index.
         """
         room = asyncio.Semaphore(max(1, min(OPEN_AT_ONCE, self.max_open)))
 

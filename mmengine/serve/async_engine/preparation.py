@@ -49,8 +49,7 @@ class PreparationBacklog(NamedTuple):
     def reasons(self) -> tuple[str, ...]:
         """The reasons why preparation makes the engine "not ready"; empty if there are none.
 
-        Slow schemas and media are never a reason, because prompts without schemas and media never wait for
-        either.
+        Slow schemas and media are never a reason, because other prompts never wait for schemas and media.
         """
         if self.text_wait_s <= STANDSTILL_S:
             return ()

@@ -27,7 +27,7 @@ _SYNC_LIMIT_S = 10.0  # how long `settled` waits per step, since the engine may 
 class Recovery:
     """Attaches callers to requests that the log contains.
 
-    Methods are thread-safe unless a comment above them names their thread.
+    Methods are thread-safe, except below a comment that names a thread.
     """
 
     def __init__(self, thread: EngineThread, open_requests: OpenRequests) -> None:

@@ -1,4 +1,4 @@
-"""The engine interface that the server depends on. AsyncEngine and the replica fleet implement it."""
+"""The engine interface on which the server depends. AsyncEngine and the replica fleet implement it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Unpack

@@ -160,7 +160,7 @@ class AccumulatedChoice:
 
 
 class ChatOptions(SubmitOptions, total=False):
-    """Options for `chat`: the same as for `submit`, and OpenAI's options for tools."""
+    """Options for `chat`: the options for `submit`, and OpenAI's options for tools."""
 
     tools: Sequence[Mapping[str, object]] | None
     tool_choice: str | Mapping[str, object] | None

@@ -7,7 +7,7 @@
 
 Appended content is prefilled at once. The session keeps the content's KV blocks, up to `session_blocks`, and
 questions reuse the blocks. All content and answers form a single prompt, so an answer equals the answer to a
-single request with the same content.
+single request with all this content.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +153,8 @@ class Session:
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append a text, a message part (an image or a video), or a list of both, and prefill the content.
+        """Append a text, a message part (an image or a video), or a list of texts and parts, and prefill the
+        content.
 
         Content with `anchor` is kept when a session that is too long is cut. Each text is tokenized
         separately. If InvalidRequest, InvalidMedia, QueueFull, SessionBusy or RequestFailed is raised, the

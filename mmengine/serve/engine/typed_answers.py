@@ -129,7 +129,7 @@ class TypedAnswers(ABC):
         """Return the answer to a conversation as a message, as OpenAI's chat API does.
 
         Tool calls and reasoning are separate fields in the message. `tools`, `tool_choice` and
-        `parallel_tool_calls` are OpenAI's options, and all others are the same as for `submit`.
+        `parallel_tool_calls` are OpenAI's options. All other options are the same as for `submit`.
         `response_format` applies only to an answer without tool calls. A stop string ends text but never a
         tool call.
 

@@ -1,4 +1,6 @@
-"""Places the boxes of an extraction's answers in their pictures, and keeps them in the work folder."""
+"""Computes where the boxes in an extraction's answers lie in the pictures, and writes the boxes to a file in
+the work folder.
+"""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +16,10 @@ from mmengine.processing.media.boxes import KEY, MARK, Box, ImageFrame, frame_of
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.extraction.results import PlacedBox, Result, RowBoxes
 
-_TURNED_BACK = {6: 8, 8: 6}  # The EXIF orientations that undo others; the rest undo themselves.
+_TURNED_BACK = {
+    6: 8,
+    8: 6,
+}  # Maps an EXIF orientation to the orientation that undoes it. All other orientations undo themselves.
 
 
 def has_boxes(schema: bytes) -> bool:
@@ -23,7 +28,7 @@ def has_boxes(schema: bytes) -> bool:
 
 
 def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder: Path, out: Path) -> None:
-    """Write the boxes of answers about one picture to `out`. Pictures are relative to `folder`.
+    """Write to `out` the boxes in all answers about a single picture. Pictures are relative to `folder`.
 
     Raises InvalidRequest if the unit of the model's boxes is unknown.
     """
@@ -34,7 +39,7 @@ def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder
             try:
                 boxes = engine.boxes(result.value, decoded, path)
                 frame = _frame(path)
-            except InvalidMedia:  # The file has gone or changed since its answer.
+            except InvalidMedia:  # The file was deleted or changed after the request was answered.
                 continue
             placed = {pointer: _placed(box, frame) for pointer, box in boxes.items()}
             lines.append(msgspec.json.encode(RowBoxes(result.request, placed)) + b"\n")
@@ -50,7 +55,7 @@ def _frame(path: Path) -> ImageFrame:
 
 
 def _placed(box: Box, frame: ImageFrame) -> PlacedBox:
-    """Return a box with its place in the upright picture, which a person sees."""
+    """Return a box with its position in the upright picture, as a person sees the picture."""
     if box.pixels is None:
         return PlacedBox(None, None, box.problem)
     width, height = (frame.height, frame.width) if frame.is_turned else (frame.width, frame.height)

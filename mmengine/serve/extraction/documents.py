@@ -35,8 +35,8 @@ class Document(msgspec.Struct, frozen=True):
 def find_documents(paths: Iterable[Path], max_bytes: int) -> list[Document]:
     """Return the documents in `paths`, each file once. The files in a folder are sorted by name.
 
-    A file that cannot be used has an `error`. Raises InvalidRequest for a missing path, and if there is no
-    document.
+    A file that cannot be used has an `error`. Raises InvalidRequest for a missing path, and if `paths`
+    contain no document.
     """
     given = list(paths)
     found: dict[str, Document] = {}

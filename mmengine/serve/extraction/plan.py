@@ -22,14 +22,12 @@ from mmengine.serve.extraction.documents import MANIFEST, Document
 from mmengine.serve.extraction.pages import PagePainter
 
 Per = Literal["document", "page"]
-SCHEMA = "{schema}"  # Stands for the schema in a prompt.
+SCHEMA = "{schema}"  # The placeholder for the schema in a prompt.
 PROMPT = "Read the document and return its data as JSON that follows this JSON schema: {schema}"
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The data to extract from every document. `model`: the model's options, by which another model is
-    recognised.
-    """
+    """The options of an extraction. `model`: the model's options, by which another model is recognised."""
 
     schema: bytes
     prompt: str
@@ -55,8 +53,8 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A row of the table. `request`: the custom_id of the row's request, or "" if there is none. `page`: from
-    1, or None for a whole document.
+    """A row of the table. `request`: the custom_id of the row's request, or "" without a request. `page`: the
+    page number from 1, or None for a whole document.
     """
 
     document: str

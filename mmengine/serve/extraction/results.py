@@ -19,8 +19,9 @@ CUT = "the answer ended before it was complete ({}); raise --max-tokens"
 
 
 class PlacedBox(msgspec.Struct, frozen=True):
-    """A box in a picture. `pixels`: left, top, right and bottom in the picture's file. `shown`: the same as
-    fractions of the upright picture. Both are None if the answer's value is no box. `problem`: what is wrong.
+    """A box in a picture. `pixels`: left, top, right and bottom in the picture's file. `shown`: the box in
+    fractions of the upright picture. `pixels` and `shown` are None if the answer's value is no box.
+    `problem`: why the box is invalid, or "".
     """
 
     pixels: tuple[float, float, float, float] | None
@@ -29,7 +30,7 @@ class PlacedBox(msgspec.Struct, frozen=True):
 
 
 class RowBoxes(msgspec.Struct, frozen=True):
-    """The boxes of the answer to a request, by JSON pointer."""
+    """The boxes in the answer to a request, by JSON pointer."""
 
     request: str
     boxes: dict[str, PlacedBox]
@@ -58,7 +59,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lowest(self) -> float | None:
-        """The lowest probability of a field, or None without fields."""
+        """The lowest probability among the fields, or None without fields."""
         return min((field.p for field in self.confidence.values()), default=None)
 
 

@@ -34,7 +34,7 @@ MAX_FIELDS = 200  # Maximum number of fields for a row.
 MAX_PICTURE_BYTES = 64 * 2**20  # Maximum size of all pictures on the page together.
 MIN_OTHER_P = 0.01  # Minimum probability with which another possible value is shown.
 _MAX_OTHERS = 3
-_AHEAD = 16  # Rows whose pictures are drawn ahead.
+_AHEAD = 16  # Maximum number of rows whose pictures are drawn ahead.
 
 
 def write_review(
@@ -65,7 +65,9 @@ def write_review(
 
 
 def _order(result: Result) -> tuple[int, float]:
-    """Return the key by which rows are sorted: errors, invalid answers, then the least certain."""
+    """Return the key by which rows are sorted: first errors, then invalid answers, then the least certain
+    rows.
+    """
     place = {"error": 0, "invalid": 1}.get(result.status, 2)
     return place, 2.0 if result.lowest is None else result.lowest
 

@@ -30,7 +30,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def check_format(out: Path) -> None:
-    """Raise ConfigError for a format that is unknown, or whose library is missing."""
+    """Raise ConfigError if the format is unknown, or if the format's library is missing."""
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name must end in one of {', '.join(FORMATS)}")
     if out.suffix.lower() == ".parquet":

@@ -159,7 +159,7 @@ def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chun
 
 
 def parts_of(content: object) -> list[Part]:
-    """Return appended content as message parts. The content is a text, a part, or a list with both.
+    """Return appended content as message parts. The content is a text, a part, or a list of texts and parts.
 
     Raises InvalidRequest.
     """

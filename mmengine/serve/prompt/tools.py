@@ -62,7 +62,7 @@ class ToolSelection(msgspec.Struct, frozen=True):
 class ToolCallSpec(msgspec.Struct, frozen=True):
     """The tools that an answer may call, and the calls' text format.
 
-    `reasoning` has the strings that begin and end the model's reasoning; None if the model has none.
+    `reasoning` has the strings that begin and end the model's reasoning; None if the model does not reason.
     """
 
     selection: ToolSelection

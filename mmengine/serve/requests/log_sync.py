@@ -15,8 +15,8 @@ IDLE_S = 60.0  # interval of `tidy` without steps, since segments become old mea
 class LogSyncer:
     """Calls `sync` and `tidy` in the background after steps, at most every 10 ms.
 
-    `sync` protects the log against power cuts; None disables syncs. A killed process loses no events in
-    either case. `tidy` packs full segments and deletes old segments. `tidy` also runs once a minute without
+    `sync` protects the log against power cuts; None disables syncs. A killed process loses no events, with or
+    without syncs. `tidy` packs full segments and deletes old segments. `tidy` also runs once a minute without
     steps.
     """
 

@@ -44,7 +44,8 @@ class SessionMedia:
         if missing := hashes - kept.keys():
             raise InvalidMedia(
                 f"{len(missing)} images or frames of the session are lost with the process that ended, "
-                "because none were kept beside the log (media_store_bytes 0); open another session"
+                "because media_store_bytes is 0, so that no media are kept beside the log; open another "
+                "session"
             )
         kept = {mm_hash: one for mm_hash, one in kept.items() if mm_hash in hashes}
         num_bytes = self.num_bytes + _bytes_of(kept) - _bytes_of(self._kept.get(session.session_id, {}))

@@ -183,7 +183,7 @@ class Submission:
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=texts)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
-        """Submit all choices or none.
+        """Submit all choices, or no choice.
 
         If the queue becomes full, the choices that are already queued are cancelled.
         """

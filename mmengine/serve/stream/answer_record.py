@@ -179,7 +179,7 @@ class AnswerRecord:
 class DirectReader(ChannelReader):
     """A stream's single reader, which adds the stream's outputs to the record.
 
-    `on_leave` is called when the reader leaves or cancels. The request continues in both cases.
+    `on_leave` is called when the reader leaves or cancels. The request continues in any case.
     """
 
     def __init__(self, record: AnswerRecord, stream: Stream, on_leave: Callable[[], None]):

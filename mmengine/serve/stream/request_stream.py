@@ -39,7 +39,8 @@ class HeldAnswer(NamedTuple):
 class ChannelReader:
     """Reads a channel's outputs in small batches. Properties have facts about the request.
 
-    `is_over` is True when no further output will come. `completion` is then set unless the request failed.
+    `is_over` is True when no further output will come. If the request has not failed, `completion` is then
+    set.
     """
 
     def __init__(self, channel: Channel):

@@ -200,8 +200,8 @@ class ChoiceDeltas:
             self._loose_calls[piece.number][1].append(piece.arguments)
 
     def argument_check(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
-        """Return a function that checks arguments in calls without an enforced schema, or None without such
-        calls.
+        """Return a function that checks arguments in calls without an enforced schema, or None if no such
+        call occurred.
 
         Called at the answer's end. The function returns the errors and may run on any thread.
         """

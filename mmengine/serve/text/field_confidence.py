@@ -25,8 +25,7 @@ def answer_confidence(
     confidences.
 
     `token_ids` has all tokens of the answer, including reasoning, which ends with the tokens `after`.
-    `confidences` has an entry for each token
-    that this engine sampled, which are the last tokens.
+    `confidences` has an entry for each token that this engine sampled. These are the answer's last tokens.
     """
     if grammar is None or not grammar.field_confidence or confidences is None:
         return None

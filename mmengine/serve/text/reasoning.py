@@ -24,7 +24,7 @@ class ReasoningTokens(NamedTuple):
 
     If `is_open`, reasoning begins with the answer's first token. Otherwise there is reasoning only if the
     answer begins with the tokens `start`. The tokens `end` end the reasoning. () means that the model has no
-    such marker.
+    start or end marker.
     """
 
     is_open: bool = False

@@ -101,8 +101,8 @@ class AnswerRoutes:
         return await self._answer(request, self.readers.messages)
 
     def id_of(self, request: Request) -> str:
-        """Return the call's request id. The id is the value of the header `ID_HEADER`, or a new id if the
-        call has no such header.
+        """Return the call's request id: the value of the header `ID_HEADER`, or a new id without this
+        header.
         """
         given = request.headers.get(ID_HEADER, "") or self._new_id()
         if is_request_id(given):

@@ -31,7 +31,7 @@ class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """A body for a call that loads an adapter.
 
     `lora_path`: a folder below --lora-root, as an absolute path or relative to --lora-root. `load_inplace`:
-    replace an already loaded adapter of the same name.
+    replace an adapter that is already loaded under this name.
     """
 
     lora_name: str
@@ -45,7 +45,7 @@ class UnloadBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AdapterDone(msgspec.Struct):
-    """The response to both routes. `status`: loaded or unloaded."""
+    """The response to a call that loads or unloads an adapter. `status`: loaded or unloaded."""
 
     status: str
     lora_name: str

@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 99)
 
 class Limits(NamedTuple):
     """Latency limits in milliseconds: the time to first token, and the mean time per later token. 0 means no
-    limit. A call within both limits counts as good.
+    limit. A call is good if it meets both limits.
     """
 
     ttft_ms: float = 0.0

@@ -1,9 +1,10 @@
 """Keeps calls that continue without their client, and decides which later call gets which answer.
 
 A key is the header Idempotency-Key, or a request id that the client chose. A call with a key is kept for a
-limited time. A later call with the same key and body gets the answer from the first token on. A recovered
-call is a call that the previous process did not finish. A retry without a key may get a recovered call's
-answer, but only one retry gets the answer. Calls whose response is stored continue without a client, too.
+limited time. A later call with the same key and body gets the whole answer, beginning with the first token. A
+recovered call is a call that the previous process did not finish. A retry without a key may get a recovered
+call's answer, but only one retry gets the answer. Calls whose response is stored continue without a client,
+too.
 """
 
 import asyncio

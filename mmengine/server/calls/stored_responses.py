@@ -95,8 +95,8 @@ class StoredResponses:
             await self._store.drop_unfinished(names)
 
     async def get(self, owner: str, request_id: str) -> StoredResponse | None:
-        """Return the response, or None if the owner has no such response. Raises CorruptLog if the response
-        cannot be decoded.
+        """Return the response, or None if the owner has no response with this id. Raises CorruptLog if the
+        response cannot be decoded.
         """
         return _read(await self._store.get(log_request_id(owner, request_id), owner))
 

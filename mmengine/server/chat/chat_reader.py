@@ -134,8 +134,8 @@ class ChatReader:
         """Return the prompt, and the specification for the model's tool calls. Without tools, the
         specification is None.
 
-        References to uploaded files are added to `uploads`; if `uploads` is None, such references are
-        refused. `larks`: see `parse_tools`. Raises ApiError.
+        References to uploaded files are added to `uploads`; if `uploads` is None, references to uploaded
+        files are refused. `larks`: see `parse_tools`. Raises ApiError.
         """
         tools = self._tools
         if len(body.messages) > self.max_messages:

@@ -20,7 +20,7 @@ _ELSEWHERE = ("ftp:", "s3:", "gs:", *URL_HEADS)
 
 
 def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
-    """Return a fetcher, or None if neither URLs nor files may be read. Raises ConfigError."""
+    """Return a fetcher, or None if the settings allow no URLs and no files. Raises ConfigError."""
     if not settings.allow_media_urls and not settings.media_root:
         return None
     return MediaFetcher(

@@ -49,7 +49,7 @@ class MediaContext(NamedTuple):
 
 
 def read_message(index: int, message: Json, media: MediaContext) -> Json:
-    """Return a message in the multimodal processor's format. Checks only the media; the processor checks the
+    """Return a message in the multimodal processor's format. Checks only the media; the processor checks all
     other fields. Raises ApiError.
     """
     read = without_nulls(message)

@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
 
 def supported(says: str) -> Meta:
-    """Return the annotation for a field that means the same as in the API of its vendor."""
+    """Return the annotation for a field that has the meaning of the vendor's API."""
     return Meta(description=says, extra={"how": "taken"})
 
 

@@ -2,7 +2,7 @@
 APIs.
 
 The server converts the bodies of these APIs to a chat body, so errors name paths in the chat body. A table of
-path prefixes maps each such path back to the client's body.
+path prefixes maps each of these paths back to the client's body.
 """
 
 from typing import NamedTuple

@@ -95,7 +95,7 @@ def bind(records: Iterable[RouteRecord], instance: object) -> Endpoints:
 
 
 def answer_all(records: Iterable[RouteRecord], endpoint: Endpoint) -> Endpoints:
-    """Return a table in which all records have the same `endpoint`. The server uses such a table to refuse
+    """Return a table in which all records have the same `endpoint`. The server uses these tables to refuse
     routes that it does not offer.
     """
     return {record.key: endpoint for record in records}

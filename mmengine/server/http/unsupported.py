@@ -1,5 +1,5 @@
-"""Handles the parts of a body that the server does not support. A lenient server ignores such a part and
-names it in a response header; a strict server refuses the body.
+"""Handles the parts of a body that the server does not support. A lenient server ignores unsupported parts
+and lists them in a response header. A strict server refuses the body.
 
 Agents often send fields and hosted tools that only the servers of their vendor know. An answer that ignores
 these fields and tools is still valid.

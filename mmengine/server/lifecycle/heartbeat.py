@@ -80,7 +80,7 @@ class HeartbeatSender:
 
 
 class HeartbeatReceiver(NamedTuple):
-    """The socket pair. The supervisor receives at one end, and the engine's process inherits the other
+    """The socket pair. The supervisor keeps the receiving end, and the engine's process inherits the sending
     end.
     """
 

@@ -77,7 +77,7 @@ async def serve(
     `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
     `in_haste`: handle calls even during the warm-up, because clients have been waiting since the previous
     process's end. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP
-    reloads them and `keys`. `health_socket`: the health port's listening socket, unless a supervisor serves
+    reloads them and `keys`. `health_socket`: the health port's listening socket; None if a supervisor serves
     the health port. Raises ExecutorFailed if the engine fails; the supervisor then starts a new process.
     """
     pulse = _Pulse(engine, heartbeats)

@@ -51,8 +51,8 @@ def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socke
     """Return the socket that systemd passed to this process, or None. Follows sd_listen_fds(3).
 
     systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. These variables are
-    removed from `environment`, so that child processes do not read them. Raises ConfigError unless systemd
-    passed a single listening TCP socket.
+    removed from `environment`, so that child processes do not read them. Raises ConfigError if systemd passed
+    several sockets, or a socket that is not a listening TCP socket.
     """
     meant_for, count = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS"))
     environment.pop("LISTEN_FDNAMES", None)

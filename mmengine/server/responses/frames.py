@@ -1,5 +1,5 @@
-"""Renders answers in OpenAI's Responses format, as stream events or as a whole body. The body is built by the
-same code as the events.
+"""Renders answers in OpenAI's Responses format, as stream events or as a whole body. The code that builds the
+events also builds the body.
 
 Events are numbered from 0. The events depend only on the tokens, the request id and the envelope, which is
 the call data in the log. Therefore a client can continue a stream after any event, even after a server

@@ -50,7 +50,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body for a question. All chat fields are allowed, except those in REFUSED_IN_SESSIONS."""
+    """The body for a question. All chat fields are allowed, except the fields in REFUSED_IN_SESSIONS."""
 
     content: Content
     index: Index | None = None

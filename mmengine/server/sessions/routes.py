@@ -236,7 +236,7 @@ class SessionRoutes:
 
     async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
         """Return the session in the request's path, its public id, and its adapter's name. Raises ApiError if
-        the owner has no such session.
+        the owner has no session with this id.
         """
         name = request.path_params["session_id"]
         session, adapter = await self._sessions.found(request.scope[OWNER], name)

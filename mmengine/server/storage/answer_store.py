@@ -97,7 +97,7 @@ class AnswerStore:
         return await self._find("id=?", response_id, owner)
 
     async def of_key(self, key: str, owner: str) -> AnswerRow | None:
-        """Return the owner's latest answer with this Idempotency-Key, or None if there is no such answer."""
+        """Return the owner's latest answer with this Idempotency-Key, or None."""
         return await self._find("key=? AND key != ''", key, owner)
 
     async def _find(self, condition: str, value: str, owner: str) -> AnswerRow | None:

@@ -116,7 +116,7 @@ class Batches:
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
         """Return the owner's latest batch that was created at `since` or later by a call with this digest and
-        without a key. Returns None if there is no such batch.
+        without a key. Returns None if no batch matches.
         """
         found = (each for each in reversed(self.of_owner(owner)) if not each.key and each.digest == digest)
         return next((each for each in found if each.created >= since), None)

@@ -120,7 +120,7 @@ class Files:
         return self._taken.total()
 
     def incoming(self, owner: str) -> "IncomingFile":
-        """Return a new file to write to. Raises QueueFull if MAX_FILES files exist."""
+        """Return a new file for writing. Raises QueueFull if MAX_FILES files exist."""
         if len(self._files) >= MAX_FILES:
             raise QueueFull(
                 f"the server stores {MAX_FILES} files, which is the limit; delete some files first"
@@ -268,7 +268,7 @@ def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[Stored
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
-    """Insert a file's row, unless the row exists."""
+    """Insert a file's row if the row does not exist yet."""
     connection.execute(
         "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
     )

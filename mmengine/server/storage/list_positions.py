@@ -14,7 +14,7 @@ class ListPositions:
         self._last = 0
 
     def add(self, name: str, owner: str) -> None:
-        """Add an entry at the end, unless the entry already has a position."""
+        """Add an entry at the end if the entry has no position yet."""
         if name not in self._places:
             self._last += 1
             self._places[name] = owner, self._last

@@ -126,8 +126,8 @@ class Connection(HttpToolsProtocol):
     def _is_read_again(self) -> bool:
         """Whether the head must be parsed again, because the client asks to switch to another protocol.
 
-        A server may ignore the header `Upgrade` (RFC 9110, 7.8), but the parser ends such a request after its
-        head. Therefore the head is parsed again without `Upgrade`.
+        A server may ignore the header `Upgrade` (RFC 9110, 7.8), but the parser ends a request with `Upgrade`
+        after its head. Therefore the head is parsed again without `Upgrade`.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
 

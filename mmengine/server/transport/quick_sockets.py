@@ -2,8 +2,8 @@
 lock.
 
 Python's socket methods release the lock during each system call. A thread then waits up to a switch interval
-to get the lock back. While the server's threads are busy, two such calls for each of hundreds of connections
-take a second. The system calls here return immediately, so this module keeps the lock.
+to get the lock back. While the server's threads are busy, two system calls for each of hundreds of
+connections take a second. The system calls here return immediately, so this module keeps the lock.
 """
 
 import ctypes
