@@ -71,7 +71,8 @@ def test_random_texts_beside_transformers(name):
     given = [
         compose(text) for text in texts(COUNTS[name], 1, LOWEST_UNSPELLED if name == "smollm" else 0x110000)
     ]
-    given += [compose(page.read_text()) for page in sorted(DOCS.rglob("*.md"))]
+    # Without control tokens, because transformers adds one to Llama's vocabulary.
+    given += [compose(page.read_text()).replace("<|", "<") for page in sorted(DOCS.rglob("*.md"))]
     found = tokenizer.encode_batch(given, add_special_tokens=False)
     expected = other.encode_batch(given, add_special_tokens=False)
     for text, mine, its in zip(given, found, expected, strict=True):
