@@ -7,7 +7,7 @@ import numpy as np
 
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.gguf.container import Container
-from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
+from mmengine.checkpoint.gguf.tensors import MAX_EXPERTS, ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
 OUTPUT = "output.weight"
@@ -16,6 +16,11 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 PROJECTOR = "clip"  # The architecture of a projector's file.
 IDEFICS3, QWEN3_VL = "idefics3", "qwen3vl_merger"  # Projector types.
 SECTIONS, DEEPSTACK = "rope.dimension_sections", "n_deepstack_layers"
+_EXPERTS = {  # Key of a mixture of experts -> its field in config.json, and its maximum.
+    "expert_count": ("num_experts", MAX_EXPERTS),
+    "expert_used_count": ("num_experts_per_tok", MAX_EXPERTS),
+    "expert_feed_forward_length": ("moe_intermediate_size", 2**20),
+}
 _INTEGERS = {  # Required key -> its field in config.json, and its maximum.
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
@@ -52,6 +57,7 @@ ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama", pairs_rows=True, projectors=(IDEFICS3,)),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", keys=tuple(_EXPERTS)),
     "qwen3vl": Architecture(
         "Qwen3ForCausalLM", "qwen3", projectors=(QWEN3_VL,), is_vision=True, keys=(SECTIONS, DEEPSTACK)
     ),
@@ -100,6 +106,11 @@ def model_config(container: Container) -> dict[str, object]:
         # Mistral's files have the architecture "llama", but transformers' Llama has no windows.
         window = fields.integer("attention.sliding_window", 1, 2**24)
         config |= {"sliding_window": window, "use_sliding_window": True}
+    if "expert_count" in found.keys:
+        config |= {name: fields.integer(key, 1, most) for key, (name, most) in _EXPERTS.items()}
+        layers = range(sizes["num_hidden_layers"])
+        dense = [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in container.tensors]
+        config |= {"mlp_only_layers": dense, "norm_topk_prob": True}
     config["hidden_act"] = "silu"
     config["attention_bias"] = any(name.endswith(".attn_q.bias") for name in container.tensors)
     config["mlp_bias"] = any(name.endswith(".ffn_up.bias") for name in container.tensors)

@@ -4,7 +4,7 @@ codes.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,12 +25,16 @@ _PARTS = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
+    "ffn_gate_inp": "mlp.gate",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+MAX_EXPERTS = 1024  # Maximum number of experts in a layer.
+MAX_MATRICES = 2**17  # Maximum number of tensors, experts counted apart; the largest models have 40,000.
+_STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -150,8 +154,7 @@ def tensor_entries(
     Raises ModelError if the rows cannot be divided by the heads.
     """
     entries: dict[str, GGUFEntry] = {}
-    for tensor in container.tensors.values():
-        name = plain_name(tensor.name)
+    for name, tensor in _each_expert(container):
         canonical = None if name == ROPE_FACTORS else canonical_name(name)
         if canonical is None:
             continue
@@ -162,6 +165,26 @@ def tensor_entries(
     if not entries:
         raise ModelError(f"{container.path} holds no tensors, only a vocabulary; choose a file with weights")
     return entries
+
+
+def _each_expert(container: Container) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield every tensor with its transformers name, and the experts of a stack one by one. Raises
+    ModelError.
+    """
+    num_matrices = 0
+    for tensor in container.tensors.values():
+        stack = _STACK.fullmatch(tensor.name)
+        if stack is None or len(tensor.shape) != 3:
+            yield plain_name(tensor.name), tensor
+            continue
+        count, size = tensor.shape[0], tensor.num_bytes // tensor.shape[0]
+        num_matrices += count
+        if count > MAX_EXPERTS or num_matrices > MAX_MATRICES:
+            raise ModelError(f"{tensor.path}: tensor {tensor.name} has {count} experts, which are too many")
+        layer, part = stack.groups()
+        for index in range(count):
+            one = replace(tensor, shape=tensor.shape[1:], start=tensor.start + index * size, num_bytes=size)
+            yield f"model.layers.{layer}.mlp.experts.{index}.{part}_proj.weight", one
 
 
 def plain_name(stored: str) -> str:
