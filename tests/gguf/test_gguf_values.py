@@ -216,8 +216,18 @@ def test_tensors_without_whole_blocks_have_no_codes(opened):
     assert [entries[name].coding is None for name in "vfkm"] == [True, True, True, False]
 
 
-def test_a_tensor_of_experts_is_cut_along_its_first_dimension(opened):
-    (entry,) = opened([tensor("blk.0.ffn_gate_exps.weight", "Q4_0", (6, 3, 64))]).values()
+def test_stacked_experts_are_matrices_of_their_own(opened):
+    stack = tensor("blk.0.ffn_gate_exps.weight", "Q4_0", (6, 3, 64))
+    (entry,) = opened([Tensor("stack", stack.type, stack.shape, stack.data)]).values()
+    experts = opened([stack])
+    assert list(experts) == [f"model.layers.0.mlp.experts.{index}.gate_proj.weight" for index in range(6)]
+    assert all(
+        (whole(each) == values).all() for each, values in zip(experts.values(), whole(entry), strict=True)
+    )
+
+
+def test_a_tensor_with_three_dimensions_is_cut_along_its_first(opened):
+    (entry,) = opened([tensor("stack", "Q4_0", (6, 3, 64))]).values()
     ((_, part),) = entry.pieces(2, 4)
     assert part.shape == (2, 3, 64) and (part == whole(entry)[2:4]).all()
 
@@ -250,7 +260,7 @@ def test_a_file_that_is_cut_off_before_its_tensors_are_read(opened):
 def test_names_equal_transformers():
     assert plain_name("blk.11.attn_q.bias") == "model.layers.11.self_attn.q_proj.bias"
     assert plain_name("output.weight") == "lm_head.weight"
-    for name in ("blk.0.ffn_gate_inp.weight", "rope_freqs.weight", "output_extra", "blk.x.attn_q.weight"):
+    for name in ("blk.0.ffn_gate_inp_s.weight", "rope_freqs.weight", "output_extra", "blk.x.attn_q.weight"):
         assert plain_name(name) == name
 
 
