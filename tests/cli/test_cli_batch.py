@@ -98,7 +98,7 @@ def test_a_line_may_request_a_grammar(tmp_path):
     ]
     by_id = {one["custom_id"]: one for one in answer(tmp_path, lines)[1]}
     assert by_id["a"]["text"] == by_id["e"]["text"] == "HELLO" and "detail" not in by_id["a"]
-    assert by_id["b"]["finish_reason"] == "length" and "form is not complete" in by_id["b"]["detail"]
+    assert by_id["b"]["finish_reason"] == "length" and "does not match its format" in by_id["b"]["detail"]
     assert by_id["c"]["error"].startswith("line 3: response_format.type must be text,")
     assert by_id["d"]["error"].startswith("line 4: grammar.choice must be a list of 1 to")
     assert by_id["f"]["error"].startswith("line 6: min_tokens cannot go with a schema or a grammar")

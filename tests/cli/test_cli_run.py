@@ -220,7 +220,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
     assert json.loads(call(*question, *ways, "--no-reasoning")[1].out) == answer
     assert "--reasoning needs --schema" in call("run", "What?", "--reasoning")[1].err
     code, printed = call(*question, "--max-tokens", 3)
-    assert code == 1 and "its form is not complete; raise --max-tokens" in printed.err
+    assert code == 1 and "it does not match its format; raise --max-tokens" in printed.err
     path.write_text('{"type": ')
     code, printed = call(*question)
     assert code == 2 and "is not valid JSON" in printed.err and len(printed.err.splitlines()) == 1

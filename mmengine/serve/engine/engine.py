@@ -62,7 +62,7 @@ class Engine(TypedAnswers, PooledAnswers):
       `config`.
     * `log`: folder for the event log. With None, a log with limited size is kept in memory.
     * `resume`: whether to continue an existing log in the folder `log`. The log's unfinished requests then
-      continue. `requests.resume` returns their answers and all answers that were not delivered.
+      continue. `requests.resume` returns these requests' answers and all answers that were not delivered.
     * `on_hang`: called on another thread when a step makes no progress for step_timeout_s. With None, the log
       records the hang and the process ends.
     * `texts`: with False, outputs have token ids but no text, so that callers can decode the ids on another
@@ -200,7 +200,7 @@ class Engine(TypedAnswers, PooledAnswers):
         A batch steps the engine, so these requests' outputs would be lost.
         """
         if self.requests.has_streams:
-            raise InvalidRequest("submitted requests are running: step until has_work is False")
+            raise InvalidRequest("submitted requests are running: call step until has_work is False")
 
     @property
     def stalled(self) -> bool:

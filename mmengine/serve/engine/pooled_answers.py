@@ -117,8 +117,8 @@ class PooledAnswers(ABC):
         """Return the relevance score for each (query, document) pair.
 
         A single query is paired with all documents. A reranker's score is the probability that the model
-        answers yes rather than no; with `raw`, it is the log-odds. An embedding model's score is the cosine
-        between the two vectors. Raises InvalidRequest, for example for a chat model.
+        answers yes rather than no. With `raw`, a reranker's score is the log-odds. An embedding model's score
+        is the cosine between the two vectors. Raises InvalidRequest, for example for a chat model.
         """
         asked, found = inputs_of(queries), inputs_of(documents)
         call = ScoreCall(

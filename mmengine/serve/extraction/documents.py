@@ -47,7 +47,9 @@ def find_documents(paths: Iterable[Path], max_bytes: int) -> list[Document]:
             found.setdefault(os.path.abspath(each), _document(each, max_bytes))
     if not found:
         shown = ", ".join(str(path) for path in given[:3])
-        raise InvalidRequest(f"{shown}: there is no document ({', '.join((*PICTURES, PDF))})")
+        raise InvalidRequest(
+            f"{shown}: there is no document with a supported format ({', '.join((*PICTURES, PDF))})"
+        )
     return list(found.values())
 
 

@@ -18,7 +18,9 @@ from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_FETCHERS = 16  # maximum number of cached fetchers, one for each list of hosts; each has its own threads
+MAX_FETCHERS = (
+    16  # maximum number of cached fetchers; each list of hosts has a fetcher, which has its own threads
+)
 _lock = threading.Lock()
 
 

@@ -135,7 +135,9 @@ class MediaStore:
                     return _patches(file, item, meta, length)
                 _check_sum(file, item)
         except OSError as error:
-            reason = "not in the media store" if isinstance(error, FileNotFoundError) else error.strerror
+            reason = (
+                "it is not in the media store" if isinstance(error, FileNotFoundError) else error.strerror
+            )
             raise InvalidMedia(f"the {item.modality} of the request is lost: {reason}") from None
         options = meta if isinstance(meta, dict) else {}
         return processor.restore(item, _stored_source(path, item, options, length))

@@ -29,7 +29,10 @@ COUNTERS = {  # field of Stats -> (metric name, help text)
     "steps": ("steps", "Steps that the executor ran."),
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of accepted requests."),
     "num_output_tokens": ("output_tokens", "Tokens sampled."),
-    "num_cached_tokens": ("cached_tokens", "Tokens whose KV was found in the prefix cache at an admission."),
+    "num_cached_tokens": (
+        "cached_tokens",
+        "Prompt tokens that were prefix cache hits when a request was admitted.",
+    ),
     "num_looked_up_tokens": ("looked_up_tokens", "Tokens that were looked up in the prefix cache."),
     "num_scheduled_tokens": ("scheduled_tokens", "Tokens that steps computed."),
     "num_preemptions": ("preemptions", "Running requests that lost their blocks."),
@@ -50,9 +53,9 @@ GAUGES = {
 }
 STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
 DRAFTS = {  # field of DraftCounts -> (metric name, help text)
-    "runs": ("draft_runs", "Draft runs of rows in steps, by drafter."),
-    "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
-    "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
+    "runs": ("draft_runs", "Times that a drafter ran for a row in a step, by drafter."),
+    "proposed": ("draft_tokens", "Draft tokens that were computed, by drafter."),
+    "accepted": ("accepted_draft_tokens", "Draft tokens that were accepted, by drafter."),
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
 # Fields of Stats that `collect` exports separately: by finish reason, in seconds, by drafter, and by mode.
@@ -116,7 +119,7 @@ class Metrics(Collector):
             yield CounterMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
         device_s = stats.device_ns / 1e9
         yield CounterMetricFamily(
-            "mmengine_device_seconds", "Time the device took for steps.", value=device_s
+            "mmengine_device_seconds", "Time for which the device computed steps.", value=device_s
         )
         for name, (metric, help_text) in GAUGES.items():
             yield GaugeMetricFamily(f"mmengine_{metric}", help_text, value=getattr(stats, name))
@@ -128,7 +131,9 @@ class Metrics(Collector):
         for reason, count in self._ends.items():
             ends.add_metric([reason], count)
         yield ends
-        stalls = CounterMetricFamily("mmengine_stalls", "Times the engine made no progress.", labels=["kind"])
+        stalls = CounterMetricFamily(
+            "mmengine_stalls", "Times that the engine made no progress, by kind.", labels=["kind"]
+        )
         for name, kind in STALLS.items():
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
@@ -152,7 +157,7 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
         yield counter
     failures = CounterMetricFamily(
         "mmengine_drafter_failures",
-        "Times a drafter raised an error or returned invalid drafts.",
+        "Times that a drafter raised an error or returned invalid drafts.",
         labels=["drafter"],
     )
     for drafter, count in drafters:
@@ -161,11 +166,11 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
 
 
 def _preparation_metrics(count: int, oldest_s: float, num_lost: int) -> Iterator[Metric]:
-    help_text = "Requests whose prompts are being prepared or wait for it."
+    help_text = "Requests whose prompts are being prepared or wait for preparation."
     yield GaugeMetricFamily("mmengine_requests_preparing", help_text, value=count)
     help_text = "Age of the oldest request in preparation."
     yield GaugeMetricFamily("mmengine_oldest_preparation_seconds", help_text, value=oldest_s)
-    help_text = "Decoder processes that were lost to an image or a video."
+    help_text = "Decoder processes that an image or a video ended."
     yield CounterMetricFamily("mmengine_decoders_lost", help_text, value=num_lost)
 
 
@@ -178,11 +183,11 @@ def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
 
 def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
     cache = cache or MediaCache()  # without a media cache, all values are 0
-    hits = "Images and videos found prepared, by content."
+    hits = "Images and videos that were found in the cache of prepared media."
     yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
     misses = "Images and videos that were decoded and resized."
     yield CounterMetricFamily("mmengine_media_cache_misses", misses, value=cache.misses)
-    held = "Bytes of prepared images and videos kept."
+    held = "Bytes of prepared images and videos in the cache."
     yield GaugeMetricFamily("mmengine_media_cache_bytes", held, value=cache.num_bytes)
 
 
@@ -192,7 +197,7 @@ def engine_metrics(
     media: MediaCache[object] | None,
     decoders: Decoders | None,
 ) -> Metrics:
-    """Return the Metrics for an engine with these parts."""
+    """Return the Metrics for an engine that consists of these objects."""
     core, executor = built.core, built.executor
     metrics = Metrics(
         core.stats,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 LOWERED_BY = "max_pixels"  # option of requests and of `mmengine run` that makes images smaller
-MAX_NOTED = 1_000  # number of notes that are remembered so that each is logged once
+MAX_NOTED = 1_000  # maximum number of notes that are remembered, so that each note is logged only once
 MAX_LOGGED_NOTES = 10  # maximum number of logged notes for a response format
 OTHER_ADAPTER = (
     "a session keeps the adapter with which it was opened: leave out adapter, or open another session"
@@ -68,7 +68,9 @@ def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[
 
 
 class Submission:
-    """Creates core requests, submits them, and registers them with resources, metrics and RunningRequests."""
+    """Creates and submits core requests, and registers them with the request resources, the metrics and
+    RunningRequests.
+    """
 
     def __init__(
         self,
@@ -171,7 +173,7 @@ class Submission:
         if highest >= self._vocab_size:
             raise InvalidRequest(
                 f"{FIELD} contain the token {highest}, but this model's ids end at {self._vocab_size - 1}: "
-                "send them to an engine with the model that generated them",
+                "send outputs only to an engine with the model that generated them",
                 path=FieldPath("outputs"),
             )
 

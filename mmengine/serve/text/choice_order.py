@@ -13,7 +13,7 @@ def in_order(choices: Sequence[RequestOutput], order: bytes) -> list[RequestOutp
     """Split complete choices without text into outputs, in the order in which tokens were generated.
 
     `order` has, for each generated token, its choice's index in `choices`. Tokens without an entry in `order`
-    come last. If the last choice has a completion, the last output gets it.
+    come last. If the last choice has a completion, the last output gets the completion.
     """
     if len(choices) == 1 or not order:
         return [piece for choice in choices for piece in split_output(choice)]

@@ -19,9 +19,9 @@ _ENDS: dict[ErrorCode | None, str] = {
     ErrorCode.DEADLINE_EXCEEDED: "the deadline passed before the answer was complete",
     ErrorCode.CANCELLED: "the request was cancelled",
 }
-CUT = "the answer was cut at max_tokens, or at the model's maximum length: its form is not complete"
-CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
-REPEATED = "the answer repeated itself: its form is not complete"
+CUT = "the answer was cut at max_tokens, or at the model's maximum length, so it does not match its format"
+CUT_AT_STOP = "a stop string cut the answer, so it does not match its format"
+REPEATED = "the answer repeated itself, so it does not match its format"
 CLOSED = "closed"  # `detail` of an answer whose JSON value was completed within the token budget
 PIECE = 64  # maximum number of tokens in an output from `split_output`
 Logprobs = list[tuple[tuple[int, float], ...]]
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """The token count before the last token in `after`, which is how ChoiceDeltas counts."""
+        """The number of tokens before the last token in `after`. ChoiceDeltas counts in the same way."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)
@@ -88,7 +88,8 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
-        """(token id, logprob) pairs for each prompt token: its own pair, then the most likely tokens' pairs.
+        """(token id, logprob) pairs for each prompt token: first its own pair, then the most likely tokens'
+        pairs.
 
         The first token has None instead, since no token precedes it. The value is None if logprobs were not
         requested.

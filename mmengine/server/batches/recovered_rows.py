@@ -51,7 +51,7 @@ class RecoveredRows:
             discard_stream(row.stream)
 
     def leave(self) -> None:
-        """Detach all streams. Called at the process's end. The requests stay in the log."""
+        """Detach all streams. The requests stay in the log. Called when the process ends."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 

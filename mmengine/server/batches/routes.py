@@ -125,7 +125,7 @@ class BatchRoutes:
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")
         if file.purpose != "batch":
-            text = f"the file's purpose is {file.purpose}; upload it with the purpose batch"
+            text = f"the file's purpose is {file.purpose}; upload the file with the purpose batch"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input_file_id"))
         if body.endpoint not in (known := (*LINE_ENDPOINTS, *POOLED_ENDPOINTS)):
             text = f"endpoint must be one of {', '.join(known)}"

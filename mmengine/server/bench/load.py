@@ -93,7 +93,7 @@ def _data_url(path: Path) -> str:
 async def run(
     target: Target, load: Load, done: Callable[[], None] = lambda: None
 ) -> tuple[list[Call], float]:
-    """Send all calls of the load. Return the results in the order in which the calls started, and the total
+    """Send all calls in the load. Return the results in the order in which the calls started, and the total
     time in seconds. `done` is called after each call.
     """
     chance, places = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency)

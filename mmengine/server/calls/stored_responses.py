@@ -43,8 +43,8 @@ class FinishedResponse(NamedTuple):
 
 
 class StoredResponses:
-    """The stored responses. A response is identified by its owner and request id. All methods may raise the
-    errors of AnswerStore.
+    """The stored responses. A response is identified by its owner and request id. All methods may raise
+    AnswerStore's errors.
     """
 
     def __init__(self, store: AnswerStore):
@@ -63,8 +63,8 @@ class StoredResponses:
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
-        """Store a response's input if the input has media or is too large for the log. Return the envelope to
-        write to the log.
+        """Store a response's input if the input has media or is too large for the log. Return the envelope
+        that is to be written to the log.
         """
         if self.fits_log(envelope, media):
             return envelope

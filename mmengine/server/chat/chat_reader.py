@@ -44,7 +44,9 @@ _decode = msgspec.json.Decoder(ChatBody).decode
 
 
 class ToolSupport(NamedTuple):
-    """The objects that parse and constrain tool calls. `markers`: the texts that start and end reasoning."""
+    """The processor and the settings with which tool calls are parsed and constrained. `markers`: the texts
+    that start and end reasoning.
+    """
 
     processor: Processor
     limits: ToolLimits

@@ -1,5 +1,5 @@
-"""Creates the fetcher for media URLs and local files from the server's settings, and counts its fetches in
-metrics.
+"""Creates the fetcher for media URLs and local files from the server's settings, and counts the fetches in
+metrics. Also refuses URLs that the settings do not allow.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,6 @@
 """Tables of the fields in request bodies: whether the server supports, translates or refuses each field. Body
-structs annotate their fields with these functions. The HTTP reference is generated from the annotations.
+structs annotate their fields with this module's functions, and bodies are checked against the tables. The
+HTTP reference is generated from the annotations.
 """
 
 import difflib
@@ -26,9 +27,9 @@ class Field(NamedTuple):
     """How the server treats a body field.
 
     `says`: the alternative if the field is refused; otherwise the field's meaning. `neutral`: the values that
-    have no effect, with which even a refused field is accepted. A lenient server ignores an optional field; a
-    strict server refuses it. `inner`: the field names that an object may have, if the reader's struct ignores
-    all other names.
+    have no effect. With a neutral value, even a refused field is accepted. A lenient server ignores an
+    optional field; a strict server refuses it. `inner`: the field names that an object may have, if the
+    reader's struct ignores all other names.
     """
 
     name: str
@@ -64,7 +65,7 @@ def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def _inner_names(hint: object) -> tuple[str, ...]:
-    """Return the field names of the struct in a field's type, if the struct ignores all other names."""
+    """Return the field names of the struct that is a field's type, if the struct ignores all other names."""
     for one in get_args(get_args(hint)[0]):
         if isinstance(one, type) and issubclass(one, msgspec.Struct):
             return () if one.__struct_config__.forbid_unknown_fields else one.__struct_fields__

@@ -27,9 +27,9 @@ PATHS = ("/health", "/health/ready", "/health/live")
 class Health(msgspec.Struct, frozen=True):
     """The state that the health port reports.
 
-    `has_report`: whether a serving engine reported the state. In this case, `reasons` are the engine's, and
-    without reasons the server is ready. Otherwise the `reasons` are the supervisor's. `is_alive`: False if
-    the supervisor and the engine should be restarted.
+    `has_report`: whether a serving engine reported the state. In this case, `reasons` come from the engine,
+    and the server is ready if there are no reasons. Otherwise `reasons` come from the supervisor. `is_alive`:
+    False if the supervisor and the engine should be restarted.
     """
 
     reasons: tuple[str, ...]
@@ -190,7 +190,7 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Return the response to /health. If an engine reported the state, the response equals the engine's own
+    """Return the response to /health. If an engine reported the state, the engine itself would send an equal
     response.
     """
     if not found.has_report:

@@ -28,7 +28,7 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Renders messages as frames or bodies. All deltas of a block have one kind. A delta of another kind
+    """Renders messages as frames or bodies. All deltas in a block have a single kind. A delta of another kind
     closes the open block and opens a new block.
     """
 

@@ -92,12 +92,13 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     include: Annotated[
         Annotated[list[str], Meta(max_length=MAX_INCLUDE)] | None,
         supported(
-            "message.output_text.logprobs; reasoning.encrypted_content adds nothing, as reasoning is open"
+            "message.output_text.logprobs; reasoning.encrypted_content adds nothing, because reasoning is "
+            "not encrypted"
         ),
     ] = None
     metadata: Annotated[
         Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None,
-        supported("up to 16 names of 64 characters, each with a text of 512"),
+        supported("up to 16 names of up to 64 characters, each with a text of up to 512 characters"),
     ] = None
     stream_options: Annotated[ResponsesStreamOptions | None, supported("include_obfuscation false")] = None
     background: Annotated[bool | None, supported("the answer continues when the client disconnects")] = None

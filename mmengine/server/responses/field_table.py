@@ -24,7 +24,7 @@ RESPONSES = (
     Field("prompt", "refused", "the server has no prompt templates; send instructions and input"),
     Field("context_management", "refused", "context is never compacted; send a shorter input", ([],)),
     Field("background_options", "optional", "use priority"),
-    Field("access_programs", "optional", "the server has none"),
+    Field("access_programs", "optional", "the server has no access programs"),
     Field("image", "optional", "the server generates no images"),
     Field("n", "refused", "a response is one answer; use /v1/chat/completions", (1,)),
     Field("messages", "refused", "use input, or /v1/chat/completions"),

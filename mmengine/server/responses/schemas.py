@@ -228,8 +228,8 @@ class CustomInputDone(_InItem, tag="response.custom_tool_call_input.done"):
 
 
 class StreamError(_Event, tag="error"):
-    """The last event of a stream that ends before its response. The event repeats the number of the previous
-    event.
+    """The last event of a stream that ends before the response is complete. The event repeats the number of
+    the previous event.
     """
 
     code: str | None
