@@ -21,7 +21,7 @@ from mmengine.serve.text.request_output import engine_failed
 
 _log = logging.getLogger("mmengine.engine")  # prints to stderr if the program does not configure logging
 MAX_HANGS = 32  # after more consecutive hangs the streams end with an error
-_POLL_S = 1.0  # seconds between two checks by a waiting caller that the thread is alive
+_POLL_S = 1.0  # interval in seconds at which a waiting caller checks that the thread is alive
 T = TypeVar("T")
 
 

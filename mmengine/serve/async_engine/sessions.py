@@ -29,7 +29,7 @@ from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, require_
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
 MAX_WAITING = 16  # maximum number of requests that wait for a session's running request
-_POLL_S = 0.02  # seconds between two checks by a waiting caller whether the earlier request has ended
+_POLL_S = 0.02  # interval in seconds at which a waiting caller checks whether the earlier request has ended
 
 
 class AsyncSessions:
@@ -129,8 +129,7 @@ class AsyncSession:
         if self._num_waiting > MAX_WAITING:
             raise SessionBusy(
                 f"{MAX_WAITING} requests of session {self.session_id!r} already wait; send the next request "
-                "when "
-                "one of these was answered"
+                "when one of these was answered"
             )
         self._num_waiting += 1
         self._thread.put(lambda: self._thread.engine.sessions.begin_turn(self.session_id))

@@ -1,4 +1,4 @@
-"""Builds prompts for embedding models and rerankers in the format with which they were trained.
+"""Builds prompts for embedding models and rerankers in the format with which the models were trained.
 
 Sources: Qwen3-Embedding's and Qwen3-Reranker's model cards, and the scripts in Qwen3-VL-Embedding's and
 Qwen3-VL-Reranker's folders.

@@ -36,14 +36,16 @@ NO_REASONING = ReasoningTokens()
 
 
 def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return a marker's tokens, or () if the tokenizer cannot encode it in at most MAX_AFTER tokens."""
+    """Return a marker's tokens, or () if the tokenizer cannot encode the marker in at most MAX_AFTER
+    tokens.
+    """
     ids = tokenizer.encode(marker, allow_special=True) if marker else []
     known = tokenizer.decode(ids, skip_special_tokens=False) == marker
     return tuple(ids) if known and len(ids) <= MAX_AFTER else ()
 
 
 def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
-    """Return the reasoning markers for an answer with a grammar from `Reasoning.settle`."""
+    """Return the reasoning markers for an answer whose grammar `Reasoning.settle` has set."""
     if form.after:
         return ReasoningTokens(True, (), form.after)
     calls = calls_of(form)

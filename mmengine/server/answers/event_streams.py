@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
 
 
 class EventStreams:
-    """Creates the server-sent event stream for the answer of a response builder."""
+    """Creates the stream of server-sent events for the answer that a response builder builds."""
 
     def __init__(self, settings: ServerSettings, metrics: HttpMetrics, admission: Admission):
         self._settings, self._metrics, self._admission = settings, metrics, admission

@@ -27,11 +27,11 @@ MESSAGES = (
     *fields_of(MessagesBody),
     *_SHARED,
     Field("metadata", "ignored", "not stored"),
-    Field("inference_geo", "ignored", "the server computes where it runs"),
+    Field("inference_geo", "ignored", "all computation stays on this server"),
     Field("diagnostics", "ignored", "cache_read_input_tokens is the only report about caches"),
     Field("service_tier", "optional", "there is one tier; use priority", ("auto", "standard_only")),
     Field("container", "optional", "the server runs no code"),
-    Field("mcp_servers", "optional", "the caller calls tools, not the server", ([],)),
+    Field("mcp_servers", "optional", "only the caller runs tools", ([],)),
     Field("n", "refused", "a message is one answer; use /v1/chat/completions", (1,)),
     Field("logprobs", "refused", "use /v1/chat/completions", (False,)),
     Field("max_completion_tokens", "refused", "use max_tokens"),
@@ -45,7 +45,7 @@ MESSAGES = (
 COUNT_TOKENS = (*fields_of(CountBody), *_SHARED)
 FIELDS, COUNT_FIELDS = Fields(MESSAGES), Fields(COUNT_TOKENS)
 
-# Maps each block type, and the type of tools, to its supported fields and its ignored fields. All other
+# Maps each block type, and the type of a tool, to the supported fields and the ignored fields. All other
 # fields are refused.
 BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": (("text",), ("cache_control", "citations")),

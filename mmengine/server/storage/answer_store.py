@@ -145,7 +145,7 @@ class AnswerStore:
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
-        """Delete the unfinished answers whose ids are in `names`, whoever owns them."""
+        """Delete the unfinished answers whose ids are in `names`, for all owners."""
 
         def job(connection: sqlite3.Connection) -> int:
             rows = [(name,) for name in names]
@@ -155,7 +155,7 @@ class AnswerStore:
         self.num_bytes = await self._database.write(job, scrub=True)
 
     async def sweep(self) -> int:
-        """Delete expired answers, and return their number."""
+        """Delete expired answers, and return how many answers were deleted."""
         total = 0
         while await self._any_expired():
             count, self.num_bytes = await self._database.write(self._sweep, scrub=True)
@@ -210,8 +210,7 @@ class AnswerStore:
                     return total
                 raise QueueFull(
                     f"unfinished answers fill the store of {self._max_bytes} bytes (--store-bytes); try "
-                    f"again "
-                    "later, or send store=false"
+                    "again later, or send store=false"
                 )
             connection.execute("DELETE FROM responses WHERE id=?", row)
             total = _num_bytes(connection)
