@@ -89,8 +89,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool,
         described(
             "Whether API keys share cached prefixes. If true, `cached_tokens` reveals which prompts other "
-            "keys "
-            "have sent."
+            "keys have sent."
         ),
     ] = False
     max_prompts: Annotated[
@@ -142,8 +141,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             0,
             86400,
             "Seconds for streams to finish after SIGTERM. Afterwards streams are cut; with a log, the next "
-            "process "
-            "resumes their requests. The process ends within 5 more seconds.",
+            "process resumes their requests. The process ends within 5 more seconds.",
         ),
     ] = 30
     reattach_s: Annotated[
@@ -190,9 +188,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Maximum fetched bytes not yet prepared; a call may use half. Further fetches wait.",
         ),
     ] = 2**30
-    store_ttl: Annotated[
-        float, between(1, 10**9, "Seconds that a finished response is stored. Then it is deleted.")
-    ] = 30 * 86400.0
+    store_ttl: Annotated[float, between(1, 10**9, "Seconds until a finished response is deleted.")] = (
+        30 * 86400.0
+    )
     store_bytes: Annotated[
         int,
         between(
@@ -205,7 +203,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     files_bytes: Annotated[
         int,
         between(
-            1024, 2**50, "Maximum bytes of all files. Beyond it, uploads get 413 until files are deleted."
+            1024, 2**50, "Maximum bytes of all files. When full, uploads get 413 until files are deleted."
         ),
     ] = 16 * 2**30
     max_batch_lines: Annotated[
@@ -267,5 +265,5 @@ def _check_origins(origins: tuple[str, ...]) -> None:
         if origin != _ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
                 f"cors_origins has {shown(origin)}; write an origin as https://chat.example.org or "
-                "http://localhost:3000, in lower case and without a path; * allows all"
+                "http://localhost:3000, in lower case and without a path; * allows all origins"
             )

@@ -145,7 +145,8 @@ def _check_pooling(folder: Path, modules: list[tuple[str, str]]) -> None:
     }
     if modes != {"lasttoken"}:
         raise ModelError(
-            f"{folder / place} pools by {', '.join(sorted(modes)) or 'nothing'}; only the last token's state "
+            f"{folder / place} pools by {', '.join(sorted(modes)) or 'no known mode'}; only the last "
+            "token's state "
             "(lasttoken) is supported"
         )
 

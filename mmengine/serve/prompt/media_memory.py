@@ -12,7 +12,7 @@ from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
-_POLL_S = 0.1  # a waiting worker checks this often, in seconds, whether its prompt was cancelled
+_POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether its prompt was cancelled
 
 
 def media_workers(setting: int) -> int:

@@ -199,7 +199,7 @@ class Stream(ChannelReader):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the request was refused, so that the log does not have it."""
+        """Whether the request was refused, so that the log does not have the request."""
         return self._channel.is_refused
 
     def leave(self) -> None:
@@ -214,8 +214,8 @@ class Stream(ChannelReader):
         self._release([self.release()])
 
     def release(self) -> HeldAnswer:
-        """Stop holding the answer, and return it for a later `AsyncEngine.release_answers` with several
-        answers.
+        """Stop holding the answer, and return its identity. `AsyncEngine.release_answers` can later release
+        several answers at once.
         """
         self._channel.is_held = False
         return self.held_answer

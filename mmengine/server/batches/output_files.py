@@ -30,8 +30,8 @@ class Answer(NamedTuple):
 class BatchFiles:
     """A batch's output file and error file, open for appending.
 
-    All methods block. The constructor raises OSError. It raises InvalidRequest if a file contains lines of
-    another batch.
+    All methods block. The constructor raises OSError, and InvalidRequest if a file contains lines of another
+    batch.
     """
 
     def __init__(self, files: Files, batch: Batch, requests: RequestIndex):

@@ -71,7 +71,7 @@ CHAT = (
 COMPLETION = (
     *fields_of(CompletionBody),
     *_SHARED,
-    Field("suffix", "refused", "text is not filled in", ("",)),
+    Field("suffix", "refused", "the model only continues the prompt", ("",)),
     Field("messages", "refused", "use /v1/chat/completions"),
     Field("add_special_tokens", "refused", "the prompt is used as sent", (True, False)),
 )

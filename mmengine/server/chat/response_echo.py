@@ -10,7 +10,7 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
     """Return `value` as JSON. If the JSON equals `default`, return the object `default` itself, because
-    msgspec omits a default value only if it is the identical object.
+    msgspec omits a value only if the value is the identical object.
     """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data

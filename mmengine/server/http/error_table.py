@@ -78,7 +78,7 @@ HTTP_ERRORS = {
     C.SHUTTING_DOWN: HttpError(503, "shutting_down"),
     C.DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", "never"),
 }
-# Codes of errors in settings, models and logs. Clients receive the code engine_failed for all of them.
+# Codes of errors in settings, models and logs. Clients receive the code engine_failed for all these errors.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
 # Codes of errors in images, video and audio. In all APIs, these errors name the field by its path in the
 # messages.

@@ -31,10 +31,10 @@ class Place(NamedTuple):
 class FieldNames(NamedTuple):
     """Maps a chat body's field names to the client's field names.
 
-    `places`: an entry for each chat message. `renames`: pairs of a prefix of a chat path and its replacement;
-    the first match wins. `media`: the client's name for image_url and video_url, or "" if the client's body
-    uses the chat names. `tools`: each chat tool's index in the client's body; empty if the client's body has
-    equal indices.
+    `places`: an entry for each chat message. `renames`: pairs of a chat path prefix and its replacement; the
+    first match wins. `media`: the client's name for image_url and video_url, or "" if the client's body uses
+    the chat names. `tools`: each chat tool's index in the client's body; empty if the client's body has equal
+    indices.
     """
 
     places: tuple[Place, ...]

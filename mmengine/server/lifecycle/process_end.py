@@ -1,5 +1,5 @@
-"""Ends the server's process within a time limit, even if one of its threads never ends. Also words the
-message that announces the end.
+"""Ends the server's process within a time limit, even if one of its threads never ends. Also builds the
+message that is printed when the server begins to shut down.
 """
 
 import os

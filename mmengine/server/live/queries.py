@@ -74,7 +74,7 @@ async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
 
 
 def drafts(folder: Path, request_id: str) -> list[int]:
-    """Return a number for each output token: 1 if it is an accepted draft token, otherwise 0. Raises
+    """Return a number for each output token: 1 for an accepted draft token, 0 for any other token. Raises
     LogError.
     """
     log = CheckedLog(folder)
