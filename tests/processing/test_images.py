@@ -195,7 +195,7 @@ BAD = {
     "missing": ("/nowhere/at all.png", "image 0: there is no file '/nowhere/at all.png'"),
     "device": ("/dev/zero", "there is no file"),
     "folder": ("/", "there is no file"),
-    "base64": ("data:image/png;base64,####", "image 0 is not valid base64"),
+    "base64": ("data:image/png;base64,!!!!", "image 0 is not valid base64"),
     "data": ("data:image/png", "image 0 is a data: URL without data"),
     "nul": ("a\0b", "neither a path nor a data: URL"),
     "surrogate": ("\ud800.png", "image 0"),
