@@ -89,8 +89,8 @@ def _hash_ids(event: ev.Queued, ids: dict[bytes, int]) -> list[int]:
 
 
 def csv_lines(folder: Path, *, steps: bool, findings: Findings | None = None) -> Iterator[str]:
-    """Yield the lines of a CSV table: a header, and a line per request (with `steps`: per step). Times are in
-    ns.
+    """Yield the lines of a CSV table: a header, and a line per request. With `steps`, there is a line per
+    step instead. Times are in ns.
 
     If a spreadsheet would treat a text as a formula, an apostrophe is put before the text. `findings`: see
     CheckedLog. Raises `verify`'s errors.

@@ -1,4 +1,4 @@
-"""Exports a log as a Chrome trace (JSON). https://ui.perfetto.dev and chrome://tracing show such a trace.
+"""Exports a log as a Chrome trace (JSON), which https://ui.perfetto.dev and chrome://tracing can show.
 
 The trace has a single process. It contains a track for the steps, a track per row, asynchronous slices per
 request, and counters. Times are in us since the log's first record. Format: "Trace Event Format", Google,
@@ -174,7 +174,8 @@ class _Trace:
             if self._lives[name].phase == PREFILL:
                 yield from self._turn(name, DECODE, record.mono_ns)
         if state.is_open and not state.flights:
-            # `_decided` draws this step, because the log has no earlier event at which the step was decided.
+            # `_decided` yields this step's slice, because the log has no earlier event at which the step was
+            # decided.
             return
         yield from self._ran(record.step, record.mono_ns, event.device_ns)
 

@@ -2,16 +2,17 @@
 
 A keyed pseudo-random function replaces each token. Its arguments are the token, all earlier tokens of the
 request, the positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal,
-which is all that the prefix cache compares. Nothing else stays equal, so a word that occurs twice becomes two
-different numbers. Keyed hashes replace media hashes, salts, ids, adapters and fingerprints. Grammars, stop
-strings, biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings
-are kept.
+and the prefix cache compares only prefixes. No other equal tokens stay equal, so a word that occurs twice
+becomes two different numbers. Keyed hashes replace media hashes, salts, ids, adapters and fingerprints.
+Grammars, stop strings, biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times
+and settings are kept.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-A redacted token does not depend on media that begin at its own position. With a drafter that has a KV cache,
-the key of a block includes the next block's first token, but not the media that begin at that token.
+A redacted token does not depend on media that begin at the token's own position. The reason is a drafter with
+a KV cache: a block's key then includes the next block's first token, but not the media that begin at that
+token.
 """
 
 from dataclasses import dataclass
@@ -51,10 +52,10 @@ class RedactReport:
 def redact(source: Path, target: Path, key: bytes, findings: Findings | None = None) -> RedactReport:
     """Write a copy of the log in `source` to `target` without user content.
 
-    The copy has the same decisions. If the source verifies, the copy verifies too; a wrong digest stays
-    wrong. If the state cannot take a decision, this decision is the last record written. `findings`: see
-    CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. Logs that are redacted with the
-    same key have equal new names for equal values.
+    The copy has the same decisions. If the source verifies, the copy verifies too. A wrong digest in the
+    source stays wrong in the copy. If the state cannot take a decision, this decision is the last record
+    written. `findings`: see CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. Logs that
+    are redacted with the same key have equal new names for equal values.
 
     Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises
     `verify`'s errors.
@@ -255,9 +256,7 @@ class _Redactor:
         return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
 
     def _forget_keys(self) -> None:
-        """Drop the redacted keys of encoder outputs that are neither in the cache nor needed by a live
-        request.
-        """
+        """Drop redacted keys whose encoder outputs are neither in the cache nor needed by a live request."""
         live = self._original.requests.values()
         needed = len(self._original.encoder.entries) + sum(len(req_state.media_keys) for req_state in live)
         if len(self._keys) > 2 * needed + 4096:
@@ -330,8 +329,8 @@ class _Redactor:
         )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
-        """Redact a stall report. The text in the log is not trusted. A new text is generated from the state
-        and contains only numbers.
+        """Redact a stall report. The text in the log may contain user content, so a new text with numbers
+        only is generated from the state.
         """
         name = self._hashes.name(event.request_id)
         for stall in find_stalls(View(self._state)):
@@ -362,7 +361,7 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
 
 
 def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
-    """Return a grammar request without the grammar itself. Decisions depend only on whether there is a
+    """Return a grammar request without the grammar itself. Decisions depend only on the presence of a
     grammar, and on `on_truncation`.
     """
     return None if grammar is None else GrammarRequest("", REDACTED, on_truncation=grammar.on_truncation)

@@ -1,4 +1,4 @@
-"""A debugger for logs. It moves forward and back to any position in a log, and shows the engine's state at
+"""A debugger for logs, which moves forward or back to any position in a log and shows the engine's state at
 this position.
 
     folder ──► records.py, saved_states.py ──► navigator.py (a position and its state)

@@ -1,4 +1,6 @@
-"""A debugger for a log. It has a position, breakpoints, and the operations that the commands call."""
+"""A debugger for a log, with a position, breakpoints and watchpoints, and the operations that the commands
+call: moves, searches, and questions about the state.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -140,8 +142,8 @@ class Debugger:
         return self._told(walker, search_forward(self.navigator, walker))
 
     def go_back(self) -> str:
-        """Continue backwards to the last breakpoint or watchpoint before this position, or to the log's
-        beginning.
+        """Continue backwards to the last breakpoint or watchpoint before this position. If there is none,
+        continue to the log's beginning.
         """
         walker = Stops(self.stops)
         position, why = search_back(self.navigator, walker, self.navigator.position)
@@ -265,8 +267,8 @@ class Debugger:
 
 
 class _Continued:
-    """Wraps a walker. When a new search begins, the walker continues from its last position instead of
-    starting again.
+    """Wraps a walker for several searches in a row. When the next search begins, the walker continues from
+    its last position instead of starting again.
     """
 
     def __init__(self, walker: Walker):

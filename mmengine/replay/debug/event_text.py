@@ -1,4 +1,4 @@
-"""Describes the effect of a record on the state in a sentence."""
+"""Describes, in a sentence, the effect of a record on the state and the reason for a decision."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""The values that breakpoints and expressions can read at a position. They are numbers, names and copies, so
-that an expression cannot change the state.
+"""The values that breakpoints and expressions can read at a position. All values are numbers, names or
+copies, so that an expression cannot change the state.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Computes the state at any position in a log.
+"""Computes the engine's state at any position in a log.
 
 A position is the number of a record. The state at a position is the state before this record is applied.
 """
@@ -60,8 +60,7 @@ class Cursor:
 
 
 class Navigator:
-    """A log, with the state at `position`. When the position moves back, another state object replaces the
-    state.
+    """A log, with the state at `position`. When the position moves back, `state` becomes another object.
 
     `max_bytes`: maximum size of the copies of states in memory. `findings`: see CheckedLog. `progress` is
     called with the position from time to time while records are read for the first time. Raises `verify`'s
@@ -133,8 +132,8 @@ class Navigator:
             self.advance()
 
     def walk(self, position: int) -> Iterator[Cursor]:
-        """Yield a separate cursor at `position`, and again after each record up to the end. The navigator's
-        position does not change.
+        """Yield a separate cursor at `position`, and the same cursor again after each record up to the end.
+        The navigator's position does not change.
         """
         mark = self.marks.before(min(position, self._frontier))
         cursor = self._cursor_at(mark, mark.saved.restore())
@@ -157,8 +156,8 @@ class Navigator:
         self._note(cursor, record)
 
     def _note(self, cursor: Cursor, record: Record) -> None:
-        """Record an arrival when its record is read for the first time, and save the state if a copy is
-        due.
+        """Store the position of an arrival when its record is read for the first time, and save the state if
+        a copy is due.
         """
         event = record.event
         if isinstance(event, ev.Queued) and len(self.arrivals) < MAX_NAMES:

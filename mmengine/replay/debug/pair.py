@@ -16,8 +16,8 @@ END = 2**62  # after all records
 
 
 class Pair:
-    """A debugger on a log, and the `other` debugger on the log that is compared with it. Their folders give
-    the logs' `names`.
+    """A debugger on a log, and the debugger `other` on a second log that is compared with the first. `names`:
+    the logs' names, taken from their folders.
     """
 
     def __init__(self, debugger: Debugger, other: Debugger):
@@ -37,7 +37,7 @@ class Pair:
         return self._found
 
     def places(self) -> tuple[int, int] | None:
-        """Return where the first difference is in each log, as a record's number, or None for equal logs."""
+        """Return the number of the record with the first difference in each log, or None for equal logs."""
         found = self.difference
         if found.sides is None:
             return None
@@ -45,7 +45,9 @@ class Pair:
         return _place(first), _place(second)
 
     def goto_difference(self) -> str:
-        """Move both debuggers to the first difference. Return what it is, or "" for equal logs."""
+        """Move both debuggers to the first difference. Return a description of the difference, or "" for
+        equal logs.
+        """
         places = self.places()
         if places is None:
             return ""
@@ -63,8 +65,8 @@ class Pair:
         return all(each.position == place or each.record is None and place > END for each, place in both)
 
     def go_on(self) -> str:
-        """Continue to the next breakpoint of this debugger, or to the first difference, where the other
-        debugger goes, too. Return why it stopped, or "" at the end of the log.
+        """Continue to this debugger's next breakpoint, or to the first difference. At the difference, move
+        the other debugger, too. Return the reason for the stop, or "" at the end of the log.
         """
         navigator, places = self.debugger.navigator, self.places()
         if places is None or navigator.position >= places[0]:
@@ -76,8 +78,9 @@ class Pair:
         return f"first difference: {self.goto_difference()}"
 
     def align(self) -> str:
-        """Move the other debugger to the place that corresponds to this debugger's: the same step before the
-        first difference, and the last arrival after it. Return which.
+        """Move the other debugger to the position that corresponds to this debugger's. Before the first
+        difference this is the same step, and after the difference the last arrival. Return which of the two
+        it is.
         """
         navigator, places = self.debugger.navigator, self.places()
         record = navigator.record
@@ -91,12 +94,14 @@ class Pair:
             return "the end"
         try:
             return self.other.goto_step(record.step)
-        except LogError:  # No step is decided any more.
+        except LogError:  # The other log decides no step with this number.
             self.other.goto_end()
             return "the end"
 
     def _goto_arrival(self, count: int) -> str:
-        """Move the other debugger behind the arrival of request number `count`, from 1 on."""
+        """Move the other debugger to the position after the arrival of request number `count` (the first
+        request has number 1).
+        """
         navigator = self.other.navigator
         navigator.go(navigator.first)
         for cursor in navigator.walk(navigator.first):
@@ -135,7 +140,7 @@ class Pair:
 
 
 def described(found: LogDifference) -> str:
-    """Return what kind of difference it is, or "" for equal logs."""
+    """Return a text that names the kind of a difference, or "" for equal logs."""
     kinds = {
         "inputs": "the inputs differ",
         "decisions": "the inputs are the same, and the decisions differ",

@@ -1,5 +1,5 @@
-"""Reads a log's records from any position. LogReader would read a segment from its beginning. This reader
-skips the frames before the position.
+"""Reads a log's records from any position. LogReader would read the position's segment from its beginning,
+but this reader skips the frames before the position.
 """
 
 from bisect import bisect_right

@@ -1,7 +1,8 @@
-"""Keeps copies of a log's state in memory, so that every position can be reached from a nearby copy.
+"""Keeps in memory copies of the state at positions of a log, so that every position can be reached from a
+nearby copy.
 
 If a snapshot can hold the state, the copy is packed like a snapshot (core/snapshot). Otherwise the state
-object is copied. For example, a snapshot cannot hold the data that vLLM's rules add to a state.
+object is copied. For example, the data that vLLM's rules add to a state do not fit into a snapshot.
 """
 
 from bisect import bisect_right
@@ -96,8 +97,8 @@ def unpacked(data: bytes, base: bytes = b"") -> bytes:
 
 
 class CopiedState:
-    """A copy of a state's objects. In the two widest columns, the zeros at the end of each row are left
-    out.
+    """A copy of a state's objects. The zeros at the end of each row are left out of the two
+    widest columns.
     """
 
     def __init__(self, state: State):
@@ -175,7 +176,7 @@ class Marks:
         return self.all[-1]
 
     def add(self, mark: Mark) -> None:
-        """Add a mark. Its position must be after all other marks."""
+        """Add a mark, whose position must be after all other marks."""
         self.all.append(mark)
         self._num_bytes += mark.saved.num_bytes
         if self._num_bytes > self._max_bytes and len(self.all) > 2:

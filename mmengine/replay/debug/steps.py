@@ -66,8 +66,8 @@ def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
 
 
 def drafts_view(navigator: Navigator) -> Table:
-    """Return a table with the drafts that rows have now, and with the drafts that each live request had and
-    accepted in the last records.
+    """Return a table with two sets of drafts: those that rows have now, and those that each live request had
+    and accepted in the last records.
     """
     start = max(navigator.first, navigator.position - RECENT_RECORDS)
     counts: dict[str, list[int]] = {}
@@ -110,7 +110,8 @@ def _count(state: State, event: ev.Executed, counts: dict[str, list[int]]) -> No
 
 def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.Event], str]:
     """Return four values about the open or next step: its number, its logged decisions from this position on,
-    the decisions of this build's rules on the same state, and the error that ended these rules, or "".
+    the decisions that this build's rules make from this position's state on, and the error that ended these
+    rules, or "".
     """
     logged: list[ev.Event] = []
     step = -1
@@ -136,7 +137,9 @@ def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.E
 
 
 def decision_table(navigator: Navigator) -> Block:
-    """Return the decisions of the open or next step, the log's beside this build's."""
+    """Return a table with the decisions of the open or next step: the log's in one column, and this build's
+    in another.
+    """
     step, logged, decided, error = decisions_here(navigator)
     if step < 0:
         return Text(["no step is decided after this position"])

@@ -72,8 +72,8 @@ class Stop:
         return self.hits(facts)
 
     def hits(self, facts: Facts) -> str:
-        """Return the reason why the search stops at this position, or "". After `begin`, this method must be
-        called for each position in order.
+        """Return the reason why the search stops at this position, or "". After `begin`, the search must call
+        this method for each position in order.
         """
         value, before = self._condition.holds(facts), self._before
         self._before = value
@@ -108,8 +108,8 @@ def _differs(old: object, new: object) -> bool:
 
 
 def changed(old: object, new: object) -> str:
-    """Return a text with the changes between two values. If the values are facts, the text names the fields
-    that changed.
+    """Return a text with the changes between two values. For tuples of facts, the text names the fields that
+    changed.
     """
     if not isinstance(old, ObjectFacts) or not isinstance(new, ObjectFacts):
         return f"{shown(old)} -> {shown(new)}"
@@ -118,7 +118,7 @@ def changed(old: object, new: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as text, with the fields' names if it is facts."""
+    """Return a value as text. If the value is a tuple of facts, the text names its fields."""
     if value is None:
         return "nothing"
     if isinstance(value, ObjectFacts):

@@ -40,7 +40,7 @@ class DerivedEngine:
 
     def observe(self, observation: ev.Event) -> None:
         """Apply an arrival, a cancellation or another observation. Also apply the ends of requests that
-        follow from it.
+        follow from the observation.
         """
         for event in accept(self.view, observation):
             evolve(self.state, event)
@@ -55,8 +55,8 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether the decisions after the noted call can still be derived. The rules ignore the call,
-        so this is true only for calls that change no decision.
+        """Return whether the decisions after the noted call can still be derived: True only for a call that
+        changes no decision, because the rules ignore the call.
         """
         return event.kind == "stall"
 

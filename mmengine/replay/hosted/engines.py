@@ -1,5 +1,5 @@
-"""Selects the engine that derives a recorded log's decisions. It is either this build with the host's rules,
-or the host's own scheduler. The host is the engine that the log was recorded in.
+"""Selects the engine that derives a recorded log's decisions: this build with the host's rules, or the host's
+own scheduler. The host is the engine that the log was recorded in.
 """
 
 from collections import deque
@@ -15,13 +15,14 @@ from mmengine.replay.hosted.outcome import Difference, Outcome
 
 Ended = ev.Finished | ev.Preempted
 PLUGIN = "mmengine_vllm"
-# Features that the rules here do not model, but that vLLM's scheduler can derive without vLLM's workers.
+# Features that mmengine's copy of vLLM's rules does not model, although vLLM's scheduler can derive them
+# without vLLM's workers.
 _DERIVED_BY_HOST = {"hybrid KV groups"}
 
 
 class HostEngine(Protocol):
-    """Derives a host's decisions, one scheduling call after the other. `ends`: the ends of requests that must
-    come next in the log, oldest first. They follow from the last observations or results.
+    """Derives a host's decisions, one scheduling call after the other. `ends`: the ends of requests that
+    follow from the last observations or results, and that must come next in the log, oldest first.
     """
 
     config: EngineConfig

@@ -1,5 +1,5 @@
 """A scheduling call's outcome: the rows, blocks and encoder work that the model runner gets. Two calls with
-the same outcome may have made their decisions in a different order.
+equal outcomes may have made their decisions in different orders.
 """
 
 from collections.abc import Iterable
@@ -23,8 +23,8 @@ class Outcome:
     running request are drafts. `encoded`: pairs (request, index of the media item). `blocks`: the blocks that
     running requests get, one request after the other. `tables`: the block table of each admitted request.
     `computed`: the tokens of an admitted request that are prefix cache hits. `evicted`: the keys of encoder
-    outputs. They are sorted, because vLLM does not report their order if an output is evicted and encoded
-    again in the same call.
+    outputs. The keys are sorted, because vLLM does not report their order if an output is evicted and encoded
+    again in one call.
     """
 
     preempted: list[str] = field(default_factory=list)
@@ -46,8 +46,8 @@ class Difference(NamedTuple):
     derived: object
 
 
-# Fields in the order in which differences are reported. A field that causes a difference in others comes
-# before them.
+# Fields in the order in which differences are reported. A field comes before the fields in which it causes
+# differences.
 _FIELDS = ("preempted", "admitted", "rows", "computed", "drafts", "encoded", "tables", "blocks", "evicted")
 
 
@@ -78,9 +78,7 @@ def _trimmed(theirs: object, ours: object) -> tuple[object, object]:
 
 
 class RecordedRows:
-    """Keeps track of which request has which row in a recorded log, and reads the outcomes of the scheduling
-    calls.
-    """
+    """Tracks the request in each row of a recorded log, and reads the outcomes of the scheduling calls."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

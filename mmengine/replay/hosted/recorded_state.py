@@ -1,5 +1,5 @@
-"""Checks the invariants of the states in a recorded log. The log's records are applied as they are, without
-deriving decisions.
+"""Checks the invariants of the states in a recorded log. The log's records are applied unchanged, and no
+decisions are derived.
 """
 
 from mmengine.replay.checked_log import CheckedLog
@@ -7,9 +7,9 @@ from mmengine.replay.tape import INVARIANT
 from mmengine.replay.verify_report import Divergence
 from mmengine.replay.watcher import NAMES, Watcher
 
-# Invariants that do not hold in a log recorded in vLLM. An aborted request leaves immediately even while its
-# step runs. A request can get tokens from before its preemption. Steps with drafts overlap. vLLM 0.32 counts
-# only the adapters of scheduled requests.
+# Invariants that do not hold in a log recorded in vLLM. An aborted request leaves immediately, even while its
+# step runs. A preempted request can get tokens from a step that began before the preemption. Steps with
+# drafts overlap. vLLM 0.32 counts only the adapters of scheduled requests.
 _NOT_OF_VLLM = frozenset(("flights", "answers", "overlap", "adapters"))
 OF_VLLM = tuple(name for name in NAMES if name not in _NOT_OF_VLLM)
 

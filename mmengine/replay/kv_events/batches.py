@@ -1,5 +1,5 @@
-"""Reads a log, and yields its KV event batches with numbers, encoded for subscribers. Because the numbers
-follow from the log, missed batches can be sent again.
+"""Reads a log, and yields the log's KV event batches, numbered and encoded for subscribers. Because a batch's
+number follows from the log, missed batches can be sent again.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ NS = 10**9
 class Numbered(NamedTuple):
     """An encoded batch with its number. A log's batches are numbered 0, 1, … in order.
 
-    If the log's beginning was deleted, the first batch has the number of the first record. A record creates
-    at most one batch, so this number is at least the batch's number in the complete log.
+    If the log's beginning was deleted, the first batch has the number of the first record. This number is at
+    least the batch's number in the complete log, because a record creates at most one batch.
     """
 
     seq: int

@@ -1,9 +1,9 @@
 """Derives KV event batches from a log's records, while the records are folded.
 
-A block is announced when its step is EXECUTED, not when the step is scheduled. Other requests of this engine
-may hit the block earlier, because their steps run later. External readers may not. A block's announcement is
-revoked by the event that gives the block to another request. Each record creates at most one batch. Therefore
-the batch numbers follow from the log, and a reader that starts again gets the same numbers.
+A block is announced when its step is EXECUTED, not when the step is scheduled. Before EXECUTED, only requests
+of this engine may hit the block, because their steps run later than the step that fills the block. A block's
+announcement is revoked by the event that gives the block to another request. Each record creates at most one
+batch. Therefore the batch numbers follow from the log, and a reader that starts again gets the same numbers.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The messages in which KV events are sent. The format is vLLM's, which Dynamo and llm-d read.
 
 A batch is a msgpack array [ts, events, rank], and an event is a map with a `type`. A field without a default
-is always present. A field with a default is present only if it has another value. Hashes are 64-bit integers.
-Source of the format: vLLM 0.33, vllm/distributed/kv_events.py.
+is always present. A field with a default is present only if its value differs from the default. Hashes are
+64-bit integers. Source of the format: vLLM 0.33, vllm/distributed/kv_events.py.
 """
 
 from typing import TypeAlias
@@ -10,10 +10,12 @@ from typing import TypeAlias
 import msgspec
 
 DEVICE = "GPU"  # The storage tier of blocks that a step can read. The value is the same for all devices.
-# Maximum number of blocks in a BlockStored event. Limited because a consumer reads an event as a whole.
+# Maximum number of blocks in a BlockStored event. There is a limit because a consumer reads an event as a
+# whole.
 MAX_EVENT_BLOCKS = 4096
-# An entry for each property of a block besides its tokens. An entry is the name of an adapter; or a media id
-# and the offset of the item's beginning from the block's beginning; or SALT and the salt of a tenant.
+# An entry for each property of a block besides its tokens. An entry is one of three: the name of an adapter;
+# a media id, with the offset of the item's beginning from the block's beginning; or SALT, with the salt of a
+# tenant.
 ExtraKeys: TypeAlias = list[tuple[str, int] | str]
 SALT = "dynamo-cache-salt:"
 

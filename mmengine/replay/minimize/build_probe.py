@@ -1,8 +1,9 @@
 """Finds the first decision that another mmengine build makes differently from this build. The other build
 runs in a separate process.
 
-A wrong policy breaks no invariant. Only a comparison with a build that decides differently reveals it. This
-build runs the requests. The other build then derives its decisions from the observations in that run.
+A wrong policy breaks no invariant, so only a comparison with a build that decides differently reveals the
+mistake. This build runs the requests. The other build then derives its decisions from the observations in
+that run.
 """
 
 import os
@@ -111,8 +112,8 @@ class BuildProbe:
         """Accept any failure, because a difference is the only kind of failure."""
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write both logs: this build's log to `folder`, and the other build's log to `log_of_other` next to
-        it.
+        """Write both logs: this build's log to `folder`, and the other build's log to `log_of_other`, next to
+        `folder`.
         """
         write_log(self._with_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
@@ -199,9 +200,9 @@ class BuildProbe:
 
 
 class _Answer(msgspec.Struct):
-    """An answer from the other build. It contains the build's identity (`version`, `rules`, `place`) and one
-    of three results. These are the first decision that differs (`step` is then 0 or more), the number of
-    `steps` in a log without a difference, or an `error`.
+    """An answer from the other build, with the build's identity (`version`, `rules`, `place`) and one of
+    three results: the first decision that differs (`step` is then 0 or more), the number of `steps` in a log
+    without a difference, or an `error`.
     """
 
     version: str = ""
@@ -243,8 +244,8 @@ def _live_at(folder: str, step: int) -> tuple[str, ...]:
 
 
 class _Translated(SinkWrapper):
-    """A log that another build can read. STARTED contains that build's decision rules. It omits the settings
-    that have their default values, because the other build may not have all settings.
+    """A log that another build can read. Its event STARTED contains the other build's decision rules. STARTED
+    omits the settings that have their default values, because the other build may not have all settings.
     """
 
     def __init__(self, inner: LogWriter, rules: int):
@@ -288,8 +289,8 @@ def _as_bytes(script: Script) -> bytes:
 
 
 def _python_of(where: str) -> tuple[str, list[str]]:
-    """Return the Python interpreter to run, and a list with the checkout that contains its mmengine. For an
-    installed mmengine, the list is empty.
+    """Return the Python interpreter to run, and a list with the checkout that contains the other build. If
+    the other build is installed, the list is empty.
     """
     path = Path(where)
     if (path / "mmengine" / "__init__.py").is_file():

@@ -5,8 +5,8 @@ with a line of JSON.
     {"serve": FILE, "into": LOG} {}, after it served the file's requests and wrote their log
 
 The first output line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. The
-other build may be older than this file. Therefore the script uses few names from mmengine, and reports a
-missing name as an error.
+other build may be older than this file. Therefore the script uses few names from mmengine, and reports an
+error if the other build lacks one of the names.
 """
 
 import json
@@ -27,8 +27,8 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Return the first position at which this build's derived decisions differ from the log. A log that this
-    build cannot read counts as different.
+    """Return the first position at which the decisions that this build derives differ from the log. A log
+    that this build cannot read counts as different.
     """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record

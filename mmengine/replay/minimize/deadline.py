@@ -1,4 +1,4 @@
-"""The time limit for minimizing a log. It covers everything from reading the log to writing the result."""
+"""The time limit for minimizing a log, from reading the log to writing the result."""
 
 from math import inf
 from time import monotonic

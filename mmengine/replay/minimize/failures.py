@@ -1,8 +1,8 @@
 """Replays a script, and reports the first failure of a given kind, with the step in which it occurred.
 
-A kind is an invariant's name, "any" for all invariants, or a failure that only a run can show. These are
-"stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens" (another request's KV was
-read), and "divergence" (the run's own log does not verify).
+A kind is an invariant's name, "any" for all invariants, or a failure that only a run can show. The kinds that
+only a run can show are "stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens"
+(another request's KV was read), and "divergence" (the run's own log does not verify).
 """
 
 import re
@@ -78,8 +78,8 @@ def enough_steps(script: Script) -> int:
 def find_failure(
     script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Replay a script. Return the first failure of this `kind`, or another failure if it ends the replay
-    earlier. Returns None if nothing fails. Raises OutOfTime.
+    """Replay a script. Return the first failure of this `kind`. If a failure of another kind ends the replay
+    earlier, return that failure. Return None if nothing fails. Raises OutOfTime.
     """
     deadline = deadline or Deadline()
     if kind == "divergence":
@@ -92,7 +92,7 @@ def write_log(
     script: Script, kind: str, folder: Path, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
     """Replay a script up to its failure, write the run to a new log, and return the failure. `kind`: one of
-    KINDS, or "" for only those failures that end a run. Raises OutOfTime.
+    KINDS, or "" to report only failures that end a run. Raises OutOfTime.
     """
     deadline = deadline or Deadline()
     sink = LogWriter(folder)

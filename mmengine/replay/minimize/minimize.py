@@ -1,5 +1,5 @@
-"""Minimizes a failing log. First requests are removed, and then values are made smaller, as long as the
-failure stays the same.
+"""Minimizes a failing log: first removes requests, and then makes values smaller, as long as the failure
+stays the same.
 
 A candidate is the log's script in which something was removed or made smaller. This build runs the candidate
 in memory. The candidate is accepted if its failure has the same signature as the log's failure. A signature
@@ -24,8 +24,8 @@ from mmengine.request import MediaItem
 # A function that returns a script's failure within a number of steps.
 Probe = Callable[[Script, int], Failure | None]
 FEW = 6  # Every merge is tried if there are at most this many requests.
-# Writing the result takes at most this multiple of the last replay's duration. This includes a candidate in
-# progress.
+# Writing the result takes at most this multiple of the last replay's duration. The limit includes the replay
+# of a candidate that is still running.
 REPRODUCED_IN = 4
 SPARE_SECONDS = 0.5
 MAX_ROUNDS = 8  # Maximum number of rounds. The minimizer stops after a round that makes nothing smaller.
@@ -118,7 +118,7 @@ class Minimizer:
         self._everything()
 
     def _try(self, script: Script) -> bool:
-        """Return whether the script fails in the same way. If it does, it becomes the best script."""
+        """Return whether the script has the log's failure. If so, store the script as the best script."""
         if self._is_over():
             return False
         digest = shrink.digest(script)
@@ -131,7 +131,7 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Replay a candidate. Return its failure if it has the same signature as the log's failure, otherwise
+        """Replay a candidate. Return its failure if the signature equals that of the log's failure, otherwise
         None.
         """
         self.tried += 1
@@ -150,8 +150,8 @@ class Minimizer:
         return failure
 
     def _is_over(self) -> bool:
-        """Return whether the remaining time is needed to write the result. Writing the result replays the
-        best script again.
+        """Return whether the remaining time is needed to write the result, which includes a replay of the
+        best script.
         """
         if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
             self.is_cut_short = True
@@ -312,9 +312,7 @@ class Minimizer:
         return next(event for event in self.best.requests if event.request_id == name)
 
     def _size(self) -> tuple:
-        """Return a tuple that measures the script's size. It becomes smaller in each round, or stays the
-        same.
-        """
+        """Return a tuple that measures the script's size. No round makes the tuple larger."""
         requests = self.best.requests
         limits = sum(event.sampling.max_tokens for event in requests)
         config = tuple(getattr(self.best.config, name) for name in shrink.SIZES)

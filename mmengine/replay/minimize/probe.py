@@ -22,9 +22,9 @@ from mmengine.replay.watcher import NAMES
 class TestParts(NamedTuple):
     """The parts of the pytest file that is written with the minimized log.
 
-    They are the test's name, its docstring, its imports, and the function's body. In the body, `log` is the
-    log's folder. `module`: the whole file below its docstring, which replaces the imports and the body;
-    otherwise "".
+    The parts are the test's name, its docstring, its imports, and the function's body. In the body, `log` is
+    the log's folder. `module` replaces the imports and the body by the whole file below its docstring, unless
+    it is "".
     """
 
     name: str
@@ -47,7 +47,7 @@ class Probe(Protocol):
         """Write the log, and all other files that the test reads, to a new folder."""
 
     def of_log(self, folder: Path) -> Failure | None:
-        """Return the failure in the log that `write` wrote to `folder`, or None."""
+        """Return the failure in the log in `folder`, which `write` wrote, or None."""
 
     def test(self, failure: Failure) -> TestParts: ...
 

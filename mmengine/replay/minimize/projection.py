@@ -1,9 +1,9 @@
 """Removes whole requests from a log's recorded events, without deriving decisions again.
 
-While the whole log is folded, each record is split into the shares of its rows. A row is a running request's
-slot in the batch. The projection joins the remaining requests' shares again, on the state of a log that
-contains only these requests. Rows and blocks keep their numbers. A step without rows disappears, so later
-steps get smaller numbers.
+While the whole log is folded (applied to the state), each record is split into the shares of its rows. A row
+is a running request's slot in the batch. The projection joins the remaining requests' shares again, on the
+state of a log that contains only these requests. Rows and blocks keep their numbers. A step without rows
+disappears, so later steps get smaller numbers.
 """
 
 from dataclasses import dataclass, field
@@ -132,18 +132,18 @@ def _runs(column: bytes, counts: np.ndarray) -> Share:
 
 
 class Projection:
-    """Converts pieces to the events of a log that contains only the requests `kept`. `state`: this log's
-    state. The caller applies each event to it.
+    """Converts pieces to the events of a smaller log, which contains only the requests `kept`. `state`: the
+    smaller log's state, to which the caller applies each event.
     """
 
     def __init__(self, state: State, kept: set[str]):
         self._state, self._kept = state, kept
-        self._steps: set[int] = set()  # Steps of the whole log that are in flight in this log too.
+        self._steps: set[int] = set()  # Steps of the whole log that are also in flight in the smaller log.
         self._evicted: list[bytes] = []  # Encoder outputs that were evicted by events of removed requests.
 
     def of(self, piece: Piece) -> ev.Event | None:
         """Return the piece's event without the removed requests, or None if nothing remains. Raises KeyError
-        if this log's state has a row that is missing in the piece.
+        if the smaller log's state has a row that is missing in the piece.
         """
         event, state = piece.event, self._state
         match event:
@@ -228,7 +228,7 @@ class Projection:
         )
 
     def _returns(self, piece: Piece) -> bool:
-        """Return whether this log contains the step whose result is in the piece."""
+        """Return whether the smaller log contains the step whose result is in the piece."""
         if not self._state.flights:
             return self._state.is_open
         if piece.record.step not in self._steps:
@@ -241,8 +241,8 @@ class Projection:
         return np.array(places, np.intp)
 
     def _all_evicted(self, keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return the encoder outputs that an event removes from the cache. They are the event's own `keys`,
-        and outputs that an earlier event of a removed request evicted.
+        """Return the encoder outputs that an event removes from the cache: the event's own `keys`, and
+        outputs that an earlier event of a removed request evicted.
         """
         idle = self._state.encoder.idle
         now = tuple(key for key in dict.fromkeys((*self._evicted, *keys)) if key in idle)

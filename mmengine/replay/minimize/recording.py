@@ -1,7 +1,7 @@
 """Minimizes a log by its recorded decisions. Whole requests are removed as long as the remaining decisions
 break the same rule.
 
-Because no decisions are derived, this also works with a build that does not have the bug.
+Because no decisions are derived, a build that does not have the bug can minimize the log, too.
 """
 
 from collections import defaultdict
@@ -45,8 +45,9 @@ class Recording:
         self.num_requests = len(self.kept)
 
     def minimize(self, progress: Callable[[int, int], None] = lambda kept, tried: None) -> None:
-        """Remove requests until every remaining request is needed. A session's requests stay together, and so
-        do a call's choices. `progress` is called with the numbers of requests and of candidates.
+        """Remove requests until every remaining request is needed. The requests of a session are kept or
+        removed together, and so are the choices of a call. `progress` is called with the number of requests
+        and the number of candidates.
         """
         units = self._units()
 
@@ -102,8 +103,9 @@ class Recording:
             writer.close()
 
     def _is_same(self, failure: Failure) -> bool:
-        """Return whether a candidate's failure is the log's failure. If the request whose blocks were hit is
-        removed, a prefix hit becomes another failure. Therefore the numbers of hits must be equal.
+        """Return whether a candidate's failure is the log's failure. For a wrong prefix hit, the numbers of
+        hits must be equal, too, because the failure changes when the request whose blocks were hit is
+        removed.
         """
         if failure.kind == "hits":
             return failure[:2] == self.failure[:2]

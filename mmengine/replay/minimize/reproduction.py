@@ -1,4 +1,4 @@
-"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays the log.
+"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays this log.
 
 The names and texts in a log are untrusted. Only their plain characters are written to the Python file.
 """

@@ -47,8 +47,8 @@ def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
-    """Find a value in [low, high] that fails, by bisection. `high` must fail. The result is the smallest such
-    value if all values above a failing value fail.
+    """Find a value in [low, high] that fails, by bisection. `high` must fail. If all values above a failing
+    value fail, the result is the smallest value that fails.
     """
     if low >= high or fails(low):
         return min(low, high)
@@ -100,7 +100,9 @@ def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
 
 
 def move_arrival(script: Script, name: str, step: int) -> Script:
-    """Move a request's arrival to another step. Its other events move by the same number of steps."""
+    """Move a request's arrival to another step. The request's other events move by as many steps as the
+    arrival.
+    """
     first = next(each.step for each in script.observations if _name(each.event) == name)
     moved = [
         _shifted(each, step - first) if _name(each.event) == name else each for each in script.observations
@@ -199,7 +201,7 @@ def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
 
 
 def move_answers_to_prompts(script: Script, count: int) -> Script:
-    """Move `count` tokens from each answer to the prompt. If the answer is shorter, move all its tokens."""
+    """Move `count` tokens from each answer to the prompt. An answer that is shorter loses all its tokens."""
     for event in [event for event in script.requests if event.sampling.max_tokens]:
         name, asked = event.request_id, event.sampling.max_tokens
         moved = min(count, asked - 1)

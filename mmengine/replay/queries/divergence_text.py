@@ -1,5 +1,5 @@
-"""Describes a divergence between a log and the derived events for people. The text contains both decisions
-with the names of their requests, the rule that probably differs, and the commands to run next.
+"""Describes, in a text for people, a divergence between a log and the derived events. The text contains both
+decisions with the names of their requests, the rule that probably differs, and the commands to run next.
 """
 
 import shlex

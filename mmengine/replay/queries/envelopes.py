@@ -1,5 +1,5 @@
-"""Reads the name of the API, and the ids that the client knows, from the envelope that a server stores with a
-request.
+"""Reads envelopes, which a server stores with requests: the name of the API, and the ids that the client
+knows.
 """
 
 import re
@@ -29,7 +29,7 @@ OWNER = re.compile(r"[0-9a-f]{16,64}:")  # A server puts the hash of the API key
 def api_name(envelope: bytes) -> str:
     """Return the name of the API that the client called, such as "chat".
 
-    Returns "" without an envelope, and `UNKNOWN` if the envelope has no name.
+    Returns "" if there is no envelope, and `UNKNOWN` if the envelope has no name.
     """
     if not envelope:
         return ""
@@ -41,7 +41,7 @@ def api_name(envelope: bytes) -> str:
 
 def client_ids(request_id: str, envelope: bytes) -> tuple[str, ...]:
     """Return the ids by which a client may know a request: the answer's id, the custom_id of a batch line,
-    the Idempotency-Key, and the trace id. Returns () without an envelope, and for an envelope that cannot be
+    the Idempotency-Key, and the trace id. Returns () if there is no envelope, or if the envelope cannot be
     decoded.
     """
     if not envelope:

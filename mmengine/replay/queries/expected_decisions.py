@@ -1,6 +1,7 @@
 """Compares the decisions about a request in a log with the decisions of this build's rules on the same state.
 
-`why` adds the differences to its sentences, so that no sentence gives a reason that contradicts the state.
+The query `why` adds these differences to its sentences, so that no sentence gives a reason that contradicts
+the state.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,10 +1,10 @@
 """Follows requests across the logs of several replicas: which replicas ran a request, how many tokens each
 replica computed, and how the request ended.
 
-A request that migrates leaves entries in several logs. Its core id is the same in all logs. For a request
-with a single answer, the core id is the request id. With `n` answers, each choice migrates on its own and has
-the core id `id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that
-earlier replicas computed.
+A request that migrates leaves entries in several logs, all with the same core id. For a request with a single
+answer, the core id is the request id. With `n` answers, each choice migrates on its own and has the core id
+`id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that earlier
+replicas computed.
 """
 
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return [folder] if the folder is a log. Otherwise return the direct subfolders that are logs. Raises
+    """Return [folder] if the folder is a log; otherwise return its direct subfolders that are logs. Raises
     LogError for more than MAX_LOGS logs.
     """
     if segment_paths(folder):

@@ -36,7 +36,7 @@ class PrefixTrail:
 
     The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
     tokens at admission. `ahead`: the constant `media_ahead` of the log, see STARTED. `by`: the request that
-    computed the blocks which are already present at the start.
+    computed the blocks that are present at the start.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):
@@ -63,7 +63,7 @@ class PrefixTrail:
 
     def after(self, state: State, record: Record, expected: ev.Event | None = None) -> None:
         """Update the trail with a record that was just applied. `expected`: if the event takes blocks, the
-        decision of this build's rules instead, or None if it is unknown.
+        decision that this build's rules would make instead, or None if it is unknown.
         """
         index = state.blocks.index
         if self._blocks:
@@ -94,8 +94,8 @@ class PrefixTrail:
             self.losses[number] = Loss(old.since, old.by, record.step, why, taken_by, note)
 
     def difference(self, state: State) -> dict[str, Any]:
-        """Compare the next block of the prefix, which is not cached, with the cached blocks that follow the
-        same prefix.
+        """Compare the prefix's first block that is not cached with the cached blocks that follow the cached
+        part of the prefix.
 
         Returns a dict. `kind` says what differs: "tokens", "media or salt", or "nothing" if no cached block
         follows the prefix. `others`: the number of cached blocks that follow. `at`: the first token position

@@ -1,6 +1,6 @@
 """Finds the reasons why requests were not scheduled in a step, by calling the scheduler's own functions.
 
-A step is decided event by event, and a request that was passed over is not considered again in the same step.
+A step is decided event by event, and a request that was passed over is not considered again in this step.
 Therefore each reason is found at the moment of the decision. Call `before` for each event from `schedule`,
 and `at_end` after the last event.
 """

@@ -20,8 +20,8 @@ from mmengine.request import GrammarRequest
 class RequestEvent(msgspec.Struct, frozen=True):
     """An event that concerns a request.
 
-    `since_ns`: time since the request's arrival. `changed`: the changed values by their names. `text`: the
-    same as an English text. `wall_ns`: the Unix time, or 0 if unknown.
+    `since_ns`: time since the request's arrival. `changed`: the changed values by their names. `text`: an
+    English text about these changes. `wall_ns`: the Unix time, or 0 if unknown.
     """
 
     sequence: int

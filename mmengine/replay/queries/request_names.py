@@ -1,4 +1,4 @@
-"""Finds the requests of a log by the ids that clients know."""
+"""Finds the requests in a log that belong to an id which a client knows."""
 
 import re
 from collections.abc import Iterable
@@ -30,9 +30,9 @@ def matching_ids(names: Iterable[str], given: str) -> list[str]:
     """Return the ids among `names` that belong to `given`: the id itself, and the ids of its prompts and
     choices.
 
-    `given` may have the prefix of an API (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`). The hash of the API
-    key, with which a server's ids begin, may be missing in `given`. A tool call's id belongs to the answer
-    that contains the call.
+    `given` may have the prefix of an API (`chatcmpl-`, `resp_`, `embd-`, `batch_req_`). A server's ids begin
+    with the hash of the API key, which may be missing in `given`. A tool call's id belongs to the answer that
+    contains the call.
     """
     names = list(dict.fromkeys(names))
     for wanted in _meant(given):

@@ -1,4 +1,4 @@
-"""Selects and sorts the lines of a table of requests."""
+"""Selects and sorts the lines in a table of requests, and parses durations such as "500ms"."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -52,8 +52,8 @@ class Selection(NamedTuple):
     def of(self, lines: Iterable[RequestLine], limit: int) -> tuple[list[RequestLine], int]:
         """Return at most `limit` lines, and the total number of selected requests.
 
-        With an order, lines are sorted by their values, largest first. Requests that have no value yet,
-        because they still wait or run, come before all others. Without an order, the last lines are returned.
+        With an order, lines are sorted by their values, largest first. The first lines are the requests that
+        have no value yet, because they still wait or run. Without an order, the last lines are returned.
         """
         found = [line for line in lines if self.has(line)]
         if self.sort is None:

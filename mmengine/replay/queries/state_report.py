@@ -50,8 +50,8 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int, findings: Findings | None = None) -> StateReport:
-    """Return the state before step `number` was decided, or at the log's end if `number` is -1. If the state
-    cannot take a decision, the end is before this decision. `findings`: see CheckedLog. Raises
+    """Return the state before step `number` was decided, or the state at the log's end if `number` is -1. A
+    log whose state cannot take a decision ends before this decision. `findings`: see CheckedLog. Raises
     `step_report`'s errors.
     """
     if number >= 0:

@@ -45,12 +45,12 @@ class StepReport(msgspec.Struct, frozen=True):
 
     `budgets`: the budgets after the step's decisions, by name. `preempted`: for each preemption, the request,
     the mode, and the request for which it was preempted, or "". `outcome`: "executed", "failed", or "" if the
-    log does not contain the outcome. `mono_ns`: time since the log's first record. `is_whole`: False if the
-    step's last decisions may be missing in the log; `waits` is then empty.
+    log does not contain the outcome. `mono_ns`: time since the log's first record. `is_whole` is False if the
+    step's last decisions may be missing in the log. In this case, `waits` is empty.
 
-    `part`: set if the step encodes a part of a media item. It contains the request, the item's index, the
-    part's start and end, and the whole item's work, the last three in units of encoder work. `wall_ns`: the
-    Unix time of the first decision, or 0 if unknown.
+    `part`: set if the step encodes a part of a media item. `part` contains the request, the item's index, and
+    three numbers in units of encoder work: the part's start, the part's end, and the whole item's work.
+    `wall_ns`: the Unix time of the first decision, or 0 if unknown.
     """
 
     step: int

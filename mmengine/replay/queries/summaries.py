@@ -24,8 +24,8 @@ from mmengine.replay.timeline import fold, taken_tokens
 @dataclass(slots=True)
 class RequestLine:
     """A request's summary. Times are in ns since the request's arrival, or -1 if the event did not happen.
-    The exceptions are `queued_ns`, a time on the log's clock, and `wall_ns`, the Unix time of the arrival (0
-    if unknown). `admitted_ns` is the time of the first admission.
+    But `queued_ns` is a time on the log's clock, and `wall_ns` is the Unix time of the arrival (0 if
+    unknown). `admitted_ns` is the time of the first admission.
     """
 
     request_id: str
@@ -69,8 +69,8 @@ class StepLine:
 
 
 class _Requests:
-    """The lines of the live requests. Each record updates the lines. `state` is the state before the
-    record.
+    """The lines of the live requests, which each record updates. In the methods, `state` is the state before
+    the record.
     """
 
     def __init__(self, clock: WallClock | None = None) -> None:

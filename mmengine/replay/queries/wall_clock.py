@@ -1,5 +1,5 @@
-"""Converts the times in a log to wall-clock time. Each segment's header contains both times for the segment's
-first record.
+"""Converts the times in a log to wall-clock time. Each segment's header contains the log's time and the
+wall-clock time of the segment's first record.
 """
 
 from bisect import bisect_right

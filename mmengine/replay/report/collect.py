@@ -1,7 +1,7 @@
 """Collects the data for a log's HTML report, as columns with an entry per step and a lane per request.
 
-A lane is a request's sequence of segments. A segment contains the request's state from a step on, and the
-reason if the request waits. A row (a running request) computes a single token in a step, unless `chunks`
+A lane is a request's sequence of segments. A segment contains the request's state from a step on and, if the
+request waits, the reason. A row (a running request) computes a single token in a step, unless `chunks`
 contains another number.
 """
 
@@ -31,7 +31,7 @@ MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page. Later segments
 # Reasons that apply to all waiting requests in a step. They are stored once per step instead of once per
 # request.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
-# Number of steps between two checks of the reasons, while nothing happens that could change the reasons.
+# Number of steps between two checks of the reasons, as long as nothing happens that could change them.
 REASONS_EVERY = 16
 
 _BY_STEP = (
@@ -298,8 +298,8 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return the number of drafts that a step accepted. Among the tokens that a row gained, all except the
-    last were drafts.
+    """Return the number of drafts that a step accepted: all tokens that a row gained were drafts, except the
+    row's last.
     """
     if counts is None:
         return 0

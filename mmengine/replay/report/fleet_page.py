@@ -1,5 +1,5 @@
 """Writes an HTML page for a folder with the logs of several replicas. The page shows the replicas, and the
-path of each request through the replicas.
+path that each request took through them.
 
 The page links to a report page for each log. Texts from logs are escaped, and the page's content security
 policy allows no scripts.
@@ -53,8 +53,8 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
-    """Return the number of answer tokens that the replicas computed, and the number without repeated
-    tokens.
+    """Return two numbers of answer tokens: all tokens that the replicas computed, and the tokens without
+    repetitions.
     """
     return way.num_computed, way.num_tokens - way.hops[0].num_given
 

@@ -1,8 +1,8 @@
 """Measures how well a simulation predicts a log. Each half of the log is predicted from the other half.
 
-The requests are cut into two halves by their arrival. Step times are fitted to the steps of one half, and the
-whole log is simulated with these times. The latencies of the other half's requests are then compared with the
-logged latencies. A prediction is trusted if the error of every latency is within a bound.
+The requests are divided by their arrival into two halves. Step times are fitted to the steps of one half, and
+the whole log is simulated with these times. The latencies of the other half's requests are then compared with
+the logged latencies. A prediction is trusted if the error of every latency is within a bound.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ OF_DIFFERENCE = 1.5  # An error may also be this many times the relative differe
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A latency of the half to which no step times were fitted. `half`: "first" or "second". `logged` and
-    `simulated` are in ms. `other`: the logged latency of the other half.
+    """A latency in the half that was left out when the step times were fitted. `half`: "first" or "second".
+    `logged` and `simulated` are in ms. `other`: the logged latency of the other half.
     """
 
     half: str

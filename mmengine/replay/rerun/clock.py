@@ -11,8 +11,8 @@ MAX_NS = 2**60  # 36 years. With this limit, sums of times fit into 64 bits.
 class SteadyClock:
     """Converts the times of records to ns since the first record.
 
-    The time never goes back. Between a process's end and the start of the process that recovered the log, no
-    time passes. Raises ValueError for a time above MAX_NS.
+    The time never goes back. No time passes between a process's end and the start of the process that
+    recovered the log. Raises ValueError for a time above MAX_NS.
     """
 
     def __init__(self) -> None:

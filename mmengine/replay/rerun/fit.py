@@ -23,8 +23,8 @@ ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative errors, as fractions, for steps that were not used in the fit. `total`: the error of the sum
-    over all steps.
+    """Relative errors, as fractions, of the predictions for steps that were not used in the fit. `total`: the
+    error of the sum over all steps.
     """
 
     num_steps: int

@@ -37,8 +37,8 @@ class Measured:
 
 
 class Watch:
-    """Measures a log. The caller passes each record, with the state before it, to `see`. `measured` is valid
-    after the last record.
+    """Measures a log. The caller passes to `see` each record, with the state before the record. `measured` is
+    valid after the last record.
     """
 
     def __init__(self, config: EngineConfig, num_requests: int):
@@ -48,8 +48,8 @@ class Watch:
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        # For each decided step: its work (None if unknown), and the engine's own time before the step in ns
-        # (or -1).
+        # For each decided step: its work (None if unknown), and the engine's own time before the step, in ns
+        # (-1 if unknown).
         self._decided: deque[tuple[StepWork | None, int]] = deque()
         # The time at which the last result returned, or -1 if the engine was idle since then.
         self._last_ns = -1
@@ -161,7 +161,7 @@ def _work(state: State) -> StepWork:
 
 class PricedWatch(Watch):
     """Measures a log as if its steps had taken other times. The decisions, the order of the records and the
-    idle times are the log's. `times` gives the duration of each step for its work.
+    idle times are the log's. `times` computes each step's duration from the step's work.
     """
 
     def __init__(self, config: EngineConfig, num_requests: int, times: DrawnTimes):

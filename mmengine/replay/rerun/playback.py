@@ -96,10 +96,10 @@ class _Heard(SinkWrapper):
 class Playback:
     """An engine that gets its observations from a script.
 
-    With `timer`, observations are due at their time on the executor's clock, and request deadlines are
-    measured with this clock. Without `timer`, observations are due at their step, and deadlines pass where
-    they pass in the log. `see` is called with each event right before the event is applied. Blocks that the
-    log's engine fetched from a store are computed instead.
+    With `timer`, observations are due at their time on the executor's clock, which also measures the
+    deadlines of requests. Without `timer`, observations are due at their step, and deadlines pass at the
+    steps at which they pass in the log. `see` is called with each event right before the event is applied.
+    Blocks that the log's engine fetched from a store are computed instead.
     """
 
     def __init__(

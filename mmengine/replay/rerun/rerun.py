@@ -76,8 +76,8 @@ def rerun(
     """Return a log's latencies with changed settings. `changes`: new values by the field names of
     EngineConfig.
 
-    `exact`: whether the settings must lead to the log's decisions. True requires this, False simulates in any
-    case, and None simulates only if they lead to other decisions. `findings`: see CheckedLog.
+    `exact` says what to do if the settings lead to other decisions than the log's: True raises NoPrediction,
+    and None simulates. False simulates in any case. `findings`: see CheckedLog.
 
     Raises ConfigError for invalid settings, NoPrediction for a log that cannot answer the question, and
     `verify`'s errors.
@@ -163,7 +163,7 @@ def _check_steps(measured: Measured, folder: Path) -> None:
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
-    """Return the acceptance rate: accepted drafts as a fraction of compared drafts. In each row, drafts are
+    """Return the acceptance rate: accepted drafts as a fraction of compared drafts. A row's drafts are
     compared up to and including the first rejected draft.
     """
     tried = measured.num_accepted + measured.num_refused

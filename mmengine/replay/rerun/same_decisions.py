@@ -18,13 +18,15 @@ from mmengine.replay.tape import LogTape
 from mmengine.replay.verify import derive
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-# Columns of decisions that contain blocks and keys of cached outputs. They have no influence on which tokens
-# a step computes.
+# Columns of decisions that contain blocks and keys of cached outputs. These columns do not determine which
+# tokens a step computes.
 _PLACES = frozenset(("new_blocks", "blocks", "block_counts", "evict", "keys"))
 
 
 class Same(NamedTuple):
-    """Whether the decisions are the same. `why`: the reason if they are not, as the end of a sentence."""
+    """Whether two runs make the same decisions. `why`: if they do not, the reason, as the end of
+    a sentence.
+    """
 
     is_same: bool
     why: str = ""

@@ -1,4 +1,5 @@
-"""Extracts requests and answers from a log, without the scheduling, so that the requests can be run again.
+"""Extracts from a log the requests and answers, but not the scheduling, so that the requests can be run
+again.
 
 A script consists of observations and answers. The observations are the arrivals, grammars, cancels and resets
 in the log, with the step and the time at which the scheduler saw them. An answer contains a request's tokens,
@@ -60,9 +61,9 @@ Observed = (
 class Observation:
     """An observation of the log.
 
-    `step` was the next step when the event was seen. `landed` counts the steps whose results were back by
-    then; it equals `step` if no step was in flight. `time_ns` counts from the log's first record. The event
-    was there at most `slack_ns` earlier: the scheduler sees new events once a step.
+    `step` was the next step when the event was seen. `landed` counts the steps whose results had returned at
+    this time. Without a step in flight, `landed` equals `step`. `time_ns` counts from the log's first record.
+    The event occurred at most `slack_ns` earlier, because the scheduler looks for new events once per step.
     """
 
     step: int

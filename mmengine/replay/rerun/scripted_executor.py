@@ -23,7 +23,8 @@ class ScriptedExecutor(TimedExecutor):
 
     `failed_steps`: maps a step that must fail to its error message. At positions where the log had drafts, as
     many drafts are accepted as in the log. At other positions, `acceptance` is the probability that a draft
-    is right if all drafts before it are right. The outcome is the same in every run.
+    is right if all drafts before it are right. Every run has the same outcome, because no random source is
+    used.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """Return a step's result without drafts. This case is fast, because most steps that `minimize`
-        replays have no drafts.
+        """Return the result of a step without drafts. This case has fast code of its own, because most steps
+        that `minimize` replays have no drafts.
         """
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]

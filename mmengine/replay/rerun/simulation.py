@@ -81,7 +81,7 @@ def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0)
 
 
 def _arriving(observation: Observation, share: float) -> Observation:
-    """Return the observation at the time when it was there, `share` of the slack before it was seen."""
+    """Return the observation with an earlier time: `share` of its slack before the scheduler saw it."""
     return replace(observation, time_ns=observation.time_ns - round(share * observation.slack_ns))
 
 

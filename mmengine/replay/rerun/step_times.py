@@ -1,5 +1,5 @@
-"""Step times for a simulation. A step time is the fitted time, multiplied by the deviation of a step in the
-log from its own fitted time.
+"""Step times for a simulation. A simulated step's time is its fitted time, multiplied by a ratio that is
+drawn from the log: a logged step's time divided by that step's fitted time.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class StepTimes:
     """The fitted costs and the deviations of the log's steps.
 
     `ratios`: for each kind of step, the logged time of each step as a multiple of its fitted time.
-    `overlaps`: whether the log's engine worked while the device computed. If so, the ratios are of device
-    times; otherwise they are of device and host times together.
+    `overlaps`: whether the log's engine worked while the device computed. If so, the ratios compare device
+    times; otherwise they compare the sums of device and host times.
     """
 
     cost: FittedCost

@@ -29,8 +29,8 @@ def int32_column(name: str, column: bytes | None) -> np.ndarray:
 
 
 def out_of_range(rule: str, name: str, values: np.ndarray, low: int, high: int) -> Rules:
-    """Yield a broken rule unless all values are in [low, high). The state cannot take a decision that breaks
-    this rule.
+    """Yield a broken rule if a value is outside [low, high). The state cannot take a decision with such a
+    value.
     """
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
         worst = int(values.min()) if values.min() < low else int(values.max())

@@ -2,8 +2,8 @@
 
 A decision that breaks a rule is a finding about the build that wrote the log (findings.py). The rules are
 cheap, so every tool checks them while it reads a log. In contrast, `mmengine log verify --invariants` checks
-the whole state after each record. The rules also keep the numbers in a hostile log inside the state's arrays.
-A row, block or slot number that is out of range is never applied.
+the whole state after each record. The rules also protect the state's arrays from a hostile log, because a
+row, block or slot number that is out of range is never applied.
 """
 
 import numpy as np
@@ -26,8 +26,8 @@ from mmengine.replay.rules.scheduled import check_scheduled
 def broken_rules(state: State, event: ev.Event) -> Rules:
     """Yield the rules that the decision `event` breaks. Yields nothing for an observation.
 
-    `state`: the state before the event. If the state cannot take the decision because of a rule, the rules
-    after it may be missing. Raises MalformedColumn. Raises other exceptions if the event names something that
+    `state`: the state before the event. If the state cannot take the decision because of a rule, later rules
+    may be left unchecked. Raises MalformedColumn. Raises other exceptions if the event names something that
     is not in the state.
     """
     match event:

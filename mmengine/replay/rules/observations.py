@@ -65,7 +65,7 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
 
 
 def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:
-    """Raise ValueError unless the bytes are int32 values in [low, high)."""
+    """Raise ValueError if the bytes are not int32 values, or if a value is outside [low, high)."""
     values = np.frombuffer(column or b"", np.int32)
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
         raise ValueError(

@@ -88,8 +88,8 @@ def _step_rows(state: State, rows: np.ndarray, is_new: bool) -> Rules:
 
 
 def _reach(state: State, rows: np.ndarray, counts: np.ndarray, drafts: np.ndarray) -> Rules:
-    """Check each row's last computed token against the width of the arrays, and against the row's known
-    tokens.
+    """Check that each row's last computed token lies within the width of the arrays and within the row's
+    known tokens, and that no row verifies too many drafts.
     """
     after = state.num_computed[rows] + counts.astype(np.int64)
     width = state.token_ids.shape[1]

@@ -1,4 +1,6 @@
-"""Commands on two logs side by side."""
+"""The debugger commands on two logs that are open side by side, such as difference, align, other, both and
+compare.
+"""
 
 from mmengine.errors import InvalidRequest
 from mmengine.replay.debug.commands.registry import command, find

@@ -23,8 +23,8 @@ class Session(SessionBase):
 
     def run(self, line: str) -> list[Block]:
         """Run a command line, and return its output. An empty line repeats the last command. Raises
-        MMEngineError if the command fails. The position is then unchanged, or is the position where the error
-        occurred.
+        MMEngineError if the command fails. A failed command leaves the position unchanged, or at the record
+        where the error occurred.
         """
         if len(line) > MAX_LINE:
             raise InvalidRequest(f"the line has {len(line)} characters; the limit is {MAX_LINE}")

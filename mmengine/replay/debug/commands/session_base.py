@@ -40,8 +40,8 @@ class SessionBase:
         return [Text(lines)]
 
     def selected(self, name: str) -> str:
-        """Return a request's id, which is `name` or else the selected request. Raises InvalidRequest if both
-        are empty.
+        """Return a request's id: `name`, or the selected request if `name` is empty. Raises InvalidRequest if
+        no request is selected either.
         """
         if not name and not self.request:
             raise InvalidRequest("name a request, or select one with: request ID")

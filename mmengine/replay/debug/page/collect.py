@@ -26,14 +26,14 @@ from mmengine.replay.timeline import is_scheduling
 from mmengine.version import __version__
 
 MAX_RECORDS = 3000
-SAVE_EVERY = 32  # records between two saved states, because many views walk back to one
+SAVE_EVERY = 32  # records between two saved states; many views go back to a saved state
 _OF_RECORDS = ("position", "event", "request", "reason", "time_ms")
 
 
 @dataclass(slots=True)
 class Changes:
-    """The changes of named values: for each name, the positions where it changes, with the new value. None:
-    the value is gone.
+    """The changes of named values: for each name, the positions where the value changes, with the new value.
+    The new value None means that the value is gone.
     """
 
     lists: dict[str, list[tuple[int, object]]] = field(default_factory=dict)

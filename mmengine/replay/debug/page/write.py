@@ -1,4 +1,4 @@
-"""Builds the debugger's page."""
+"""Builds the debugger's page, and writes a page that contains a small log."""
 
 import base64
 import gzip
