@@ -1,7 +1,7 @@
 """The interface of block stores: key-value stores that keep KV blocks outside the engine's process.
 
 The engine does not trust a store. It seals each value (`sealed.py`), allocates the buffer before reading, and
-uses only values with a valid seal. A store that loses or damages values, hangs, or is full costs only time,
+uses only values with a valid seal. A store that hangs, is full, or loses or damages values costs only time,
 which the engine limits with a deadline. Another package declares its store as an entry point in the group
 `mmengine.block_stores`: a callable that takes the settings `block_store_path` and `block_store_bytes`.
 """
@@ -29,7 +29,8 @@ class BlockStore(Protocol):
         """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill each buffer with the value of the key at the same index, and return whether this succeeded.
+        """Fill the buffer at each index with the value of the key at this index, and return for each key
+        whether this succeeded.
 
         False: the value is missing or has another size, and the buffer's contents are undefined.
         """
@@ -38,4 +39,4 @@ class BlockStore(Protocol):
         """Remove values that proved to be damaged."""
 
     def close(self) -> None:
-        """Release resources. A store that outlives processes keeps its values."""
+        """Release the process's resources. A store that outlives processes keeps its values."""

@@ -2,11 +2,11 @@
 
 A value is written to a temporary file, which is synced and then renamed. A file that is named after a key is
 therefore always complete. When the folder exceeds its limit, the least recently used values are deleted.
-Several processes may use the folder at once; a value may vanish because another process deletes it.
+Several processes may use the folder at once, so a value may vanish because another process deletes it.
 
-A process rescans the folder only after it has written as many bytes as a cleanup frees. Until then the
-process does not count the files of other processes. Each process can therefore make the folder exceed its
-limit by that many bytes.
+A process rescans the folder only after it has written as many bytes as a cleanup frees. Before the rescan,
+the process does not count the files of other processes. Each process can therefore make the folder exceed its
+limit by as many bytes as a cleanup frees.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Looks up the block store that the setting `block_store` names."""
+"""The registry of block stores, from which the setting `block_store` chooses one by name."""
 
 from collections.abc import Callable
 from typing import TypeAlias

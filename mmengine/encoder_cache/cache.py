@@ -1,4 +1,5 @@
-"""Decides which encoder outputs stay cached. The tensors themselves are in the executor.
+"""Decides which encoder outputs stay cached, and computes their cache keys. The tensors themselves are in the
+executor.
 
 The cache counts how many requests reference each entry. Requests with equal items share an entry. Sizes are
 in embeddings. An unreferenced entry stays until its space is needed; the least recently used entry is evicted
@@ -62,8 +63,8 @@ class EncoderCache:
         return evicted if room >= size else None
 
     def room(self, keep: set[bytes], extra: int) -> int:
-        """Return how many embeddings would fit, besides `extra`, after evicting every unreferenced entry that
-        is not in `keep`.
+        """Return how many embeddings would fit in addition to `extra`, if every unreferenced entry that is
+        not in `keep` were evicted.
         """
         idle = sum(self.entries[key].size for key in self.idle if key not in keep)
         return self.capacity - self.used - extra + idle
@@ -110,8 +111,8 @@ class EncoderCache:
                 self._drop(key)
 
     def invalidate(self, key: bytes) -> None:
-        """Mark an entry as failed: it gets no new references, and is removed when its last reference is
-        released.
+        """Mark an entry as failed. A failed entry gets no new references, and is removed when its last
+        reference is released.
         """
         entry = self.entries[key]
         entry.valid = False

@@ -2,8 +2,8 @@
 
 One unit of work is the time that all encoder layers together need for one patch, without attention. The time
 for attention grows with the square of the number of patches in a frame. In a frame with `even_patches`
-patches, attention takes as long as everything else. The unit's duration and `even_patches` are measured when
-a model is loaded (models/vision/tower_cost.py).
+patches, attention takes as long as all other operations together. The unit's duration and `even_patches` are
+measured when a model is loaded (models/vision/tower_cost.py).
 """
 
 EVEN_PATCHES = 4096  # default without a measurement

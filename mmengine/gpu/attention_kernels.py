@@ -3,8 +3,8 @@
 A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head
 (attention_tiles.py). A program computes one tile after another, and reads KEYS keys at a time. Each span of
 SPAN keys, counted from the row's position 0, gets its own softmax, which is joined with the softmax of the
-earlier spans. Several programs may therefore compute the spans of one tile: their stored softmaxes are joined
-in the same order, so the result has the same bits.
+earlier spans. Therefore several programs may share the spans of one tile. Their stored softmaxes are joined
+in the order of the spans, so the result has the same bits as with one program.
 """
 
 import torch
@@ -23,7 +23,7 @@ def _join(top, mass, total, other_top, other_mass, other_total):
     """Join the softmaxes over two sets of keys.
 
     A softmax is, for each query, the highest score (`top`), the sum of the weights (`mass`) and the weighted
-    sum of V (`total`). fma is written out, so that every compilation rounds in the same way.
+    sum of V (`total`). The code calls fma explicitly, so that every compilation rounds in the same way.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
@@ -46,7 +46,7 @@ def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     return x
 
 
-# Triton must not specialise on values that change from step to step, so that one binary serves every step.
+# One binary must serve every step, so Triton must not specialise on values that change from step to step.
 @triton.jit(do_not_specialize=["num_parts", "width"])
 def _attend_kernel(
     q,
@@ -159,8 +159,8 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts of tiles that several programs computed, in the order in which one program would
-    compute.
+    """Join the parts of the tiles that several programs computed. The order is that in which one program
+    would compute the parts.
     """
     kv_head = tl.program_id(1)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
@@ -211,8 +211,8 @@ def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
-    """Return causal attention of q [t, heads, d] over the rows of `work`: contiguous, with q's shape and
-    dtype.
+    """Return a contiguous tensor with q's shape and dtype: causal attention of q [t, heads, d] over the rows
+    in `work`.
 
     The heads of each token in q are contiguous. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or
     are float8_e4m3fn bytes (uint8). A query that sees no key gets zeros.

@@ -1,9 +1,9 @@
-"""Plans, on the host, which program of attention_kernels attends which keys in a step.
+"""Plans on the host, for one step, which program of attention_kernels reads which keys for which queries.
 
 A tile is a set of consecutive queries of one row (request), each with all heads that share a KV head.
 Normally a single program reads all keys that a tile sees. If there are fewer tiles than programs, long tiles
 are divided into parts: each span of SPAN keys is a part that one program computes, and the parts are joined
-afterwards. The result has the same bits in both cases.
+afterwards. A tile's result has the same bits with one program and with several.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     joins: Tensor | None  # [j, 4]: row, first query, first part, end of the parts; None: no parts
     query_starts: Tensor  # [n + 1]
     befores: Tensor  # [n], number of tokens before the row's first query
-    lengths: Tensor  # [n], number of tokens that the row's queries may see
+    lengths: Tensor  # [n], number of tokens that the queries of the row may see
     page_starts: Tensor  # [n], where each row's blocks begin in `pages`
     pages: Tensor  # [p], the block ids of all rows
 
@@ -56,7 +56,7 @@ def _power_of_2(least: int) -> int:
 
 
 def num_tiles(query_lens: np.ndarray, queries: int) -> np.ndarray:
-    """Return each request's number of tiles, with `queries` queries per tile."""
+    """Return how many tiles each request has if a tile has `queries` queries."""
     return -(-query_lens // queries)
 
 

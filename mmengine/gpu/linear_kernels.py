@@ -1,9 +1,9 @@
 """Linear layers whose result for a row has the same bits for any row count and any row index.
 
-cuBLAS chooses a kernel by the row count, and with it how sums are split. In this module, a program computes
-one tile of the result and sums over the whole depth in a fixed order. Tile sizes depend on the dtype and the
-layer's width, never on the row count, and the same binary serves any row count. The rows in a tile do not
-influence each other; missing rows are zeros. Not yet run on a GPU.
+cuBLAS chooses a kernel by the row count, and the kernel determines how sums are split. In this module, a
+program computes one tile of the result and sums over the whole depth in a fixed order. Tile sizes depend on
+the dtype and the layer's width, never on the row count, and the same binary serves any row count. The rows in
+a tile do not influence each other; missing rows are zeros. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 GROUP = 8  # number of row tiles that read the same weights at a time, so that the weights come from L2
-ALIGNED = 16  # alignment in bytes; Triton compiles another kernel for unaligned addresses
+ALIGNED = 16  # alignment of addresses in bytes; for other addresses Triton compiles another kernel
 
 
 class Tile(NamedTuple):
-    """The part of y that one program computes ([rows, columns]), and how the program sums."""
+    """The part [rows, columns] of y that one program computes, and how the program sums."""
 
     rows: int
     columns: int
@@ -29,8 +29,8 @@ class Tile(NamedTuple):
 
 # A layer uses the widest of these tiles that divides its columns into at least MANY tiles. In a decode step
 # with a single row tile, about 2 MB of weights are then in flight: as much as a GPU's memory delivers during
-# its latency. sm_90's wgmma needs at least 64 rows; a step of one row stays memory-bound with 64 rows too.
-# Below sm_90, all tiles fit into the 99 KiB of shared memory that smaller GPUs have.
+# its latency. sm_90's wgmma needs at least 64 rows; a step with a single row is memory-bound even when it
+# computes 64. Below sm_90, all tiles fit into the 99 KiB of shared memory that smaller GPUs have.
 MANY = 64
 TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))
 # float32 does not use tensor cores, because they would round it to TF32.
@@ -59,8 +59,8 @@ def _linear_kernel(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Each program computes one tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y [num_rows, WIDTH]
-    are contiguous.
+    """Each program computes one tile of y. The tensors x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y
+    [num_rows, WIDTH] are contiguous.
     """
     program = tl.program_id(0)
     COLUMN_TILES: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
@@ -93,7 +93,7 @@ def _linear_kernel(
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return a function that maps x [t, k] to x weight^T + bias, [t, n]. `weight` is [n, k].
+    """Return a function that maps x [t, k] to x weight^T + bias, which is [t, n]. `weight` is [n, k].
 
     All tensors have the same dtype. Sums are computed in float32.
     """

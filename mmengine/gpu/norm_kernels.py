@@ -1,7 +1,7 @@
 """Triton kernels for a decoder layer's RMS norms and its SiLU gate. Not yet run on a GPU.
 
-A program computes one row of a norm, or part of a row of a gate. The order of its operations depends only on
-the row's width, so a row has the same bits in any batch.
+A program computes one row of a norm, or a part of one row of a gate. The order of the program's operations
+depends only on the row's width, so a row has the same bits in any batch.
 """
 
 import torch
@@ -14,7 +14,7 @@ GATE_CHUNK = 1024  # values per program
 
 @triton.jit
 def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.constexpr, ADDS: tl.constexpr):
-    """Each program norms one row of contiguous tensors [t, WIDTH]. With ADDS, it first adds x to the
+    """Each program norms one row of contiguous tensors [t, WIDTH]. With ADDS, the program first adds x to the
     residual.
     """
     row, lanes = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, LANES)
@@ -24,7 +24,7 @@ def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.c
         values += tl.load(residual + row + lanes, mask=inside, other=0.0).to(tl.float32)
         stored = values.to(residual.dtype.element_ty)
         tl.store(residual + row + lanes, stored, mask=inside)
-        values = stored.to(tl.float32)  # rounded, as later layers read the residual
+        values = stored.to(tl.float32)  # rounded, because later layers read the rounded residual
     scale = tl.rsqrt(tl.sum(values * values) / WIDTH + eps)
     weights = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + lanes, (values * scale * weights).to(out.dtype.element_ty), mask=inside)

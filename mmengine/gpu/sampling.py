@@ -1,4 +1,6 @@
-"""Loads the Triton sampling kernels for a device if they work there. Not yet run on a GPU."""
+"""Loads the Triton sampling kernels if they work on a device, compiles them in advance, and says which
+library samples. Not yet run on a GPU.
+"""
 
 from functools import cache
 from types import ModuleType
@@ -21,7 +23,7 @@ def sampling_kernels(device: torch.device) -> ModuleType | None:
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
     """Run each kernel once with this vocabulary size, so that Triton compiles all kernels now.
 
-    A compilation takes seconds. Otherwise the first step that samples would wait for the compilation.
+    A compilation takes seconds, for which the first step that samples would otherwise wait.
     """
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
@@ -34,7 +36,9 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Return which library samples on `device`, and for torch on a GPU why the kernels are not used."""
+    """Return a text with the library that samples on `device`. If torch samples on a GPU, the text says why
+    the kernels are not used.
+    """
     if device.type == "cpu":
         return "the CPU's kernels"
     return _checked_kernels(device)[1] if device.type in DEVICE_TYPES else "torch"

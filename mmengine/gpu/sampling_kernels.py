@@ -30,7 +30,7 @@ def _scaled(logits, largest, temperature):
 
 
 # `least` may point into a tensor with any alignment. Without this option, Triton would compile a kernel for
-# each alignment in the middle of a step.
+# each new alignment, in the middle of a step.
 @triton.jit(do_not_specialize_on_alignment=["least"])
 def _draw_kernel(
     logits,
@@ -119,7 +119,7 @@ def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
         place = start + tl.arange(0, CHUNK)
         values = tl.load(source + place, mask=place < count, other=float("-inf"))
         total += tl.sum(tl.exp(values - top))
-    # With top_p 1 all k tokens are kept, because rounding of the sums must not exclude the last tokens.
+    # With top_p 1 all k tokens are kept. Otherwise rounding errors in the sums could exclude the last tokens.
     wanted = tl.where(share >= 1.0, float("inf"), share * total)
     bound, before = top, 0.0
     for start in range(0, count, CHUNK):
@@ -173,7 +173,7 @@ def draw(
     least: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a sampled token for each row of float32 logits [r, vocab], int64 [r].
+    """Return an int64 tensor [r] with a sampled token for each row of the float32 logits [r, vocab].
 
     The tokens equal those of filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if
     (logit - `largest`) / `temperature` is at least `least`. `largest`, `temperature` (above 0) and `least`
@@ -191,8 +191,8 @@ def draw(
 def top_p_bound(
     logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return `least` for `draw`, float32 [r]: a bound that keeps the likeliest tokens until their mass
-    reaches `top_p`.
+    """Return the argument `least` of `draw`, a float32 tensor [r]. It is a bound that keeps the likeliest
+    tokens until their mass reaches `top_p`.
 
     Tokens that tie with the last kept token are kept too. `top_p` [r] is between 0 and 1, exclusive.
     """
@@ -212,7 +212,7 @@ def top_p_bound(
 
 
 def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return the bound that filters.top_bound returns, float32 [r].
+    """Return a float32 tensor [r]: the bound that filters.top_bound returns.
 
     `best`: each row's k largest logits [r, k], sorted in descending order.
 
@@ -249,8 +249,8 @@ def keep_allowed(
     """Set the logits of disallowed tokens to -inf, in place.
 
     Row `places[i]` of the float32 logits [s, vocab] gets the mask `bits[i]`. `places`: int64 [m]. `bits`:
-    int32 [m, words], one bit per token, 1 if allowed. Returns the largest remaining logit of each masked row
-    and the logit's token (float32 [m], int64 [m]). Ties go to the lowest id.
+    int32 [m, words], one bit per token, 1 if allowed. Returns two tensors for the masked rows: the largest
+    remaining logit (float32 [m]), and the token of this logit (int64 [m]). Ties go to the lowest id.
     """
     scores, tokens = _partial(len(places), logits.shape[1], logits.device)
     _mask_kernel[scores.shape](
@@ -260,7 +260,7 @@ def keep_allowed(
 
 
 def _partial(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the best score and best token of each row and chunk."""
+    """Allocate two tensors for each row's chunks: the best scores and the best tokens."""
     shape = rows, -(-vocab // CHUNK)
     return torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)
 

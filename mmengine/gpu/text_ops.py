@@ -40,7 +40,7 @@ class TextOps:
     contiguous float32 [t, d / 2]. `cache`: None, or KV blocks [n, 2, block_size, kv_heads, d] and slots int64
     [t], where k and v are also stored.
 
-    `by`: the library that provides an operation, for "matmuls", "norms", "gate" and "rotation".
+    `by`: maps "matmuls", "norms", "gate" and "rotation" to the library that provides the operation.
     `batch_invariant`: whether the bits of a row's result depend on that row alone.
     """
 
@@ -195,7 +195,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether some rows of a 67-row batch keep their bits when they are computed alone."""
+    """Return whether rows of a 67-row batch keep their bits when some of the rows are computed alone."""
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

@@ -1,8 +1,8 @@
 """Attention of a vision tower on a GPU: all frames of a step in a single call, whatever their lengths.
 
-Uses torch's varlen attention (flash attention, only for 16-bit dtypes) and a Triton kernel for the rotation.
-Both are tried on a small example, and are used only if they agree with attention that torch computes frame by
-frame. Not yet run on a GPU.
+Attention is torch's varlen attention (flash attention, only for 16-bit dtypes), and the rotation is a Triton
+kernel. Attention and rotation are tried on a small example, and are used only if the results agree with those
+that torch computes frame by frame. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether `ops` run and agree with attention that torch computes frame by frame.
+    """Return whether `ops` run, and give the results that torch computes frame by frame.
 
     The example has two heads and four frames, one of which is empty.
     """

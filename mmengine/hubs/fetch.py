@@ -1,6 +1,7 @@
-"""Fetches from a hub only the model files that an engine reads.
+"""Fetches models, their descriptions (config, tokenizer and processor files) and LoRA adapters from a hub,
+but only the files that an engine reads.
 
-A model's uploader controls the hub's file list, so the list is not trusted: names must match the allowed
+A model's uploader controls the hub's file list, so the list is not trusted. Names must match the allowed
 patterns, the total size is checked before any byte is fetched, and the fetched bytes are compared with the
 hashes in the list.
 """
@@ -21,7 +22,7 @@ from mmengine.hubs.modelscope import ModelScope
 from mmengine.hubs.names import HUGGING_FACE, MODELSCOPE, TITLES, HubName
 
 MAX_LISTED_FILES = 100_000  # Per model revision; the largest checkpoints have a few thousand files.
-MAX_SMALL_FILES = 64  # Limit for configs, tokenizers and templates; a typical model has about ten.
+MAX_SMALL_FILES = 64  # Limit for config, tokenizer and template files; a typical model has about ten.
 MAX_MODEL_BYTES = 4 * 2**40  # Limit for all fetched files of a model; the largest open model has 1.1 TB.
 HUBS: dict[str, Callable[[HubName], Hub]] = {HUGGING_FACE: HuggingFace, MODELSCOPE: ModelScope}
 # The files to fetch besides weights: no pickles, no code, and only files in the top folder.
@@ -96,8 +97,8 @@ def description_from(hub: Hub, name: HubName) -> tuple[Path, int]:
 
 
 def _small_files(name: HubName, listed: Mapping[str, HubFile]) -> list[str]:
-    """Return the files to fetch besides the weights. Raises ModelError if there are too many, or no
-    config.
+    """Return the files to fetch besides the weights. Raises ModelError if there are too many such files, or
+    if config.json is missing.
     """
     if len(listed) > MAX_LISTED_FILES:
         raise ModelError(
@@ -120,7 +121,7 @@ def _small_files(name: HubName, listed: Mapping[str, HubFile]) -> list[str]:
 def fetch_adapter(name: HubName) -> Path:
     """Download the two files of a LoRA adapter and return their folder.
 
-    Falls back to the cache and raises ModelError as `fetch_model` does.
+    As `fetch_model`, falls back to the cache, and raises ModelError.
     """
     return adapter_from(HUBS[name.hub](name), name)
 

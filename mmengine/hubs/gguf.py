@@ -1,5 +1,5 @@
-"""Picks and fetches a GGUF model's files at a hub by llama.cpp's rules: the file or all its parts, and the
-projector.
+"""Picks a GGUF model's files at a hub by llama.cpp's rules, and fetches them: the model's file or all its
+parts, and the projector.
 """
 
 import re
@@ -25,7 +25,7 @@ CheckRoom = Callable[[Hub, HubName, Mapping[str, HubFile], Collection[str]], Non
 
 
 def has_gguf(hub: Hub) -> bool:
-    """Return whether a hub's model has GGUF files, in its top folder or in others."""
+    """Return whether a hub's model has GGUF files, in the top folder or in other folders."""
     return bool(_paths(hub.list_files(folders=True)))
 
 
@@ -60,7 +60,9 @@ def cached_gguf(folder: Path, name: HubName, reason: HubError) -> Path:
 
 
 def _paths(listed: Mapping[str, HubFile]) -> list[str]:
-    """Return the GGUF files among a hub's files, in its order, without names that are not plain paths."""
+    """Return the GGUF files among a hub's files, in the hub's order, except files whose names are not plain
+    paths.
+    """
     return [path for path in listed if _PATH.fullmatch(path)]
 
 
@@ -85,7 +87,9 @@ def _check_parts(files: list[str], model: str, name: HubName) -> None:
 
 
 def _path(folder: Path, model: str, projector: str | None) -> Path:
-    """Return the model's path, with the projector if it is not the one that would be found beside it."""
+    """Return the model's path. The path includes the projector, unless a search beside the model would find
+    this projector.
+    """
     path = folder / model
     if projector is None or projector_file(path) == folder / projector:
         return path

@@ -1,4 +1,6 @@
-"""The interface of model hubs: list a model's files, and fetch some of the files to this machine."""
+"""The interface of model hubs, which list a model's files and fetch some of them to this machine, and the
+errors of hubs.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,8 @@ class HubFile:
     """A file that a hub lists.
 
     `sha256`: the file's hash in lower-case hex; None if the hub lists no hash. `is_here`: whether the hub's
-    cache on this machine contains the whole file at this revision. `missing_bytes`: bytes still to download,
-    which is 0 if the cache contains the same file from any revision.
+    cache on this machine contains the whole file at this revision. `missing_bytes`: bytes still to download;
+    0 if the cache contains the file's contents from any revision.
     """
 
     num_bytes: int
@@ -33,9 +35,9 @@ class Hub(Protocol):
         """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
     def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
-        """Return the files in the model's top folder by name. The names come from the hub unchecked.
+        """Return the files in the model's top folder by name. The hub's names are not checked.
 
-        `folders`: return the files in folders too, by their path with "/".
+        `folders`: also return the files in subfolders, by their path with "/".
         """
 
     def fetch(self, names: Sequence[str]) -> Path:

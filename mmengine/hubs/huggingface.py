@@ -1,7 +1,7 @@
 """Fetches models from Hugging Face, or from the mirror in HF_ENDPOINT.
 
-Hugging Face's own client does the caching, authentication and resuming, and obeys HF_HUB_OFFLINE. The client
-checks only the sizes of downloaded files, so this module also compares their hashes.
+Hugging Face's own client caches files, authenticates, resumes downloads, and obeys HF_HUB_OFFLINE. The client
+checks only the sizes of downloaded files, so this module also compares the hashes of these files.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class HuggingFace:
         name = self._name
         if (found := self._cached("config.json", name.revision)) is not None:
             return found
-        # A repository of GGUF files need not have a config.json.
+        # A repository with GGUF files need not have a config.json.
         folder = self.cache / self._client.file_download.repo_folder_name(
             repo_id=name.repo, repo_type="model"
         )

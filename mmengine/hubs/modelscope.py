@@ -1,7 +1,7 @@
 """Fetches models from ModelScope, or from the mirror in MODELSCOPE_ENDPOINT.
 
 ModelScope's own client (extra `modelscope`) does the caching, authentication, resuming and hash checks.
-HF_HUB_OFFLINE also applies to ModelScope, which has no such variable of its own.
+HF_HUB_OFFLINE also applies to ModelScope, because ModelScope's client has no offline variable of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +126,7 @@ def _is_here(path: Path, num_bytes: int, changed: object) -> bool:
     """Return whether a cached file has the listed size and was written after the file's last change at the
     hub.
 
-    If not, the file counts as missing: the client fetches it and compares hashes.
+    A file for which the result is False counts as missing: the client fetches the file and compares hashes.
     """
     try:
         found = path.stat()

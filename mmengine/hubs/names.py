@@ -19,8 +19,8 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[\w.-]{1,127}){0,7}")
 class HubName(NamedTuple):
     """A model's name at a hub.
 
-    `revision`: a branch, a tag or a commit; None: the hub's main branch. `tag`: picks a GGUF file, such
-    as Q4_K_M; None: the safetensors, or the default file where there are only GGUF files.
+    `revision`: a branch, a tag or a commit; None: the hub's main branch. `tag`: picks a GGUF file, such as
+    Q4_K_M; None: the safetensors files, or the default GGUF file of a model that has only GGUF files.
     """
 
     hub: str  # A key in TITLES.
