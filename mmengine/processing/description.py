@@ -1,5 +1,5 @@
-"""Describes a model's prompts to the shared processor: plain data, and a function that returns the tokens of
-an image or a video. Each model plugin provides such a description.
+"""The description of a model's prompts, which each model plugin gives to the shared processor: plain data,
+and a function that returns an image's or a video's tokens. Also reads generation_config.json.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,9 +22,10 @@ class MediaDescription:
     """Describes a model's media.
 
     `placeholders`: token id that stands for an item in a template -> modality ("image" or "video"). The id
-    belongs to a special token, or is in the tokenizer's `marked`. `tokens`: returns an item's tokens,
-    given this id and the loaded media. The runs of placeholders among these tokens receive the item's
-    embeddings in order. `encoder`: the encoder's fingerprint, which enters every pixel hash.
+    belongs to a special token, or is in the tokenizer's `marked`. `tokens`: a function that returns an item's
+    tokens, given the placeholder's id and the loaded media. The runs of placeholders among these tokens
+    receive the item's embeddings in order. `encoder`: the encoder's fingerprint, which enters every pixel
+    hash.
     """
 
     settings: MediaSettings
@@ -43,10 +44,9 @@ class Description:
 
     `version`: the version of the prompt code, which changes when the same input would give other pixels or
     tokens. `max_positions`: number of positions in the model. `generation`: contents of
-    generation_config.json. `eos_token_ids`: used if that file names no end tokens. `media`: None for a
-    text-only model. `templates`: modality
-    -> template that replaces `template` for messages with media of this modality. `remedy`: what a user can
-    do about media that the model does not take.
+    generation_config.json. `eos_token_ids`: used if generation_config.json names no end tokens. `media`: None
+    for a text-only model. `templates`: modality -> template that replaces `template` for messages with media
+    of this modality. `remedy`: what a user can do about media that the model does not take.
     """
 
     version: str
@@ -67,8 +67,8 @@ def read_generation(folder: Path) -> dict:
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:
-    """Return the id of the special token `name`. `who`: what needs the token, for the ModelError without
-    it.
+    """Return the id of the special token `name`. `who`: the code that needs the token, named in the
+    ModelError if the token is missing.
     """
     if name not in tokenizer.special:
         raise ModelError(f"tokenizer.json has no special token {name}, which {who} needs")

@@ -1,5 +1,5 @@
-"""Converts messages and media to prompt tokens and patches, as the description of a model plugin says. Uses
-numpy, Pillow, PyAV and tokenizers, and no torch.
+"""Converts messages and media to prompt tokens and patches, following the description that a model plugin
+provides. Uses numpy, Pillow, PyAV and tokenizers, but not torch.
 """
 
 import hashlib
@@ -204,7 +204,7 @@ class ChatProcessor:
     ) -> Prepared:
         """Prepare a prompt string; see Processor.
 
-        Special tokens in `text` are read as special tokens, because a developer wrote the text, and not a
+        Special tokens in `text` become special tokens, because the text was written by a developer, not by a
         user. The tokenizer's prefix, such as BOS, is put before the text.
         """
         if not isinstance(text, str):

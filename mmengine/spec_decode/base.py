@@ -43,7 +43,8 @@ class Drafter(Protocol):
         """
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        """Propose tokens for s `rows` (intp), at most `most[i]` (intp [s], 0 or more) for row i.
+        """Propose tokens for the s rows `rows` (intp). Row i gets at most `most[i]` tokens (`most`: intp [s],
+        0 or more).
 
         Returns None if no row has drafts.
 

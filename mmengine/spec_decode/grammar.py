@@ -1,12 +1,12 @@
 """Drafts the tokens that a grammar forces, such as keys, punctuation, and a word's remaining tokens.
 
-A grammar rarely allows only a single token, because a string can be tokenized in many ways. But the next
+A grammar rarely allows only a single token, because most strings can be tokenized in many ways. But the next
 characters are often forced. The drafts are the tokenizer's tokens for these characters. The last token is
 left out, because it might merge with the following text.
 
 In JSON, hardly any text is forced, because white space is allowed nearly everywhere. Drafts therefore come
-from draft grammars, which fix a common white-space style, until the row's text departs from the style
-(structured_output/rows/row_matcher.py).
+from draft grammars, which fix a common white-space style. When a row's text departs from this style, the row
+gets no more drafts from a draft grammar (structured_output/rows/row_matcher.py).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""Finds where an n-gram last occurred, with a hash table of fixed size that overwrites on collision.
+"""Finds where an n-gram last occurred. The hash table has a fixed size, and on a collision the newer entry
+overwrites the older.
 
 Drafters verify a match before they use it, so a collision only loses a draft.
 """

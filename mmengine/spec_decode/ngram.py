@@ -55,7 +55,7 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # If fewer tokens follow the match than can be drafted, these tokens are repeated.
+        # If fewer tokens follow the match than can be drafted, the tokens after the match are repeated.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
@@ -70,7 +70,7 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Add n-grams to the index, and look up each row's last n-gram.
+    """Add n-grams to the index, and look up each row's last n-gram in it.
 
     Returns, for each row, the position at which the n-gram's previous occurrence ends, or NOWHERE.
 

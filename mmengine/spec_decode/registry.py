@@ -1,4 +1,4 @@
-"""Looks up drafters by name, if they need only the rows' tokens. Packages can register more drafters.
+"""The registry of the drafters that need only the rows' tokens. Packages can register more drafters.
 
 A package registers an entry point in the group `mmengine.drafters`. The entry point names a callable that
 takes the maximum number of rows and returns a Drafter.

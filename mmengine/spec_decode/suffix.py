@@ -1,9 +1,9 @@
 """Drafts from other requests' answers: finds a row's last tokens in an earlier answer, and proposes what
 followed.
 
-The idea is SuffixDecoding (Oliaro et al., 2024). Here, a ring buffer keeps earlier answers in place of suffix
-trees. A hash table for each n-gram length says where an n-gram last occurred. A request finds only answers to
-requests with the same cache_salt.
+The idea is SuffixDecoding (Oliaro et al., 2024), but this drafter keeps earlier answers in a ring buffer
+instead of suffix trees. A hash table for each n-gram length says where an n-gram last occurred. A request
+finds only the answers to requests whose cache_salt equals its own.
 """
 
 import hashlib

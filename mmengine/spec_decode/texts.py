@@ -45,7 +45,8 @@ class Texts:
         self._lengths[rows] += counts
 
     def append_later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append tokens as `append` does, but write them only in `settle`, together with other steps' tokens.
+        """Append tokens as `append` does, but delay the write until `settle`, which writes the tokens of
+        several steps together.
 
         `counts` None means a single token for each row. The arrays must not be changed afterwards.
         """

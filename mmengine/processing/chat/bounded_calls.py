@@ -1,5 +1,5 @@
-"""Checks calls of filters and methods in a chat template before they run, so that their results are not too
-large and no call takes too long.
+"""Checks calls of filters and methods in a chat template before the calls run, so that no result is too large
+and no call takes too long.
 """
 
 import re
@@ -29,7 +29,7 @@ def bounded_filter(
     argument to some filters.
     """
 
-    @wraps(call)  # Keeps the attribute that tells whether the filter takes the environment.
+    @wraps(call)  # Keeps the attribute that says whether the filter takes the environment.
     def checked(*arguments: object, **options: object) -> object:
         given = arguments[1:] if hasattr(call, "jinja_pass_arg") else arguments
         value, rest = given[0], (*given[1:], *options.values())
@@ -143,7 +143,7 @@ def check_search(length: int, wanted: int) -> None:
 
 
 def joinable(work: Work, separator: object, values: object) -> object:
-    """Return the values, as a list if they are an iterator. Refuses values whose text is too long."""
+    """Return the values; an iterator is returned as a list. Refuses values whose joined text is too long."""
     found = values if isinstance(values, Collection) or not isinstance(values, Iterable) else list(values)
     count = len(found) if isinstance(found, Collection) else 0
     check_size(work.measure(found) + count * work.measure(separator))

@@ -1,10 +1,10 @@
 """A Jinja sandbox for untrusted chat templates, with bounds on memory and time.
 
 Jinja's own sandbox protects Python objects, and bounds only `range`. In this sandbox, an operation whose
-result could be too large raises TemplateError before the result is computed. A rendering with too many steps
-or texts, or one that takes too long, raises TemplateError too (template_work.py). Templates render in this
-process. The bounds therefore also hold while a checkpoint is loaded, and in programs without worker
-processes, and no rendering waits for another process.
+result could be too large raises TemplateError before the result is computed. A rendering that has too many
+steps, makes too many characters, or takes too long raises TemplateError too (template_work.py). Templates
+render in the calling process. The bounds therefore also hold while a checkpoint is loaded, and in programs
+without worker processes.
 """
 
 import threading
@@ -120,7 +120,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805
         work = __self.work
         work.step()
-        if isinstance(__obj, LoopContext):  # A recursive loop reads its argument once more.
+        if isinstance(__obj, LoopContext):  # A recursive loop iterates over its argument again.
             work.step(sum(len(each) for each in args if isinstance(each, Sequence | Mapping)))
         check_call(work, __obj, args, kwargs)
         made = super().call(__context, __obj, *args, **kwargs)
@@ -143,7 +143,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             yield value
 
     def _part(self, value: object) -> object:
-        """Count a slice, which is never larger than the value from which it was taken."""
+        """Count the result of a slice, which is never larger than the sliced value."""
         if isinstance(value, str | bytes):
             self.work.make(len(value))
         self.work.step(1 + (len(value) // _ENTRIES_IN_STEP if isinstance(value, list | tuple) else 0))
@@ -154,7 +154,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
 
-@pass_context  # Otherwise Jinja calls this function for constants when it compiles.
+@pass_context  # Without this decorator, Jinja would call the function for constants while it compiles.
 def _finalize(context: Context, value: object) -> object:
     """Count the characters of an output expression."""
     work = _work_of(context)
@@ -188,7 +188,7 @@ def _check_integers(operator: str, left: int, right: int) -> None:
 
 
 class _Counted(NodeTransformer):
-    """Adds filters that count work, at operations that Jinja does not let an environment intercept."""
+    """Adds filters that count work to the operations that Jinja does not let an environment intercept."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -213,7 +213,7 @@ class _Counted(NodeTransformer):
         return node if is_constant else _filtered(node, _VALUE)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        if node.test is not None:  # The body does not run for each item, so count the items.
+        if node.test is not None:  # The test skips items for which the body does not run, so count the items.
             node.iter = _filtered(node.iter, _ITEMS)
         return self._repeated(node)
 

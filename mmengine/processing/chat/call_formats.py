@@ -1,4 +1,6 @@
-"""Detects how a chat template writes tool calls, by rendering a test tool and a call of the tool."""
+"""Detects in which format a chat template writes tool calls: renders a test tool with a call, and looks for
+the call in the prompt.
+"""
 
 from collections.abc import Callable
 
@@ -42,7 +44,7 @@ def call_format_of(
     """Return the format in which the template writes tool calls, "json" or "xml", or None.
 
     `render`: returns the prompt for messages and tools. The result is None if the prompt does not contain the
-    tools, or contains the call in neither format.
+    tools, or if the call in the prompt has neither format.
     """
     try:
         if _NAME not in render([_USER], [_TOOL]):

@@ -1,4 +1,4 @@
-"""Converts the content of a message to a string or to a list of parts, whichever the chat template reads.
+"""Converts the content of a message to the form that the chat template reads: a string, or a list of parts.
 
 Also cuts a rendered prompt where the text of the final message ends (continue_final_message).
 """

@@ -44,14 +44,14 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialise to JSON. Jinja's own filter escapes for HTML, which is wrong in prompts."""
+    """Serialise to JSON. Jinja's own filter escapes characters for HTML, which would be wrong in prompts."""
     if indent is None:
         return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     parts, size = [], 0
-    for part in encoder.iterencode(value):  # Check the size: the indentation may be longer than the value.
+    for part in encoder.iterencode(value):  # The indentation may be long: check the size.
         parts.append(part)
         check_size(size := size + len(part))
     return "".join(parts)

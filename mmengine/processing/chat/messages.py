@@ -19,12 +19,12 @@ MAX_PARTS = 4096
 MAX_ALL_PARTS = 2**16  # Maximum number of parts in all messages together.
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
-_VALUE_CHARS = 8  # Number of characters that a number, or an entry of a list or object, counts as.
+_VALUE_CHARS = 8  # Number of characters for which a number, or an entry of a list or object, counts.
 _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
 }
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # Three names of the same field.
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # Three names of the field with the reasoning.
 _TYPES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video", "text": "text"}
 
 
@@ -47,7 +47,9 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
 
 
 def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
-    """Assign the images and videos passed beside the messages, in order, to the parts without data."""
+    """Assign the images and videos that were passed beside the messages to the parts without data,
+    in order.
+    """
     given: dict[str, Iterator[Any]] = {}
     for modality in ("image", "video"):
         items = [part.source for part in beside if part.modality == modality]
@@ -83,7 +85,7 @@ def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 class _Reader:
     """Reads the messages in a single pass, and enforces the limits on media, parts and characters.
 
-    `path`: the message or part that is being read. `where`: the name, for errors, of the value below `path`.
+    `path`: the message or part that is being read. `where`: the name of the value below `path`, for errors.
     """
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class _Reader:
 
     def message(self, index: int, message: Any) -> dict[str, Any]:
         where, self.path = FIELD, FieldPath("messages", index)
-        # Test dict first: an isinstance test with an abstract class is slow.
+        # Test for dict first, because an isinstance test with an abstract class is slow.
         if not isinstance(message, (dict, Mapping)):
             raise InvalidRequest(f"{where} must be an object with role and content, not {_shown(message)}")
         if not isinstance(message.get("role"), str):

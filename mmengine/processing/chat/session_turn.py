@@ -1,8 +1,9 @@
-"""Renders one piece of a user's turn, for sessions, whose prompts are written piece by piece.
+"""Renders one piece of a user's turn, because the prompt of a session is written piece by piece. Also joins
+the videos of several pieces into one.
 
 The first piece of a session opens a turn, and so does the first piece after an answer. Other pieces continue
-the turn, and a question closes it. The template's text around a piece is found by rendering the piece between
-two marks.
+the turn, and a piece that asks for an answer closes the turn. The template's text around a piece is found by
+rendering the piece between two marks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,14 +13,14 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
 from mmengine.processing.chat.template import ChatTemplate
 
-# Marks of the beginning and the end of a piece, and of the preceding answer. They are high surrogates, which
-# no user text contains (as is CUT in content_parts.py).
+# Marks of the beginning and the end of a piece, and of the preceding answer. Like CUT in content_parts.py,
+# these marks are high surrogates, which no user text contains.
 _BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
-    """A rendered piece. `text`: the piece with the template's text around it. `opening`: the beginning of
-    `text` that ends the preceding turn.
+    """A rendered piece. `text`: the piece with the template's text around the piece. `opening`: the part at
+    the beginning of `text` that ends the preceding turn.
     """
 
     text: str
@@ -68,7 +69,9 @@ def render_turn(
 def around_video(
     template: ChatTemplate, pads: Collection[int], variables: Mapping[str, object]
 ) -> tuple[list[str | int], list[str | int]]:
-    """Return the template's tokens before and after the placeholder of a video. `pads`: placeholder ids."""
+    """Return the tokens that the template writes before and after a video's placeholder. `pads`: placeholder
+    ids.
+    """
     video: list[dict[str, object]] = [{"type": "video"}]
     turn = render_turn(template, video, system="", opens="", closes=False, variables=variables)
     pieces = template.split(turn.text)
@@ -87,8 +90,8 @@ def in_one_film(
     """Return `pieces` with all their videos joined into a single video, which stays open at the end.
 
     `before`, `after`: the template's tokens around a video. `in_film`: whether the pieces follow an open
-    video, which their own video continues. `is_film`: whether the pieces contain a video; if not, the open
-    video is closed before the pieces.
+    video. `is_film`: whether the pieces contain a video, which then continues the open video. If the pieces
+    contain no video, the open video is closed before the pieces.
     """
     if not is_film:
         return [*after, *pieces]

@@ -1,9 +1,9 @@
 """Renders the checkpoint's own chat template so that no user text can become a special token.
 
 Before compilation, every special token in the template's source is replaced by a mark, a low-surrogate code
-point. Valid Unicode text never contains a lone surrogate, and text with one is refused. Every mark in the
-output therefore comes from the template. Text that only looks like a special token, however it was assembled,
-comes from a message and stays text.
+point. Valid Unicode text never contains a lone surrogate, and text with a lone surrogate is refused. Every
+mark in the output therefore comes from the template. Text that only looks like a special token comes from a
+message and stays text, however the text was assembled.
 """
 
 import re
@@ -52,9 +52,9 @@ class ChatTemplate:
     ) -> None:
         """Compile the template.
 
-        `names`: variable -> special token, such as eos_token, for the template. `origin`: where the source
-        comes from, for errors. `modalities`: the media that the model accepts. Raises ModelError for a
-        template that does not compile; `check` finds errors in rendering.
+        `names`: maps the template's variables for special tokens, such as eos_token, to these tokens.
+        `origin`: where the source comes from, for errors. `modalities`: the media that the model accepts.
+        Raises ModelError for a template that does not compile; `check` finds errors in rendering.
         """
         source = source.removeprefix("\ufeff")  # An editor's byte order mark is no part of the prompt.
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
@@ -89,7 +89,7 @@ class ChatTemplate:
         *,
         optional: bool = False,
     ) -> "ChatTemplate":
-        """Return the template of a model's folder or GGUF file. `optional`: allow a model without a
+        """Return the template of a model's folder or GGUF file. `optional`: accept a model that has no
         template.
         """
         source = _find_source(folder)
@@ -111,8 +111,8 @@ class ChatTemplate:
     ) -> "ChatTemplate":
         """Return a checked template. If `source` is None, the template refuses every chat.
 
-        `config`: the contents of tokenizer_config.json, which names tokens such as eos_token. Other
-        parameters: see the constructor. Raises ModelError.
+        `config`: the contents of tokenizer_config.json, which contains the tokens for variables such as
+        eos_token. For the remaining parameters, see the constructor. Raises ModelError.
         """
         template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
         if source:
@@ -128,7 +128,7 @@ class ChatTemplate:
         try:
             origin = "that was given"
             template = ChatTemplate(source, self._names, self._tokenizer, origin, self._modalities)
-            with suppress(InvalidRequest):  # The template may need other messages than the test.
+            with suppress(InvalidRequest):  # The template may refuse the messages of the check.
                 template.check()
         except ModelError as error:
             raise InvalidRequest(error.text) from None
@@ -137,7 +137,7 @@ class ChatTemplate:
     @cached_property
     def call_format(self) -> CallFormat | None:
         """Return the format in which the template writes tool calls. Return None if the template shows no
-        tools, or writes calls in another format.
+        tools, or if the format is unknown.
         """
         return call_format_of(
             lambda messages, tools: self.readable(
@@ -174,8 +174,8 @@ class ChatTemplate:
     def reads_parts(self) -> bool:
         """Return whether the template reads a list of parts as a message's content.
 
-        A text-only template prints the list, leaves it out, or fails. For such a template, `render` joins the
-        text parts to a string.
+        A template that reads only strings prints the list, leaves the list out, or fails. For such a
+        template, `render` joins the text parts to a string.
         """
         rendered = self._probed([{"type": "text", "text": _PROBE}])
         return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
@@ -233,8 +233,9 @@ class ChatTemplate:
         return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
     def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
-        """Split a rendered prompt at its special tokens: return the texts, and the ids of the tokens between
-        them. The text after the first `max_special` special tokens (0: no limit) is not split.
+        """Split a rendered prompt at its special tokens. Return a list with the texts, and with the ids of
+        the special tokens between the texts. The text after the first `max_special` special tokens (0: no
+        limit) is not split.
         """
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
@@ -242,7 +243,7 @@ class ChatTemplate:
     def check(self) -> None:
         """Check that the template writes its special tokens as special tokens.
 
-        Raises ModelError if the template assembles special tokens from pieces, because these tokens would
+        Raises ModelError if the template assembles a special token from pieces, because such a token would
         silently become ordinary text. Raises InvalidRequest if the template refuses the test messages.
         """
         media = [{"type": modality} for modality in self._modalities]
@@ -278,7 +279,9 @@ def _find_source(folder: Path) -> str | None:
 
 
 def _named_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the variables that name special tokens for the template, such as eos_token and pad_token."""
+    """Return the template's variables for special tokens, such as eos_token and pad_token, with
+    the tokens.
+    """
     names = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)

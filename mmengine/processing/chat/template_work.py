@@ -1,9 +1,10 @@
 """Counts the work that a chat template does while it renders, and measures the sizes of its values.
 
-A value is measured as if every list and object in it were copied, because its text and its comparisons cost
-as much as the copies. A list that contains another list twice, and so on thirty levels deep, is small in
-memory but has a text of a gigabyte. No value of a template may be larger than MAX_CHARS, so a single
-operation takes bounded time. The limits on steps, time and characters bound the number of operations.
+A value is measured as if every list and object inside the value were copied, because the value's text and
+comparisons with the value cost as much as the copies. A list that contains another list twice, and so on
+thirty levels deep, is small in memory but has a text of a gigabyte. No value of a template may be larger than
+MAX_CHARS, so a single operation takes bounded time. The limits on steps, time and characters bound the number
+of operations.
 """
 
 import time
@@ -17,7 +18,7 @@ MAX_CHARS = 2**24  # Maximum size of a value in characters; each entry of a list
 MAX_MADE = 2**28  # Maximum number of characters in all texts that a rendering makes.
 MAX_STEPS = 5_000_000  # Maximum number of loop iterations, calls, filters and operators.
 MAX_SECONDS = 10.0  # Maximum processor time of a rendering in seconds.
-MAX_WIDTH = 10_000  # Maximum width of a field, and maximum of any other number for a method or filter.
+MAX_WIDTH = 10_000  # Maximum width of a field, and of any other number that a method or filter gets.
 MAX_BITS = 4096  # Maximum number of bits in an integer.
 _LOOK_STEPS = 64  # Number of steps between two readings of the clock.
 _ENTRY_CHARS = 16
@@ -26,7 +27,9 @@ _DIGIT_BITS = 3
 
 
 class Work:
-    """The work of one rendering, on one thread. The methods raise TemplateError beyond a limit."""
+    """The work of one rendering, on one thread. The methods raise TemplateError if the work exceeds
+    a limit.
+    """
 
     def __init__(self) -> None:
         self._num_steps, self._look_at, self._num_made = 0, _LOOK_STEPS, 0
@@ -85,7 +88,7 @@ class Work:
 
 
 def _parts(value: object) -> Collection[object]:
-    """Return the values inside `value` that its text contains."""
+    """Return the values inside `value` that appear in the text of `value`."""
     if isinstance(value, Namespace):
         value = object.__getattribute__(value, "_Namespace__attrs")
     if isinstance(value, Mapping):

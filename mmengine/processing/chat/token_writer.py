@@ -10,8 +10,8 @@ from mmengine.processing.chat.tokens import ChatTokenizer
 
 
 class Run(NamedTuple):
-    """A placeholder token, repeated `length` times. The encoder's embeddings later replace the
-    repetitions.
+    """A placeholder token, repeated `length` times. Later, the encoder's embeddings replace the repeated
+    tokens.
     """
 
     token: int

@@ -1,4 +1,6 @@
-"""Builds tokenizers from an untrusted tokenizer.json, and turns their panics into errors."""
+"""Checks an untrusted tokenizer.json, builds tokenizers from the file, and turns panics of the Rust library
+`tokenizers` into errors.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ import tokenizers
 
 from mmengine.errors import InvalidRequest
 
-MAX_GROWTH = 1024  # Times by which normalizing, or decoding, may lengthen a text.
+MAX_GROWTH = 1024  # Maximum factor by which normalizing or decoding may lengthen a text.
 
 
 def check_tokenizer(data: dict) -> None:
@@ -16,7 +18,7 @@ def check_tokenizer(data: dict) -> None:
     model = data["model"]
     prefix = str(model.get("continuing_subword_prefix") or "")
     pairs = model.get("merges", ()) if prefix and model.get("type") == "BPE" else ()
-    # tokenizers cannot join a merge whose second part lacks the prefix.
+    # The library cannot join a merge whose second part lacks the prefix.
     if any(not (pair.split(" ") if isinstance(pair, str) else pair)[1].startswith(prefix) for pair in pairs):
         raise ValueError("a merge's second part lacks the continuing_subword_prefix")
     for part in ("normalizer", "decoder"):
@@ -75,7 +77,7 @@ def panics_refused() -> Iterator[None]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Return whether Rust code panicked. A panic is only a BaseException, of a class that nothing exports."""
+    """Return whether Rust code panicked. A panic raises a BaseException whose class no module exports."""
     return type(error).__name__ == "PanicException"
 
 

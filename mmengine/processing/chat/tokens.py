@@ -1,6 +1,8 @@
-"""A chat model's tokenizer, which never lets ordinary text become a special token.
+"""A chat model's tokenizer, which never lets ordinary text become a special token, and a function that counts
+tokens up to a limit.
 
-Two copies are loaded: the first knows the special tokens, and the second reads them as ordinary text.
+Two copies of the tokenizer are loaded: the first knows the special tokens, and the second reads special
+tokens as ordinary text.
 """
 
 import hashlib
@@ -30,9 +32,9 @@ class ChatTokenizer:
     """Implements mmengine.models.plugin.Tokenizer. Thread-safe.
 
     `special`: text -> id for each special token. Added tokens that the file does not mark as special (such as
-    <think> or <tool_call>) are ordinary text with their own id. `marked`: `special`, and the media
-    placeholders of templates that are not tokens. The ids of these placeholders are below 0, and no finished
-    prompt contains them.
+    <think> or <tool_call>) are ordinary text with an id of their own. `marked`: the entries of `special`, and
+    the media placeholders of templates that are not tokens. The ids of these placeholders are below 0, so no
+    finished prompt contains them.
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
@@ -130,7 +132,7 @@ class ChatTokenizer:
 
     @cached_property
     def text_bytes(self) -> list[bytes] | None:
-        """Return the bytes that each id adds to a decoded text, or None if decoding does more than join
+        """Return the bytes that each id adds to a decoded text. Return None if decoding does more than join
         bytes.
         """
         try:
@@ -151,7 +153,7 @@ class ChatTokenizer:
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes, decoded from the vocabulary, which spells each byte as a
+        """Return each token's bytes. They are decoded from the vocabulary, which spells each byte as a
         character.
         """
         found = [b""] * self.vocab_size
@@ -178,9 +180,8 @@ _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
     """Return whether text can become any of these vocabulary entries.
 
-    BPE makes a token of several characters only by a merge. Without such a merge, the entry cannot be
-    reached, unless it is the unknown token. `knows_all`: whether each byte has an entry, so that no text is
-    unknown.
+    BPE makes a token of several characters only by a merge. An entry without a merge is therefore reached
+    only if it is the unknown token. `knows_all`: whether each byte has an entry, so that no text is unknown.
     """
     if not names:
         return False
@@ -203,7 +204,7 @@ def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
 SLICE_CHARS = 2**15
 SURE_CHARS = 4  # A text with at most this many characters per allowed token is not counted beforehand.
 _MARGIN = 2**10  # Number of characters at a slice's end whose tokens may depend on the following text.
-_AGREE = 4  # Number of tokens after a cut that must be equal in both slices.
+_AGREE = 4  # Number of tokens after a cut that must be equal in the slices before and after the cut.
 _CUTS = 32  # Maximum number of token ends that are tried as cuts.
 
 

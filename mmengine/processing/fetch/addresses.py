@@ -1,4 +1,4 @@
-"""Decides which IP addresses untrusted URLs may reach: public addresses only."""
+"""Decides which IP addresses untrusted URLs may reach. Only public addresses are allowed."""
 
 import ipaddress
 import socket
@@ -8,9 +8,8 @@ from contextlib import closing, suppress
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 AddressPolicy = Callable[[IPAddress], bool]
 
-# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` alone does not suffice,
-# because it differs between Python versions, and because some addresses that it accepts lead to special
-# services.
+# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` alone does not suffice: it
+# differs between Python versions, and it accepts some addresses that lead to special services.
 _SPECIAL_4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -34,7 +33,7 @@ _SPECIAL_6 = tuple(
     )
 )
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # How a network without IPv4 reaches IPv4.
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # The prefix with which a network without IPv4 reaches IPv4.
 _LOW_32 = 2**32 - 1
 _ANY_PORT = 9
 
@@ -42,7 +41,7 @@ _ANY_PORT = 9
 def is_public(address: IPAddress) -> bool:
     """Return whether the address is public: neither in a private network nor on this machine.
 
-    IPv4 addresses inside IPv6 addresses are unwrapped in the two notations in use (mapped, NAT64). Other
+    An IPv4 address inside an IPv6 address is unwrapped in the two notations in use (mapped, NAT64). The other
     notations are refused: compatible addresses, 6to4, Teredo, and a network's own NAT64.
     """
     address = unwrapped(address)
@@ -65,7 +64,8 @@ def unwrapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Return whether the address belongs to this machine.
 
-    If it does, the system would send packets to the address from the same address. No packet is sent.
+    For an address of this machine, the system would use the address as the sender of packets to it. The test
+    sends no packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:

@@ -1,4 +1,4 @@
-"""A connection to an address that was checked, with or without TLS. Every wait ends at a deadline."""
+"""A connection, with or without TLS, to an address that was checked. Every wait ends at a deadline."""
 
 import select
 import socket
@@ -37,7 +37,7 @@ class Connection:
     def _secured(self, plain: socket.socket, host: str, tls: ssl.SSLContext) -> ssl.SSLSocket:
         try:
             found = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-        except (OSError, ValueError):  # The name can have no certificate, or the connection is gone.
+        except (OSError, ValueError):  # No certificate can have this name, or the connection is gone.
             raise refused("tls") from None
         try:
             self._retried(found, found.do_handshake, select.POLLIN)
@@ -51,7 +51,7 @@ class Connection:
     def _retried(self, one: socket.socket, call: Callable[[], _T], what: int) -> _T:
         """Call `call` again whenever the socket is ready, until the call succeeds, and return its result.
 
-        `what`: the event that a plain socket waits for. A TLS socket raises an exception that names the
+        `what`: the event for which a plain socket waits. A TLS socket raises an exception that names the
         event.
         """
         while True:

@@ -1,4 +1,4 @@
-"""The deadline and the cancellation of a fetch. Every wait in a fetch goes through this class."""
+"""The deadline and the cancellation of a fetch. Every wait in a fetch uses a Deadline."""
 
 import select
 import socket
@@ -19,8 +19,8 @@ class Deadline:
         self._ends_at, self._is_over = time.monotonic() + limit_s, is_over
 
     def check(self) -> float:
-        """Return the remaining seconds. Raises FetchRefused after the deadline, and AttemptOver if given
-        up.
+        """Return the remaining seconds. Raises FetchRefused after the deadline, and AttemptOver if the
+        request was given up.
         """
         if self._is_over():
             raise AttemptOver(GIVEN_UP)
@@ -30,7 +30,7 @@ class Deadline:
         return left
 
     def part(self, number: int) -> "Deadline":
-        """Divide the remaining time into `number` equal parts, and return the deadline of the first part."""
+        """Divide the remaining time into `number` equal parts, and return the first part's deadline."""
         return Deadline(self.check() / number, self._is_over)
 
     def wait_for(self, one: socket.socket, what: int) -> None:

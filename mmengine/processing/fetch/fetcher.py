@@ -1,4 +1,4 @@
-"""Fetches URLs and files that untrusted messages name, and returns their bytes.
+"""Fetches the URLs and files in untrusted messages, and returns their bytes.
 
 Fetches wait in a queue for a free slot and run on threads of this module. A server only sets the limits.
 """
@@ -29,8 +29,8 @@ MAX_ANSWERS = 64  # Maximum number of addresses per name; a name with more is re
 
 
 def system_resolver(name: str) -> list[IPAddress]:
-    """Return the addresses in all A and AAAA records. The query ends with a dot, so that this machine's
-    search domains are not tried.
+    """Return the addresses in all A and AAAA records of a name. The query ends with a dot, so that this
+    machine's search domains are not tried.
     """
     found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
@@ -123,8 +123,8 @@ class MediaFetcher:
 
     @property
     def num_bytes(self) -> int:
-        """Return the number of bytes that are fetched and not released, plus those reserved for running
-        fetches.
+        """Return the number of bytes that are fetched and not released, plus the bytes that are reserved for
+        running fetches.
         """
         return sum(each.num_bytes for each in list(self._holders))
 
@@ -136,7 +136,7 @@ class MediaFetcher:
     ) -> PromptFetch:
         """Start fetching the URLs and files in `names`, each of them once.
 
-        `done`: called on a thread of the fetcher when all items have arrived or the first is refused.
+        `done`: called, on a thread of the fetcher, when all items have arrived or when one item is refused.
         `is_over`: returns whether the request was given up. The caller must release the returned object.
         """
         fetching = PromptFetch(self.limits, done, is_over, self._release)
@@ -190,7 +190,7 @@ class MediaFetcher:
     def _first(self) -> Wanted | None:
         """Return the first fetch that may start.
 
-        The fetches of the oldest prompt may start even if other prompts hold all the bytes; otherwise several
+        The fetches of the oldest prompt may start even if other prompts hold all the bytes. Otherwise several
         prompts could wait for each other forever.
         """
         limits, oldest = self.limits, next(iter(self._holders), None)

@@ -1,4 +1,6 @@
-"""Recognises media by their first bytes, because the content type that a server sends is not trusted."""
+"""Recognises image and video files by their first bytes, because the content type that a server sends is not
+trusted.
+"""
 
 HEAD_BYTES = 189  # Number of bytes that suffice for all formats.
 _FIRST = (
@@ -13,8 +15,8 @@ _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")  # MP4 and Quick
 
 
 def is_media(head: bytes) -> bool:
-    """Return whether `head`, the first HEAD_BYTES bytes of a file, begins like a supported format. Decoders
-    later check the whole file.
+    """Return whether a file begins like a supported format. `head`: the file's first HEAD_BYTES bytes.
+    Decoders later check the whole file.
     """
     if head.startswith(_FIRST) or head[4:8] in _BOXES:
         return True

@@ -43,8 +43,8 @@ class FetchLimits:
 
     @property
     def max_fetches_a_prompt(self) -> int:
-        """Return how many fetches of one prompt may run at once: half of the slots, so that a prompt with
-        many slow fetches leaves slots for other prompts.
+        """Return how many fetches of one prompt may run at once. This is half of the slots, so that a prompt
+        with many slow fetches leaves slots for other prompts.
         """
         return max(1, self.max_fetches // 2)
 
@@ -60,7 +60,7 @@ class FetchLimits:
 
 def hosts_of(given: object) -> tuple[str, ...] | None:
     """Convert the user's setting to `FetchLimits.hosts`. True or "public" means every host; False or None
-    means none. Raises ConfigError.
+    means no host. Raises ConfigError.
     """
     if given is True or given == PUBLIC or given in ([PUBLIC], (PUBLIC,)):
         return None

@@ -1,5 +1,5 @@
-"""Reads files below a folder. Each folder on a path is opened relative to the descriptor of its parent, so
-that no name leads out of the folder.
+"""Reads files below a media folder. Each folder on a path is opened relative to its parent's descriptor, so
+that no name leads out of the media folder.
 """
 
 import os

@@ -13,7 +13,7 @@ _POLL_S = 0.1  # Seconds between two checks whether a waiting prompt was given u
 
 
 class Wanted(NamedTuple):
-    """A URL or file to fetch. `host`: the host whose limit the fetch counts against; "" for a file."""
+    """A URL or file to fetch. `host`: the host whose limit includes this fetch; "" for a file."""
 
     name: str
     fetching: "PromptFetch"
@@ -25,8 +25,8 @@ class Wanted(NamedTuple):
 
 
 class PromptFetch:
-    """The fetches of one prompt, created by MediaFetcher.begin. They end when all are complete, when the
-    first is refused, or when the prompt is given up.
+    """The fetches of one prompt, created by MediaFetcher.begin. The fetches end when all are complete, when
+    one is refused, or when the prompt is given up.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PromptFetch:
         return self._given_up or self.error is not None or self._is_over()
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count received bytes. Raises FetchRefused if the prompt's media are too large together."""
+        """Count received bytes. Raises FetchRefused if all media of the prompt together are too large."""
         with self._lock:
             self._taken += num_bytes
             if self._taken > self._limits.max_bytes_a_prompt:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from mmengine.errors import ErrorCode, InvalidMedia
 
-# Reason -> text for the caller. An unknown name and a forbidden address have the same text. Otherwise a
-# sender of URLs could find out which names and addresses exist.
+# Reason -> text for the caller. An unknown name and a forbidden address have the same text. With different
+# texts, a sender of URLs could find out which names and addresses exist.
 _TEXTS = {
     "off": "URLs are not fetched here; send the data as a data: URL",
     "url": "it is not a valid URL; give one like https://host/picture.png",
@@ -44,15 +44,15 @@ class FetchRefused(InvalidMedia):
         self.reason, self.reason_text = reason, reason_text or text
 
     def at(self, where: str, path: Iterable[str | int] = ()) -> "FetchRefused":
-        """Return the same error with the item's name `where` in its text, and with `path`, its position in
-        the request.
+        """Return this error with the item's name and position added. `where`: the name, for the text. `path`:
+        the position in the request.
         """
         found = FetchRefused(f"{where} is not fetched: {self.reason_text}", self.reason, self.reason_text)
         return found.located(path)
 
 
 def refused(reason: str, detail: str = "") -> FetchRefused:
-    """Return the error for a reason. `detail`: added to the text. It may tell only limits and HTTP
-    statuses.
+    """Return the error for a reason. `detail`: added to the text; may contain only limits and
+    HTTP statuses.
     """
     return FetchRefused(_TEXTS[reason] + (f" ({detail})" if detail else ""), reason)

@@ -14,10 +14,11 @@ from mmengine.processing.fetch.urls import Url
 from mmengine.version import __version__
 
 MAX_HEADER_BYTES = 2**15  # Limit for a response before its body.
-# Each received piece costs time, so a body may have MAX_CRUMBS pieces, and one more per LEAST_PIECE bytes.
+# Each received piece costs time, so a body may have MAX_CRUMBS pieces, and one further piece per LEAST_PIECE
+# bytes.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
-# Names the supported formats, because a host that converts images could otherwise choose an unsupported
-# format.
+# The header lists the supported formats, because a host that converts images could otherwise choose an
+# unsupported format.
 _ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -31,8 +32,8 @@ def get(
 ) -> bytes | Redirect:
     """Send a GET and return the response's body, or a redirect.
 
-    `connection`: a connection to the host of the URL. `count_bytes`: called with the number of bytes as they
-    arrive; may raise. Raises FetchRefused, AttemptOver.
+    `connection`: a connection to the host of the URL. `count_bytes`: called with the number of new bytes
+    whenever bytes arrive; may raise. Raises FetchRefused, AttemptOver.
     """
     try:
         return _Exchange(connection, max_bytes, count_bytes).run(url)
@@ -117,7 +118,7 @@ def _check_kind(body: bytearray) -> bool:
 
 
 def _text(location: str) -> str:
-    """Decode a Location header as UTF-8 if it is valid UTF-8, which some servers send and browsers accept."""
+    """Decode a Location header. Valid UTF-8, which some servers send, is decoded as UTF-8, as in browsers."""
     try:
         return location.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Parses URLs strictly, because two parsers could read an ambiguous URL differently. Refuses such URLs."""
+"""Parses URLs strictly: refuses ambiguous URLs, which two parsers could read differently."""
 
 import ipaddress
 import re
@@ -13,7 +13,7 @@ from mmengine.processing.fetch.refusals import refused
 MAX_URL_CHARS = 8192  # Maximum length of a URL, and of a redirect's target.
 MAX_HOST_CHARS = 253  # The limit in DNS.
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# Some parsers drop these characters, and others split the URL there.
+# Some parsers drop these characters, and others split the URL at them.
 _NEVER = re.compile(r"[\x00-\x20\x7f-\xa0\\]|[\ud800-\udfff]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")

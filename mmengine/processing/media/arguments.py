@@ -48,7 +48,7 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
-    """Translate transformers' `size` to mmengine's option names, which limit the pixels of an image or of all
+    """Translate transformers' `size` to the mmengine options that limit the pixels of an image, or of all
     frames together.
     """
     size = options.pop("size", None)
@@ -64,8 +64,8 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """Return the options of the item `number`. `fps` may be a list with one value per video, as frame
-    samplers return it.
+    """Return the options of the item `number`. `fps` may be a list with one value per video, because frame
+    samplers return such a list.
     """
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):

@@ -1,7 +1,8 @@
-"""Converts the boxes in a model's answer to pixels in the image file.
+"""Finds the boxes in a model's answer, and converts their coordinates to pixels in the image file.
 
-Model families write boxes in different units, which their plugins name (`box_units`). The model sees the
-image rotated by its EXIF orientation and resized. The pixels returned here are the stored image's.
+Model families write boxes in different units. Each model plugin says in `box_units` which unit its models
+use. The model sees the image rotated by its EXIF orientation and resized. The coordinates that this module
+returns are pixels of the stored image.
 """
 
 import math
@@ -28,13 +29,14 @@ class ImageFrame(NamedTuple):
 
     @property
     def is_turned(self) -> bool:
-        """Whether the upright image has the stored image's sides exchanged."""
+        """Whether the upright image's width is the stored image's height."""
         return self.orientation >= 5
 
 
 class Box(NamedTuple):
-    """A box in an answer. `pixels`: left, top, right and bottom in the stored image, clipped to it; None if
-    the answer's value is no box. `problem`: why the answer's value is wrong, "" for a box in the image.
+    """A box in an answer. `pixels`: left, top, right and bottom in the stored image, clipped to the image;
+    None if the answer's value is no box. `problem`: why the answer's value is wrong; "" for a box that lies
+    in the image.
     """
 
     pixels: tuple[float, float, float, float] | None

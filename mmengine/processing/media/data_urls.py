@@ -1,8 +1,8 @@
 """Decodes data: URLs and base64 by the rules of the WHATWG standards URL, Fetch and Infra.
 
-Padding may be missing, line breaks and surrounding spaces are ignored, the data may be percent-encoded, and a
-fragment (`#…`) ends the data. Text is decoded in pieces, because decoding holds the interpreter lock.
-Decoding a whole image at once would block all other threads for tens of milliseconds.
+By these rules, padding may be missing, line breaks and surrounding spaces are ignored, the data may be
+percent-encoded, and a fragment (`#…`) ends the data. Text is decoded in pieces, because decoding holds the
+interpreter lock. Decoding a whole image at once would block all other threads for tens of milliseconds.
 """
 
 import base64
@@ -51,7 +51,7 @@ def _pieces(text: str, begin: int) -> Iterator[str]:
 
 
 def _unquoted(text: str, begin: int) -> Iterator[bytes]:
-    """Yield the percent-decoded text. An escape is not divided between two pieces."""
+    """Yield the percent-decoded text in pieces. No escape is divided between two pieces."""
     rest = ""
     for each in _pieces(text, begin):
         piece = rest + each.translate(_WITHIN)

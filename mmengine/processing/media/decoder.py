@@ -1,5 +1,5 @@
-"""The decoder that a worker process runs: converts encoded images and videos to patches. Imports neither
-torch nor a tokenizer.
+"""The decoder that a worker process runs, which converts encoded images and videos to patches, and the check
+of a prompt's length. Imports neither torch nor a tokenizer.
 """
 
 import importlib
@@ -53,7 +53,7 @@ def check_length(length: int, most: int, who: str = "the model", *, media: bool 
     """Raise InvalidRequest for a prompt with more tokens than `most`.
 
     `who`: what sets the limit, for the error. `media`: whether the prompt may contain media. The error begins
-    with "prompt is too long", by which agents recognise that they must shorten their conversation.
+    with "prompt is too long". By this text, agents recognise that they must shorten their conversation.
     """
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"

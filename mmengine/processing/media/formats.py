@@ -1,4 +1,4 @@
-"""Recognises image and video files by their first bytes, and checks the image sizes in those bytes.
+"""Recognises image and video files by their first bytes, and checks the image sizes in these bytes.
 
 A damaged or hostile file is left to the decoder, which runs in a process with limits on memory and time
 (`processing/workers`). This module checks only the formats for which a library would allocate memory before

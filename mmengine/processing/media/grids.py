@@ -1,8 +1,8 @@
 """Media settings of models with dynamic resolution ("smart resize").
 
 Each side of an image is rounded to a multiple of an embedding's side length, the aspect ratio is kept, and
-the pixel count is brought into a range. Video frames are sampled at a rate. Both follow transformers'
-processors for such models.
+the pixel count is brought into a range. Video frames are sampled at a rate. Sizes and sampling follow
+transformers' processors for these models.
 """
 
 import json
@@ -122,7 +122,7 @@ class GridSettings:
         patches, settings = self.patches, self.video
         if not options.resize:
             return options.unresized(size, patches.factor, where)
-        num_frames = max(num_frames, patches.temporal_patch_size)  # A single frame is repeated.
+        num_frames = max(num_frames, patches.temporal_patch_size)  # Of a single frame, copies are made.
         low, high = settings.min_pixels, options.total_pixels or settings.max_pixels
         low = options.total_min_pixels or low
         is_capped = options.cap_pixels_per_frame
@@ -146,9 +146,9 @@ class GridSettings:
 def read_grids(folder: Path, defaults: GridSettings, normalisation: Mapping[str, object]) -> GridSettings:
     """Return the settings in a folder's files. Missing fields get their values from `defaults`.
 
-    The patch sizes in the files must equal those in `defaults`. `normalisation`: fields such as image_mean,
-    each with the only value that the model's encoder supports. Raises ModelError, which names the file and
-    the field.
+    The patch sizes in the files must equal those in `defaults`. `normalisation`: maps fields such as
+    image_mean to the only value that the model's encoder supports. Raises ModelError, which names the file
+    and the field.
     """
     constants = {**normalisation, **_DONE, **asdict(defaults.patches)}
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")

@@ -1,7 +1,8 @@
-"""Checks an image from any source and converts it to RGB, with the same pixels as Pillow in transformers.
+"""Checks an image from any source and converts the image to RGB. The pixels equal those that transformers
+gets from Pillow.
 
 Transparent images are composited on white (as in transformers), EXIF rotation is applied, 16-bit grey is
-scaled to 8 bits and not clipped, and Pillow converts CMYK. An animation is refused, because an answer about a
+scaled (not clipped) to 8 bits, and Pillow converts CMYK. An animation is refused, because an answer about a
 single frame would silently ignore the other frames.
 """
 
@@ -134,7 +135,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
     """Convert grey values [h, w] from 0 to 65535 to 8 bits.
 
-    `is_wide`: whether the values have 32 bits. If no such value is above 255, the values count as 8-bit
+    `is_wide`: whether the values have 32 bits. If no 32-bit value is above 255, the values count as 8-bit
     values.
     """
     top = 255 if is_wide and values.max() <= 255 else 65535
@@ -155,8 +156,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) for each band of rows that is processed at once, because full-size copies of a
-    large image would take too much memory.
+    """Yield (first row, last row + 1) for each band of rows. Bands are processed one by one, because
+    full-size copies of a large image would take too much memory.
     """
     step = max(1, _BAND_PIXELS // width)
     return ((first, min(first + step, height)) for first in range(0, height, step))

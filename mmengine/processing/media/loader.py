@@ -1,4 +1,5 @@
-"""Loads a prompt's images and videos: returns the patches that the encoder reads, and a hash of the patches.
+"""Loads a prompt's images and videos through a cache: returns the patches that the encoder reads, and a hash
+of the patches.
 
 Encoded sources (bytes, a data: URL, a file) are looked up by content first, so that a repeated image is not
 decoded, resized and cut again. Pixels that the caller decoded (PIL images, arrays, lists of frames) are not
@@ -39,8 +40,8 @@ _ENTRY_BYTES = 1024  # Size of a cache entry without its patches.
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """A DecodedMedia with the hash of its patches. All requests with the same content share the patches
-    (uint8), which must not be written to.
+    """A DecodedMedia with the hash of its patches. The patches (uint8) must not be changed, because all
+    requests with equal content share them.
     """
 
     patches: np.ndarray
@@ -68,8 +69,8 @@ class MediaLoader:
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """Return a part's media. Also return a source from which `restore` can make the same media
-        again, or None for pixels that the caller decoded. Raises InvalidMedia, InvalidRequest.
+        """Return a part's media, and a source from which `restore` can make equal media again. The source is
+        None for pixels that the caller decoded. Raises InvalidMedia, InvalidRequest.
         """
         check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)
@@ -80,7 +81,7 @@ class MediaLoader:
             return self._load(part, given, access), source
         key, stamp = _content_key(part, given, cache_salt), _stamp(source.data)
         media = self.cache.get(key, lambda: self._load(part, given, access), lambda one: one.num_bytes)
-        # If the file changed meanwhile, it is unknown which contents were decoded.
+        # If the file changed during decoding, it is unknown whether old or new contents were decoded.
         if _stamp(source.data) != stamp:
             self.cache.forget(key)
         return media, source
@@ -116,8 +117,8 @@ class MediaLoader:
 
 
 def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    """Return the encoded bytes (for a video on disk, the file) and the options, or None for pixels that the
-    caller decoded.
+    """Return the encoded bytes and the options. For a video on disk, return the file in place of the bytes,
+    and for pixels that the caller decoded, return None.
     """
     source = part.source
     data: bytes | Path | None
@@ -195,7 +196,7 @@ def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> 
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
-    )  # This JSON contains no line break, so the line break ends the head.
+    )  # The JSON text contains no line break, so this line break marks the end of the head.
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
         try:

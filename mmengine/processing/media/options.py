@@ -46,8 +46,7 @@ class ImageOptions:
     def unresized(self, size: tuple[int, int], factor: int, where: str) -> tuple[int, int]:
         """Return `size` (height, width) unchanged, because do_resize is False.
 
-        Raises InvalidMedia unless height and width are multiples of `factor`.
-        no multiple.
+        Raises InvalidMedia if height or width is not a multiple of `factor`.
         """
         height, width = size
         if height % factor or width % factor:
@@ -71,7 +70,7 @@ class VideoOptions(ImageOptions):
     start: float | None = None  # Seconds.
     end: float | None = None
     source_fps: float | None = None  # Frames per second of the frames that were passed.
-    sampled: bool | None = None  # True: the frames that were passed are sampled already, and all are used.
+    sampled: bool | None = None  # True: the passed frames are sampled already, and all of them are used.
 
 
 def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:
@@ -89,7 +88,7 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     keep = options.get("do_sample_frames")
     source_fps = options.get("raw_fps", options.get("sample_fps"))
     fps = options.get("fps")
-    if keep is False and fps is not None:  # Then `fps` is the rate at which the frames were sampled.
+    if keep is False and fps is not None:  # Without sampling, `fps` is the rate of the passed frames.
         source_fps, fps = source_fps or fps, None
     return VideoOptions(
         **_common(options, where),

@@ -1,7 +1,8 @@
 """Draws the pages of PDF documents, and small copies of images, as encoded pictures.
 
-`decoder` makes the function for a decoder process (`processing/workers`): documents come from strangers, and
-the process limits the damage that a hostile document can do. The process needs pypdfium2 for PDF only.
+`decoder` makes the function that a decoder process runs (`processing/workers`). Documents come from
+strangers, and the process limits the damage that a hostile document can do. The process needs pypdfium2 only
+for PDF.
 """
 
 import io
@@ -29,9 +30,9 @@ _WRONG_PASSWORD = 4  # PDFium's FPDF_ERR_PASSWORD.
 def decoder(settings: bytes) -> MediaDecoder:
     """Return the function that a worker calls for an item.
 
-    COUNT returns a document's number of pages, as the first value of `grid`. PAGE returns a page as a PNG;
-    its options are `page`, from 0, and `dpi`. COPY returns an image as a JPEG whose sides have at most `side`
-    pixels. The encoded picture stands in `patches`, and its height and width in `grid`.
+    COUNT returns a document's number of pages, as the first value of `grid`. PAGE returns a page as a PNG,
+    with the options `page` (the first page is 0) and `dpi`. COPY returns an image as a JPEG whose sides have
+    at most `side` pixels. The encoded picture stands in `patches`, and its height and width in `grid`.
     """
     return _decode
 
@@ -88,7 +89,8 @@ def _scale(page: "PdfPage", dpi: float) -> float:
     if not (0 < width < math.inf and 0 < height < math.inf):
         raise ValueError
     scale = min(dpi / POINTS_PER_INCH, math.sqrt(MAX_PAGE_PIXELS / (width * height)))
-    # A page of one point by a million: both sides have at least a pixel and at most as many as the area.
+    # For a narrow page, such as one point by a million, each side has at least one pixel, and at most
+    # MAX_PAGE_PIXELS.
     return min(scale, MAX_PAGE_PIXELS / max(width, height))
 
 

@@ -1,5 +1,5 @@
-"""Computes the sizes to which frames are resized, and cuts frames into patches, the rows that the vision
-encoder reads.
+"""Computes the sizes to which frames are resized, and cuts frames into patches. The vision encoder reads each
+patch as a row.
 
 The size rule is transformers' "smart resize": each side is rounded to a multiple of an embedding's side
 length, the aspect ratio is kept, and the pixel count is brought into a range.

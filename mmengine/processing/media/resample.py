@@ -1,10 +1,10 @@
-"""Resizes uint8 frames with numpy, with the same bits as torch's uint8 kernels.
+"""Resizes uint8 frames with numpy. The results have the bits of torch's uint8 kernels.
 
 transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, in the mode
 "bicubic" or "lanczos". torch runs two separable passes, columns first, and rounds each pass to uint8. The
-weights are 16-bit integers with as many fraction bits as the largest weight allows. Sums of such products are
-exact in float64, so matrix products give the same integers. Pillow's results differ: by one grey value,
-because its weights are finer, and by more where Pillow resizes rows first.
+weights are 16-bit integers with as many fraction bits as the largest weight allows. Sums of products of these
+weights are exact in float64, so matrix products give torch's integers. Pillow's results differ by one grey
+value, because Pillow's weights are finer, and by more where Pillow resizes rows first.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") 
 
 
 def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
-    """Resize uint8 [n, m] along the first axis to uint8 [size, m]."""
+    """Resize along the first axis: uint8 [n, m] becomes uint8 [size, m]."""
     blocks, precision = _weights(lines.shape[0], size, by)
     lines = lines.astype(np.float64)
     out = np.empty((size, lines.shape[1]), np.uint8)

@@ -1,8 +1,8 @@
 """A model's rules for images and videos: the protocol that the loader uses, and functions that read the rules
 from a model folder.
 
-The files are preprocessor_config.json and video_preprocessor_config.json. Newer folders have both in
-processor_config.json, as `image_processor` and `video_processor`.
+The rules are in preprocessor_config.json and video_preprocessor_config.json. Newer folders have the contents
+of both files in processor_config.json, as `image_processor` and `video_processor`.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,8 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.sources import Access
 
 MAX_PIXELS = 2**28
-# Called with the number of embeddings of an item before the item is resized. Raises if there are too many.
+# Called, before an item is resized, with the item's number of embeddings. Raises an error for too many
+# embeddings.
 CheckLength = Callable[[int], None]
 
 
@@ -58,10 +59,11 @@ class MediaSettings(Protocol):
 
 
 def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -> tuple[dict[str, Any], Path]:
-    """Return the object `key` of processor_config.json or, without this object, the contents of the file
-    `name`.
+    """Return the object `key` in processor_config.json. If there is no such object, return the contents of
+    the file `name`.
 
-    Also returns the path that was read. `optional`: return {} if neither exists. Raises ModelError.
+    Also returns the path that was read. `optional`: return {} if neither the object nor the file exists.
+    Raises ModelError.
     """
     common, path = "processor_config.json", model_file(folder, name)
     if has_model_file(folder, common):

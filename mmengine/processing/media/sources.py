@@ -97,7 +97,7 @@ def _is_base64(value: str, access: Access) -> bool:
 
 
 def decode_base64(text: str, max_bytes: int, where: str) -> bytes:
-    # Base64 is a third longer than the bytes, and line breaks add a little.
+    # Base64 text is a third longer than the bytes, and line breaks add a little.
     return _decode(data_urls.decode_base64, text, max_bytes * 3 // 2, max_bytes, where)
 
 

@@ -1,7 +1,8 @@
 """Converts a video file, or a sequence of frames, to patches and timestamps.
 
-The timestamps equal those of transformers' video processors. The model's rules choose which frames are
-sampled, and their size. Only sampled frames are decoded to pixels, and each frame is resized immediately.
+The timestamps equal those of transformers' video processors. The model's rules choose the frames to sample,
+and the size of these frames. Only sampled frames are decoded to pixels, and each frame is resized
+immediately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +103,7 @@ def load_video(
 ) -> DecodedMedia:
     """Load a video as patches.
 
-    `source`: a file, an array of frames or a list of frames; or a tuple of one of these and its metadata.
+    `source`: a file, an array of frames, or a list of frames; or a tuple of such a source and its metadata.
     `check_length`: called with the number of embeddings before frames are decoded. Raises InvalidMedia, and
     the exceptions that `check_length` raises.
     """
@@ -122,7 +123,9 @@ def _take(
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """Sample a clip. `indices`: if the frames are sampled already, their indices in the original video."""
+    """Sample a clip, and return its patches. `indices`: for frames that are sampled already, their indices in
+    the original video.
+    """
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
     is_file = isinstance(clip, VideoFile)
@@ -158,7 +161,9 @@ def _take(
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
-    """Return the clip, and the indices of its frames in the original video (None without such metadata)."""
+    """Return the clip, and the indices of its frames in the original video. The indices are None if the
+    metadata lack them.
+    """
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source
@@ -240,6 +245,6 @@ class FrameArray:
         self.fps: float | None = None
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        # Convert all frames together, so that all are scaled alike.
+        # Convert all frames together, so that all frames are scaled alike.
         for frame in to_uint8(self.array[list(indices)], self.where):
             yield array_to_rgb(frame, self.where)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.container import InputContainer
     from av.packet import Packet
 
-_OTHERS = "mpeg,mpegts"  # Containers without a magic number at their beginning.
-# These options keep a crafted file from costing much time: the second index of an AVI may name the same part
-# repeatedly, chapters are read one by one, and each index entry out of order moves the whole index.
+_OTHERS = "mpeg,mpegts"  # Formats whose files begin without a magic number.
+# These options keep a crafted file from costing much time. Without them, the second index of an AVI may list
+# one part repeatedly, chapters are read one by one, and each index entry that is out of order moves the whole
+# index.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
 MAX_SAMPLES = 2**22  # Maximum number of packets in all streams; ten hours with sound have three million.
 MAX_PACKETS = 2**20  # Maximum number of frames: nearly ten hours at 30 per second.
@@ -32,13 +33,14 @@ MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
 MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
 MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: all these frames at 1920 x 1080.
 MAX_GIF_PIXELS = 2**32  # Maximum number of pixels decoded from a GIF per request.
-# Maximum number of keyframes with an earlier time than the previous one. FFmpeg sorts each into an index.
+# Maximum number of keyframes whose time is before that of the previous keyframe. FFmpeg must sort each such
+# keyframe into an index.
 MAX_BACKWARD = 1024
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
-    """Return the PyAV option that replaces invalid bytes in metadata, such as titles, instead of failing.
-    Since version 19, PyAV does this by default.
+    """Return the PyAV option by which invalid bytes in metadata, such as titles, are replaced and cause no
+    error. Since version 19, this is PyAV's default.
     """
     return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
@@ -193,7 +195,9 @@ class VideoFile:
             yield frame
 
     def _seek(self, time: int) -> Iterator[Any]:
-        """Return frames, starting with the keyframe at `time`, or no frames if seeking fails."""
+        """Return an iterator over the frames from the keyframe at `time` on. If seeking fails, the iterator
+        is empty.
+        """
         import av
 
         try:
@@ -244,8 +248,8 @@ class VideoFile:
 
 
 class _Order:
-    """Counts the packets in all streams, and the keyframes with an earlier time than the previous keyframe.
-    FFmpeg sorts each such keyframe into an index, which takes time.
+    """Counts the packets in all streams, and the keyframes whose time is before that of the previous
+    keyframe. FFmpeg sorts such keyframes into an index, which takes time.
     """
 
     def __init__(self, where: str) -> None:

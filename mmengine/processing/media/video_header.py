@@ -17,7 +17,8 @@ def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
 
     `seconds`: the time from the first frame to the last; 0 if unknown. `stated`: the rate in the file or
     FFmpeg's estimate; 0 if unknown. Browsers record videos without a rate, for which FFmpeg reports the 1,000
-    ticks of the clock. Therefore the mean rate of the frame times is used if the stated rate contradicts it.
+    ticks of the clock. Therefore, if the stated rate contradicts the mean rate of the frame times, the mean
+    rate is used.
     """
     fps = stated if 0 < stated <= MAX_FPS else 0.0
     mean = (num_frames - 1) / seconds if seconds > 0 else 0.0
@@ -27,9 +28,11 @@ def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
 
 
 def _contradicts(fps: float, mean: float, num_frames: int) -> bool:
-    """Return whether `num_frames` frames take much longer, or much less long, at `fps` than at `mean`."""
+    """Return whether the duration of `num_frames` frames at `fps` differs much from their duration
+    at `mean`.
+    """
     is_far = max(fps, mean) > _MAX_RATIO * min(fps, mean)
-    # Up to two frames may be missing, because a file may hide some; of a few frames, half the intervals.
+    # A file may hide frames. Up to two frames may be missing, or half the intervals if there are few frames.
     missing = abs(num_frames / fps - num_frames / mean) * mean
     return is_far and missing > min(2, (num_frames - 1) / 2)
 

@@ -46,8 +46,8 @@ class Attempt:
 
     @contextmanager
     def running(self, kill: Callable[[], None]) -> Iterator[None]:
-        """While the context lasts, `give_up` calls `kill`. Raises AttemptOver at once if the attempt was
-        given up earlier.
+        """While the context lasts, `give_up` calls `kill`. If the attempt was given up earlier, raises
+        AttemptOver at once.
         """
         with self._lock:
             self.check()

@@ -19,9 +19,9 @@ class Decoders:
     """A MediaDecoder for several threads. At most `num_processes` processes decode at once, and further calls
     wait. Only a call whose attempt has `waits` False may start an additional process.
 
-    Processes start on demand. An item that crashes its process, exceeds `limit_s` (0: no limit), or exceeds
-    the deadline of its request, harms no other item. If processes fail to start, the pauses between attempts
-    grow, and meanwhile items are refused with QueueFull.
+    Processes start on demand. An item that crashes its process, takes longer than `limit_s` (0: no limit), or
+    exceeds its request's deadline harms no other item. If processes fail to start, the pauses between
+    attempts grow, and items are refused with QueueFull during these pauses.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
@@ -94,7 +94,7 @@ class Decoders:
         try:
             return process.decode(media, now + limit_s, math.ceil(limit_s))
         except TimeoutError:
-            attempt.check()  # Raises another error if the request's own deadline has passed.
+            attempt.check()  # Raises AttemptOver if the request's own deadline has passed.
             raise self._too_slow(media) from None
         except DecoderLost as error:
             attempt.check()
@@ -111,7 +111,7 @@ class Decoders:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return the reasons why media cannot be decoded now, or () if they can."""
+        """Return the reasons why media cannot be decoded now, or () if decoding is possible."""
         with self._changed:
             is_none_there = not self._idle and not self._num_busy
             if is_none_there and self._start_error and time.monotonic() < self._no_start_before:

@@ -49,8 +49,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Decoded pixels, uint8 with the shape `shape`. They follow the message (`inline`), or are in a file
-    whose descriptor came with the message.
+    """Decoded pixels, uint8 with the shape `shape`. The pixels follow the message (`inline`), or are in a
+    file whose descriptor came with the message.
     """
 
     shape: tuple[int, int]
@@ -118,8 +118,8 @@ class Wire:
             self._socket.sendall(view[start : start + _CHUNK])
 
     def receive(self) -> tuple[bytes, int | None]:
-        """Return the encoded struct of a message, and the descriptor that came with the message (or None).
-        The caller closes the descriptor.
+        """Return a message's encoded struct, and the descriptor that came with the message (or None). The
+        caller closes the descriptor.
         """
         self._arm()
         first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)

@@ -1,4 +1,4 @@
-"""Controls a decoder process from the engine: starts it, sends it items, and ends it."""
+"""Controls a decoder process from the engine: starts the process, sends items to it, and ends it."""
 
 import mmap
 import os
@@ -28,7 +28,7 @@ from mmengine.processing.workers.messages import (
 )
 
 START_LIMIT_S = 60.0  # Maximum time in seconds for the start of a worker process.
-# Environment variables that a worker inherits. Python and its libraries need them to start.
+# Environment variables that a worker inherits. Python and its libraries need these variables to start.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 
 
@@ -160,8 +160,8 @@ class DecoderProcess:
         self._process.kill()
 
     def _end(self, mercy_s: float = 0.0) -> None:
-        """End the process. `mercy_s`: seconds to wait before killing it, so that a process that ends by
-        itself leaves its own exit code or signal.
+        """End the process. `mercy_s`: seconds to wait before the kill, so that a process that ends by itself
+        leaves its own exit code or signal.
         """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(mercy_s)

@@ -1,5 +1,4 @@
-"""Normalises large JSON schemas in worker processes. The pool of these processes has the same class as the
-pool of media decoders.
+"""Normalises large JSON schemas in worker processes, whose pool has the class of the media decoders' pool.
 
 The normalisation is Python code. For a schema of a megabyte it takes a second, during which the engine's
 threads and the event loop would repeatedly wait for the GIL. A large schema is therefore sent to a worker
@@ -33,7 +32,9 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 
 
 class SchemaProcesses:
-    """Normalises schemas for several threads at once. `memory_bytes` and `limit_s` are limits per schema."""
+    """Normalises schemas for several threads at once. `memory_bytes` and `limit_s` limit the memory and the
+    time for each schema.
+    """
 
     def __init__(self, num_processes: int, memory_bytes: int, limit_s: float) -> None:
         recipe = DecoderRecipe(__name__, b"", "worked out")
@@ -62,8 +63,8 @@ class SchemaProcesses:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return the function that a worker calls for a schema. The function returns an encoded _Answer instead
-    of pixels.
+    """Return the function that a worker calls for a schema. In place of pixels, the function returns an
+    encoded _Answer.
     """
     return _worked_out
 

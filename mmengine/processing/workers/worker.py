@@ -65,8 +65,8 @@ def _step_back() -> None:
 
 
 def _limit(hello: Hello) -> None:
-    """Limit the private memory beyond that of the imports, the size of written files, and the number of
-    descriptors. Forbid core files.
+    """Limit three resources: the private memory (without the memory of the imports), the size of written
+    files, and the number of descriptors. Forbid core files.
     """
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
@@ -102,8 +102,8 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """Limit the processor time from now on. The limit ends this process if the engine, which
-    normally ends slow processes, is killed.
+    """Limit the processor time from now on. Normally the engine ends a slow process. The limit ends this
+    process if the engine was killed.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -133,8 +133,8 @@ def _refusal(error: BaseException) -> Refused:
 
 
 def _for_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out. The context of the error is searched too, because parsers replace the
-    errors of a library by errors about a damaged file.
+    """Return whether memory ran out. The error's context is searched too, because parsers replace a library's
+    error by an error about a damaged file.
     """
     while error is not None:
         if isinstance(error, MemoryError):

@@ -1,8 +1,8 @@
-"""Finds the target model's layers whose inputs an EAGLE-3 draft head reads (auxiliary layers).
+"""Finds the auxiliary layers: the target model's layers whose inputs an EAGLE-3 draft head reads.
 
-Published files number auxiliary layers in two ways. Here, auxiliary layer i means L_in(i), the residual
-stream that enters the target's layer i (0-based). If the target has i layers, L_in(i) is the final norm's
-input. These rules apply in order:
+Published files number auxiliary layers in two ways. In this package, auxiliary layer i means L_in(i), the
+residual stream that enters the target's layer i (0-based). If the target has i layers, L_in(i) is the final
+norm's input. The following rules apply in order:
 
 * an id i at the top level of config.json (vLLM, speculators) means L_in(i);
 * an id i in `eagle_config` means L_in(i + 1) if the first id is 1 (ModelOpt, AngelSlim and SGLang: "the
@@ -28,7 +28,7 @@ def aux_layers(
 
     The head's fc layer reads `num_aux_layers` hidden states, and the target has `num_layers` layers.
 
-    `chosen` replaces the ids in the file. Raises ModelError, which names the field that does not fit.
+    `chosen` replaces the ids in the file. Raises a ModelError that names the field that does not fit.
     """
     if not 1 <= num_aux_layers <= MAX_AUX_LAYERS:
         family.root.fail(

@@ -45,7 +45,8 @@ class HeadConfig:
     norm_output: bool
     qk_norm: bool
     attention_bias: bool
-    own_embedding: bool  # whether the head has its own embedding instead of the target's
-    # Whose output matrix is used: the head's, the head's embedding, or the target's.
+    own_embedding: bool  # whether the head uses an embedding of its own instead of the target's
+    # The matrix that gives the logits: the head's output matrix, the head's embedding, or the target's output
+    # matrix.
     head: Literal["own", "embedding", "target"]
     num_drafts: int  # number of drafts that are generated one after the other (K)

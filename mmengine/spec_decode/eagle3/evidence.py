@@ -1,6 +1,6 @@
 """Derives a draft head's settings from its tensors, and compares them with config.json.
 
-If config.json does not agree with the tensors, the functions raise ModelError, which names the field.
+If config.json does not agree with the tensors, the functions raise a ModelError that names the field.
 """
 
 from typing import Literal
@@ -113,7 +113,7 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """Return where the output matrix comes from.
+    """Return whose matrix is the output matrix: the head's own, the head's embedding, or the target's.
 
     A stored lm_head takes precedence over tie_word_embeddings, because many files have both.
     """

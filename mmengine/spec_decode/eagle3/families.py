@@ -24,7 +24,7 @@ QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # these ha
 KNOWN = (*LLAMA_ARCHITECTURES, *QWEN3_ARCHITECTURES)
 SPECULATORS = "speculators"
 
-# ModelOpt's settings that select the network -> their value for an EAGLE-3 head.
+# Maps ModelOpt's settings that select the network to their values for an EAGLE-3 head.
 _FIXED = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -65,7 +65,7 @@ class Family:
 def recognise(root: Fields) -> Family:
     """Return the family to which config.json belongs.
 
-    Raises ModelError, which names the architecture, if no family has this architecture.
+    If no family has the file's architecture, raises a ModelError that names the architecture.
     """
     if root.values.get("quantization_config") is not None:
         root.fail("quantization_config: quantized heads are not supported; use the bfloat16 version")

@@ -1,4 +1,5 @@
-"""Reads a draft head's folder: the configuration, and checked entries for the tensors, not the weights.
+"""Reads a draft head's folder: the configuration, and an entry for each tensor. The entries are checked, but
+the weights are not read.
 
 config.json and the tensors must agree. Settings that are missing in config.json are derived from the tensors.
 """
@@ -44,8 +45,8 @@ DEFAULT_DRAFTS = 4
 class HeadFolder:
     """A head's configuration, and where its tensors are stored.
 
-    `target_ids` (int64 [draft_vocab_size]) maps the head's token ids to the target's. It is None if both have
-    the same ids.
+    `target_ids` (int64 [draft_vocab_size]) maps the head's token ids to the target's token ids. None means
+    that head and target have equal ids.
     """
 
     config: HeadConfig
@@ -147,7 +148,9 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Return the requested number of drafts, or else the file's number, at most MAX_DRAFTS."""
+    """Return the requested number of drafts. Without a request, return the number in the file, but at most
+    MAX_DRAFTS.
+    """
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:
             raise ConfigError(f"num_drafts is {shown(asked)}; a chain has 0 to {MAX_DRAFTS} drafts")

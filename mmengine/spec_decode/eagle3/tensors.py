@@ -130,14 +130,16 @@ def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[st
 
 
 def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, TensorEntry]) -> dict[str, int]:
-    """Return {name: row count} for `parts`, or for the fused tensor if the file stores it instead."""
+    """Return {name: row count} for the tensors `parts`. If the file stores a fused tensor instead, return the
+    fused tensor's name and row count.
+    """
     return {fused: sum(parts.values())} if f"{prefix}{fused}.weight" in stored else parts
 
 
 def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size: int) -> np.ndarray | None:
     """Return the target's id for each token of the head, int64 [draft_vocab_size].
 
-    Returns None if the vocabularies are the same.
+    Returns None if head and target have equal vocabularies.
 
     d2t has offsets: the head's token j is the target's token j + d2t[j]. t2d says for each target token
     whether the head has the token, and must agree with d2t. Raises ModelError.
