@@ -1,1 +1,3 @@
-"""Structured output: reads the grammar that a request asks for, compiles it, and masks the tokens."""
+"""Structured output: reads the grammar in a request, compiles the grammar, and masks the tokens that it
+forbids.
+"""

@@ -1,4 +1,4 @@
-"""Detects where a grammar starts that waits for certain tokens, such as the marker that ends reasoning."""
+"""Detects the start of a grammar that waits for certain tokens, such as the marker that ends reasoning."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ class GrammarStart:
         return self._after[size:]
 
     def take(self, token_ids: Sequence[int]) -> int | None:
-        """Consume the tokens, and return what `end_in` returns for them."""
+        """Consume the tokens, and return the result of `end_in` for these tokens."""
         found = self.end_in(token_ids)
         text = [*self._last, *token_ids]
         self._last = text[max(0, len(text) - len(self._after) + 1) :]

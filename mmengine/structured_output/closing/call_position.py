@@ -1,4 +1,6 @@
-"""Tracks the position in a text with tool calls, and the strings that may end the current part."""
+"""Tracks the position in a text with tool calls, and finds the strings that may end the current part of the
+text.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,9 +18,9 @@ _XML_ENDS = VALUE_END.encode() + b"\n", b"</function>"
 class CallSyntax(NamedTuple):
     """The syntax for tool calls in a grammar's texts.
 
-    `has_answer` says whether an answer without calls is JSON; otherwise such an answer is free text. `is_xml`
-    says whether calls are written in the xml syntax. `think_end` has the string that ends reasoning at the
-    text's beginning. `heads` has, for each tool, the text with which a call to the tool begins.
+    `has_answer` says whether an answer without calls is JSON; if not, an answer without calls is free text.
+    `is_xml` says whether calls are written in the xml syntax. `think_end` has the string that ends reasoning
+    at the text's beginning. `heads` has, for each tool, the text with which a call to the tool begins.
     """
 
     has_answer: bool

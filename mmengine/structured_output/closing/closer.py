@@ -21,9 +21,10 @@ class Closer:
     current position; None if no completion is known any more. `path` depends only on the generated tokens. A
     row that is computed again after a preemption or a crash therefore gets the same completion. `left` is the
     number of tokens that may still be generated. `has_closed` says whether a completion replaced a token that
-    the model chose, or used the budget's last tokens. When a row consumes tokens that were generated earlier,
-    only the second case is noticed. After `cut` or `finish`, the completion is generated regardless of the
-    model's choices. `has_repeated` says whether `finish` was called.
+    the model chose, or used the budget's last tokens. When a row consumes tokens that were generated earlier
+    (after a preemption or a crash), only the use of the budget's last tokens is noticed. After `cut` or
+    `finish`, the completion is generated regardless of the model's choices. `has_repeated` says whether
+    `finish` was called.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class Closer:
     def choose(self, matcher: Matcher, token: int) -> int:
         """Return the token to generate after the model chose `token`.
 
-        This is `token` if a completion exists after it, else the next token in the known completion. The
-        matcher does not advance.
+        If a completion exists after `token`, this is `token`; otherwise it is the next token in the known
+        completion. The matcher does not advance.
         """
         if self.is_cut and self.path:
             return self.path[0]
@@ -61,7 +62,7 @@ class Closer:
     def choose_before_start(self, start: GrammarStart, token: int) -> int:
         """Return the token to generate after the model chose `token`, while the grammar waits for `start`.
 
-        Forces the tokens that start the grammar if otherwise no budget would be left for a completion.
+        If waiting longer would leave no budget for a completion, forces the tokens that start the grammar.
         """
         if self.path is None or (
             not self.is_cut and len(start.missing([token])) + len(self.path) < self.left
@@ -85,7 +86,8 @@ class Closer:
         """Cut the text after `token_ids` and start its completion. Return whether a completion fits.
 
         `matcher` must have consumed `token_ids`. `behind` is the text that was generated after these tokens.
-        If no new completion fits into the budget, `behind` with the uncut text's completion is tried.
+        If no new completion fits into the budget, the text keeps `behind`, and the uncut text's completion is
+        tried.
         """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path

@@ -10,10 +10,10 @@ to some end. A greedy search therefore needs no backtracking, only good preferen
 4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
 5. otherwise the byte that was chosen least often when the same bytes were allowed.
 
-If the search finds no end, a second search also takes values in turn. If it fails too, the text is treated as
-plain text. The completion's bytes are then converted to the tokens that the tokenizer would choose. The
-search is limited by the number of questions to the matcher, not by time. The same grammar, position and
-vocabulary therefore give the same tokens on every machine.
+If the search finds no end, a second search also takes values in turn. If the second search fails too, the
+text is treated as plain text. The completion's bytes are then converted to the tokens that the tokenizer
+would choose. The search is limited by the number of questions to the matcher, not by time. A given grammar,
+position and vocabulary therefore give the same tokens on every machine.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -111,8 +111,8 @@ class Closings:
         return None if way is None else self._spelled(matcher.deep_copy(), way)
 
     def _known(self, matcher: Matcher, place: Position, budget: int) -> list[int] | None:
-        """Return the ending of a stored shortest tool call if it continues the current call and fits the
-        budget.
+        """Return the ending of a stored shortest tool call, if this ending continues the current call and
+        fits the budget.
         """
         if place.call is None:
             return None

@@ -1,7 +1,8 @@
-"""Collects hints from a grammar's source: keys and values that the grammar's texts may contain.
+"""Collects, from a grammar's source, hints: keys, values and string patterns that the grammar's texts may
+contain.
 
 Hints make the search for completions (search.py) fast. A hint need not fit at every position, so the search
-asks the matcher which hints do.
+asks the matcher which hints fit.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Extends a text byte by byte up to a possible end. closings.py uses this search for completions."""
+"""The search for a completion, which extends a text byte by byte up to a possible end. closings.py uses this
+search.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +22,7 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 
 
 class Vocabulary:
-    """The parts of a tokenizer that completions need.
+    """The data and the function of a tokenizer that completions need.
 
     `token_bytes` has every token's bytes, b"" for a special token such as end of sequence. `special_ids` has
     the special tokens that a grammar may require. `encode` converts text to tokens.
@@ -50,7 +52,7 @@ class Vocabulary:
 class PartialText:
     """A text that the search extends.
 
-    `tokens` has the tokens since the search began. They are single-byte tokens or special tokens.
+    `tokens` has the tokens since the search began: single-byte tokens and special tokens.
     """
 
     __slots__ = ("matcher", "place", "tokens")
@@ -156,7 +158,7 @@ class Search:
             return self._append_token(way, int(special[1]))
         forced = forced.partition(b"\xff[")[0]
         if way.place.string is None:
-            forced = forced[:1]  # Append only this byte, because a value may be complete after it.
+            forced = forced[:1]  # Append only the first byte, because a value may be complete after it.
         elif b'"' in forced and not self._hints.is_bare:
             forced = forced[: forced.index(b'"') + 1]
         return self._append(way, forced)
@@ -215,7 +217,7 @@ class Search:
         options = [*keys[: MAX_OPTIONS - 1], b'"']
         if self._append_best(way, options, limit):
             return True
-        # Take the least used key, because the same key again and again might lead to no end.
+        # Take the least used key, because repeating one key might lead to no end.
         option = min(keys, key=lambda each: self._used.get(each, 0))
         self._used[option] = self._used.get(option, 0) + 1
         return self._append(way, option)
@@ -295,7 +297,7 @@ class Search:
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object where one is required.
+        """Append a list or an object at a position that requires one.
 
         The byte limit grows with each try, because an option may have no end.
         """

@@ -1,9 +1,10 @@
 """Finds the shortest text that matches regex patterns and begins with a given text.
 
-A pattern becomes an automaton. For each state, the distance to the nearest end is computed in characters. If
-a text must match several patterns or has a minimum length, an A* search uses the distance as its estimate.
+A pattern becomes an automaton. For each state, the number of characters to the nearest end is computed. If a
+text must match several patterns or has a minimum length, an A* search uses this distance as its estimate.
 
-The caller must ask the matcher whether a result fits. Patterns with unsupported constructs have no result.
+The caller must ask the matcher whether a result fits. For patterns with unsupported constructs, there is no
+result.
 """
 
 from functools import lru_cache
@@ -44,7 +45,8 @@ class PatternAutomaton(Automaton):
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the reachable states that consume a character or accept.
 
-        Other states are left out, so that more state sets are equal and need not be visited twice.
+        States that do neither are left out. As a result, more state sets are equal, and equal sets are
+        visited only once.
         """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)

@@ -1,4 +1,4 @@
-"""Looks up grammar engines by name. llguidance is built in; packages can register others.
+"""The registry of grammar engines. llguidance is built in; packages can register further engines.
 
 A package registers an entry point in the group `mmengine.grammar_backends`. The entry point names a callable
 that takes OfTokenizer's arguments (base.py) and returns a Backend.

@@ -1,4 +1,6 @@
-"""The interface that a grammar engine implements; see llguidance/backend.py."""
+"""The interface that a grammar engine implements, and a base class for engines that are built from a
+tokenizer. llguidance/backend.py is an implementation.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +33,8 @@ class Compiled(Protocol):
         """
 
     def closer(self, budget: int, reserve: int = 0) -> Closer | None:
-        """Return a Closer at the beginning of a text with at most `budget` tokens; None if completion is off.
+        """Return a Closer for a text with at most `budget` tokens, at the text's beginning. Return None if
+        completion is off.
 
         Up to `reserve` tokens in the budget are kept for the completion after a stop string.
         """
@@ -51,7 +54,7 @@ class Backend(Protocol):
         """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return notes for the client on values that the grammar allows but the engine does not."""
+        """Return notes for the client on values that the grammar allows and the engine does not."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -59,12 +62,12 @@ class Backend(Protocol):
         """Write a token mask for each matcher into `bits`, uint32 [m, ceil(vocab_size / 32)].
 
         Token t is bit t % 32 in word t // 32; a set bit means that the token may come next. An
-        end-of-sequence token is allowed exactly where the text may end. If a matcher then has an error, its
-        mask has no meaning.
+        end-of-sequence token is allowed exactly where the text may end. The mask of a matcher that has an
+        error afterwards has no meaning.
 
-        With `drafts`, each matcher's mask is followed by a mask for each draft token: the tokens that may
-        follow this draft token. After a draft token that is not allowed, the matcher's further masks keep
-        their old contents. The matchers do not advance.
+        With `drafts`, each matcher's mask is followed by a mask per draft token, which contains the tokens
+        that may follow the draft token. After a draft token that is not allowed, the matcher's further masks
+        keep their old contents. The matchers do not advance.
         """
 
     def allows(self, matcher: Matcher, token_id: int) -> bool:
@@ -83,7 +86,9 @@ class Backend(Protocol):
         """
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
-        """Advance each matcher by its token. A matcher that does not allow its token then has an error."""
+        """Advance each matcher by its token. A matcher that does not allow its token has an
+        error afterwards.
+        """
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
         """Return tokens for the text of `token_ids` before the last occurrence of `behind`.

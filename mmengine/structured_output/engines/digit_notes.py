@@ -1,4 +1,6 @@
-"""Writes notes for clients about the maximum number of digits, if schemas allow any number of digits."""
+"""Writes notes for clients about the maximum number of digits, which the engine sets where a schema sets no
+limit.
+"""
 
 from functools import lru_cache
 
@@ -16,7 +18,7 @@ def digit_notes(grammar: GrammarRequest, counts_in_long: bool = False) -> tuple[
     """Return the note on a grammar's maximum number of digits, if the grammar has one.
 
     `counts_in_long` says whether the grammar engine also limits digits in schemas with more than MAX_HELD
-    characters. Otherwise a separate note names such schemas.
+    characters. If the engine does not, a separate note says so.
     """
     if not grammar.max_digits or grammar.kind not in HAS_JSON:
         return ()

@@ -4,8 +4,8 @@ import re
 
 from mmengine.errors import shown
 
-PANIC = "panic"  # How an error begins that llguidance reports for a bug in llguidance.
-MAX_ERROR_CHARS = 300  # Maximum length of an error message, which is cut there.
+PANIC = "panic"  # The beginning of an error by which llguidance reports a bug in llguidance.
+MAX_ERROR_CHARS = 300  # Maximum length of an error message; longer messages are cut.
 _KNOWN = tuple(
     (re.compile(found), said)
     for found, said in (
@@ -41,9 +41,9 @@ _KNOWN = tuple(
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
-# How llguidance quotes a pattern from a normalized schema.
+# The form in which llguidance quotes a pattern from a normalized schema.
 _PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")
-# Lines that llguidance quotes from the grammar, and their underlining.
+# The lines of a grammar that llguidance quotes, and the marks below these lines.
 _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)
 
 

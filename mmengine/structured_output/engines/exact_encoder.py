@@ -2,7 +2,7 @@
 
 A grammar forces bytes. Qwen's tokenizers first apply Unicode's NFC, so U+2126 (ohm sign) becomes the token
 for U+03A9 (omega), which the grammar does not allow. Other tokenizers change the case, remove spaces, or add
-one. Such characters are written as single-byte tokens.
+a space. Characters that a tokenizer would change are written as single-byte tokens.
 """
 
 import unicodedata
@@ -35,8 +35,8 @@ class ExactEncoder:
         return out + self._run(exact)
 
     def _run(self, text: str) -> list[int]:
-        """Return the tokens for a text whose clusters are each exact: the tokenizer's, or else single-byte
-        tokens.
+        """Return the tokens for a text whose clusters are each exact. If the tokenizer's tokens do not spell
+        the text, return single-byte tokens.
         """
         tokens = self._encode(text) if text else []
         return tokens if self._spells(tokens, text) else [self._letters[byte] for byte in text.encode()]
@@ -49,7 +49,8 @@ class ExactEncoder:
 def clusters(text: str) -> list[str]:
     """Split a text into clusters, which are character sequences that NFC normalizes independently.
 
-    A cluster depends only on the text up to its end. If the text grows, its complete clusters stay the same.
+    A cluster depends only on the text up to the cluster's end, so the complete clusters do not change when
+    the text grows.
     """
     out: list[str] = []
     for char in text:

@@ -1,4 +1,4 @@
-"""Finds numbers in normalized schemas that may have any number of digits."""
+"""Finds numbers in normalized schemas that may have any number of digits, and reads the limits of numbers."""
 
 from collections.abc import Sequence
 from fractions import Fraction

@@ -45,8 +45,8 @@ def field_confidences(
     """Return the confidence of each field in an answer by JSON pointer.
 
     `source` is the normalized schema. `token_ids` has the answer's tokens, beginning with the JSON text.
-    `confidences` has an entry for each token, None for a token that another engine computed. A field with
-    such a token has no confidence. `bytes_of` returns a token's bytes, b"" for a special token.
+    `confidences` has an entry for each token, None for a token that another engine computed. A field with a
+    token from another engine has no confidence. `bytes_of` returns a token's bytes, b"" for a special token.
     """
     pieces = [bytes_of(token) for token in token_ids]
     ends = list(accumulate(map(len, pieces)))

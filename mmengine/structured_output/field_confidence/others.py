@@ -1,4 +1,4 @@
-"""Computes which other values a field could likely have had, from the most likely tokens at each position."""
+"""Computes, from the most likely tokens at each position, which other values a field could have had."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _SPACE = b" \t\r\n"
 
 
 class OtherValue(msgspec.Struct, frozen=True):
-    """Another possible value, or the beginning of other values, with its probability.
+    """Another possible value, or a text with which other values begin, with its probability.
 
     The probability is taken at the first token that differs.
 
@@ -53,8 +53,9 @@ def other_values(
 ) -> tuple[OtherValue, ...]:
     """Return other possible values for the field at `span`, most likely first.
 
-    `names` has the values that the schema lists for the field. If it lists none, the result has beginnings of
-    other values instead, if the value is short. `steps` has the value's tokens and the token after them.
+    `names` has the values that the schema lists for the field. If the schema lists none and the value is
+    short, the result has beginnings of other values instead. `steps` has the value's tokens and the token
+    after them.
     """
     value = text[span.start : span.end]
     if names:

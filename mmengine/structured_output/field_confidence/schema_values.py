@@ -1,4 +1,4 @@
-"""Finds the values that a normalized schema lists for a field."""
+"""Finds the values that a normalized schema lists for a field, and the keywords that it sets for a field."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -25,8 +25,8 @@ def values_at(source: str, path: Path) -> list[Scalar]:
     """Return the values that a normalized schema (JSON text) lists for the field at `path`.
 
     Listed values are the values of enum and const, true and false for a boolean, and null. A field that may
-    also have other values, such as an optional string, still has its listed values. Returns [] if there are
-    none, or more than MAX_VALUES.
+    also have other values, such as an optional string, still has its listed values. Returns [] if the schema
+    lists no values, or more than MAX_VALUES.
     """
     texts: dict[bytes, Scalar] = {}
     for schema in _schemas_at(source, path):

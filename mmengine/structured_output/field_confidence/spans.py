@@ -14,7 +14,7 @@ _CLOSED_BY = {b"{": b"}", b"[": b"]"}
 
 
 class Span(NamedTuple):
-    """A scalar, or an empty array or object, at `path`. It takes the bytes from `start` to `end`."""
+    """A scalar, or an empty array or object, at `path`, in the bytes from `start` to `end`."""
 
     path: Path
     start: int

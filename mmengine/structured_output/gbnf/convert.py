@@ -14,7 +14,7 @@ MAX_ROUNDS = 100  # Maximum number of rounds in which lexemes are split.
 
 @lru_cache(maxsize=64)
 def convert(text: str) -> tuple[str, str]:
-    """Convert a grammar to ("regex" or "lark", source), which allows exactly the same texts.
+    """Convert a grammar to ("regex" or "lark", source). The source allows exactly the grammar's texts.
 
     Raises InvalidRequest with the faulty line's number.
     """

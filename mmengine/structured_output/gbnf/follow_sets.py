@@ -40,7 +40,7 @@ class _FollowSets:
         while changed:
             comparison.spend(steps)
             changed = False
-            # In reverse order, because rules mostly refer to later rules.
+            # Visit the rules in reverse order, because most rules refer to later rules.
             for name, part in reversed(self._rules.items()):
                 found = self._first_of(part)
                 changed = changed or found != self._first[name]

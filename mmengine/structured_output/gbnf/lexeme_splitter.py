@@ -1,4 +1,6 @@
-"""Splits a grammar's rules into lexemes, which are terminals for the grammar engine, as large as possible."""
+"""Splits a grammar's rules into lexemes that are as large as possible. A lexeme is a terminal for the grammar
+engine.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,7 +76,9 @@ class Rules:
         return sizes
 
     def is_plain(self, node: Node) -> bool:
-        """Return whether the node is plain: without recursion, and small enough with all rules inlined."""
+        """Return whether the node is plain: it has no recursion, and is small enough with all
+        rules inlined.
+        """
         return self._size(node) is not None
 
     def _size(self, node: Node) -> "_Size | None":

@@ -1,8 +1,8 @@
 """Compares lexemes, to decide which pieces of a grammar can safely be lexemes.
 
 The grammar engine always reads the longest lexeme that may come next. This is correct unless the next
-character could either continue the lexeme or begin the next lexeme. If both might be possible, the lexeme is
-unsafe and is split further. Single-character lexemes are always safe.
+character could either continue the lexeme or begin the next lexeme. If some character could do both, the
+lexeme is unsafe and is split further. Single-character lexemes are always safe.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Lexeme:
 def lexeme_of(node: Node) -> Lexeme | None:
     """Return the lexeme for a node, or None if it would have too many positions.
 
-    A counted repetition is treated as unbounded. Its lexeme may therefore be split although it is safe.
+    A counted repetition is treated as unbounded. A safe lexeme with such a repetition may therefore be split.
     """
     lexeme = Lexeme()
     try:
@@ -102,7 +102,7 @@ class LexemeComparison:
             )
 
     def lexeme(self, regex: str, node: Node) -> Lexeme | None:
-        """Return the node's lexeme, as `lexeme_of` does. The result is cached by `regex`."""
+        """Return the node's lexeme, as `lexeme_of` does, and cache the lexeme by `regex`."""
         if regex not in self._lexemes:
             self._lexemes[regex] = lexeme_of(node)
         return self._lexemes[regex]

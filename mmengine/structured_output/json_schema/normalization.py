@@ -1,4 +1,4 @@
-"""Normalizes a JSON Schema to the form that a grammar engine enforces exactly.
+"""Normalizes a JSON Schema: rewrites the schema to a JSON Schema that a grammar engine enforces exactly.
 
     text or dict ──► reading/    read with limits, translate to draft 2020-12, resolve references
                  ──► rewriting/  expand $ref, allOf, anyOf, oneOf … into shapes (constraints/)
@@ -44,12 +44,13 @@ def normalize_schema(
 ) -> NormalizedSchema:
     """Return the schema for the grammar engine as self-contained JSON text, with notes.
 
-    The same input always gives the same text.
+    Equal inputs always give equal texts.
 
     `schema` is a JSON Schema as a dict (or true, false) or as JSON text. `schemas` maps URIs to documents to
-    which references may lead; nothing is ever fetched. With `strict_keywords`, unknown keywords are refused;
-    otherwise they are annotations, and the notes list them. If a part is invalid, contradictory or cannot be
-    enforced exactly, raises SchemaRefused (an InvalidRequest) with the keyword and the JSON pointer.
+    which references may lead; no document is ever fetched. With `strict_keywords`, unknown keywords are
+    refused; otherwise they are annotations, and the notes list them. If a part is invalid, contradictory or
+    cannot be enforced exactly, raises SchemaRefused (an InvalidRequest) with the keyword and the JSON
+    pointer.
     """
     with paused_collection(), limited_work():
         try:

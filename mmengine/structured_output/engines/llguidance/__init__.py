@@ -1,1 +1,3 @@
-"""The llguidance grammar engine: translates grammars into llguidance's formats, and masks tokens with it."""
+"""The llguidance grammar engine: translates grammars into llguidance's formats, and computes token masks with
+llguidance.
+"""

@@ -93,8 +93,8 @@ class LLGuidance(OfTokenizer):
             make = self._prototypes(found, 0)
             prototype = make()
         if len(grammar.source) > MAX_HELD and not prototype.is_error():
-            # The first mask is slow, and computing it here releases the GIL. Copies of the prototype need not
-            # repeat this work while they hold the GIL.
+            # The first mask is slow. Its computation at this point releases the GIL, and copies of the
+            # prototype need not repeat the work while they hold the GIL.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
         # For a schema, normalization has checked that some text matches.
@@ -178,8 +178,8 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(copies, (start, stride))
         if drafts is not None:
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-            # Compute the masks again in this thread with the matchers themselves, so that they report the
-            # error.
+            # Compute the masks again in this thread with the matchers themselves, so that the matchers report
+            # the error.
             self._fill_alone(broken, (start, stride))
 
     def _fill_alone(self, asked: Iterable[MaskRequest], where: tuple[int, int]) -> None:
@@ -198,7 +198,7 @@ class LLGuidance(OfTokenizer):
     def _break(self, matcher: LLMatcher) -> None:
         """Put the matcher into an error state.
 
-        After a failure in llguidance, only the text that caused the failure then ends.
+        So a failure in llguidance ends only the text that caused the failure.
         """
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
@@ -228,9 +228,9 @@ class LLGuidance(OfTokenizer):
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
         """Return and cache the forced tokens for the forced bytes `text` after the token `last`.
 
-        These are the leading tokens in `text` that no longer token could replace. How many there are also
-        depends on the texts that the grammar allows after `text`. Different results for the same `text` never
-        conflict: the longer list begins with the shorter list. The results may therefore be cached.
+        The forced tokens are the leading tokens in `text` that no longer token could replace. Their number
+        also depends on the texts that the grammar allows after `text`. Different results for the same `text`
+        never conflict: the longer list begins with the shorter list. The results may therefore be cached.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:

@@ -17,9 +17,9 @@ def limited_number(schema: Json, most: int) -> tuple[str, Json | None]:
     """Return a terminal for a number's schema, and a schema for the numbers that the terminal lacks.
 
     The terminal allows at most `most` digits in each part of a number. A schema with a single limit is split
-    at a power of ten: a range from the limit to the power, and a terminal for the numbers beyond. The
-    returned schema is None if the terminal suffices. The terminal is "" if the limit has too many digits for
-    a terminal.
+    at a power of ten into a range from the limit to the power, and a terminal for the numbers beyond the
+    power. The returned schema is None if the terminal suffices. The terminal is "" if the limit has too many
+    digits for a terminal.
     """
     low, high = limit_of(schema, LOW), limit_of(schema, HIGH)
     any_digits, behind = f"(0|[1-9][0-9]{{0,{most - 1}}})", _places(schema, most)

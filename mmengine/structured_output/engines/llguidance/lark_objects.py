@@ -1,4 +1,4 @@
-"""Writes Lark rules for objects. Their keys come in any order, or as in llguidance's JSON Schema.
+"""Writes Lark rules for objects whose keys come in any order, or in the order of llguidance's JSON Schema.
 
 In llguidance's JSON Schema, the named keys come first and in the schema's order.
 """
@@ -86,7 +86,9 @@ def _in_any_order(items: dict[str, str], required: list[str], others: list[str],
 
 
 def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple[str, bool] | None:
-    """Return the rule for a comma-separated list of unnamed keys, and whether one of them is required."""
+    """Return the rule for a comma-separated list of unnamed keys, and whether at least one unnamed key is
+    required.
+    """
     low, high = schema.get("minProperties", 0), schema.get("maxProperties")
     assert isinstance(low, int) and isinstance(high, int | None)
     low, high = max(0, low - fixed), None if high is None else high - fixed

@@ -75,7 +75,8 @@ def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
     if not 1 < len(shapes) <= MAX_COMPARED:
         return shapes
     out: list[Shape] = [dict(shape) for shape in shapes]
-    # In reverse order, so that the first of equal constraints is kept, which has the documented key order.
+    # In reverse order, so that of equal constraints the first is kept. The first has the documented key
+    # order.
     for at, shape in reversed(list(enumerate(out))):
         for kind, constraint in list(shape.items()):
             if any(

@@ -1,4 +1,4 @@
-"""Lists all values that a schema allows, if there are only a few.
+"""Lists all values that a schema allows, if the schema allows only a few.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -29,8 +29,8 @@ Values = dict[object, object]  # Keyed by `equality_key`.
 
 
 def list_values(conj: Conjunction, shapes_of: ShapesOf, most: int, depth: int = 0) -> Values | None:
-    """Return all values of the conjunction, or None if there are more than `most` or they cannot be
-    listed.
+    """Return all values of the conjunction. Return None if there are more than `most` values, or if the
+    values cannot be listed.
     """
     out: Values = {}
     for shape in shapes_of(conj):

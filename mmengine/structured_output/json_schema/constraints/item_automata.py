@@ -120,7 +120,8 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 class _Slots:
     """The possible items at each array index.
 
-    They are a list of values, or a schema if the values cannot be listed or need not differ.
+    The possible items at an index are a list of values, or a schema if the values cannot be listed or need
+    not differ.
     """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):
@@ -237,7 +238,8 @@ def _count_contains(
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
     """Return (item's schema, new match counts) for each set of `contains` keywords that the item may match.
 
-    Without maxContains, the schema need not exclude matches, because an uncounted match does no harm.
+    For a `contains` without maxContains, the schema need not exclude matches, because further matches are
+    allowed.
     """
     open_ones = [at for at, one in enumerate(contains) if one.high is not None or held[at] < one.low]
     out = []

@@ -5,7 +5,8 @@ A constraint combines the keywords of all schemas that apply to a value.
 A part is an item or a property. A `Conjunction` is the schema for a part: a tuple with the places of all
 schemas that must hold. A place is an index into the document's list of schemas. () is the schema true. A
 shape maps each allowed JSON type to a constraint. Intersecting two constraints only joins tuples of places.
-shapes.py expands a conjunction when it is needed, so recursive schemas are no problem here.
+shapes.py expands a conjunction only when its shapes are needed, so a recursive schema needs no special
+treatment in this module.
 """
 
 from fractions import Fraction
@@ -153,7 +154,9 @@ UNCONSTRAINED: Shape = {
 
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
-    """Intersect two constraints on the same JSON type. Returns None if obviously no value satisfies both."""
+    """Intersect two constraints on one JSON type. Returns None if it is obvious that no value satisfies both
+    constraints.
+    """
     spend_work(INTERSECTION_COST)
     match a, b:
         case Null(), Null():
@@ -191,7 +194,7 @@ def _common(a: tuple | None, b: tuple | None) -> tuple | None:
 def _numbers(a: Number, b: Number) -> Number | None:
     lows = [limit for limit in (a.low, b.low) if limit]
     highs = [limit for limit in (a.high, b.high) if limit]
-    # Limits are (value, exclusive): of two equal values, the exclusive limit wins.
+    # Limits are pairs (value, is exclusive). If two limits have equal values, the exclusive limit is chosen.
     low = max(lows) if lows else None
     high = min(highs, key=lambda limit: (limit[0], not limit[1])) if highs else None
     multiple = a.multiple or b.multiple
@@ -292,8 +295,8 @@ def _objects(a: Object, b: Object) -> Object | None:
             conj = conjoin(ours[1], theirs[1])
         else:
             other = b if ours else a
-            # Keys that match this pattern may also match a pattern of `other`. `other.rest` does not apply to
-            # them.
+            # Keys that match this pattern may also match a pattern of `other`, and `other.rest` does not
+            # apply to such keys.
             if other.patterns and other.rest:
                 try:
                     left = _exclusive_pattern(pattern, [each for each, _ in other.patterns.values()])

@@ -2,8 +2,8 @@
 
 The grammar engine's JSON Schema cannot express `contains` and `uniqueItems`, which relate several items. Such
 an array is written as an automaton under the key `x-steps` or `x-distinct`, which json_schema_lark.py
-translates. `uniqueItems` is added too: the grammar engine does not support this keyword, so it refuses an
-automaton that was not translated.
+translates. `uniqueItems` is added too. The grammar engine does not support this keyword, and therefore
+refuses an automaton that was not translated.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -24,7 +24,7 @@ MAX_PATHS = 16  # Maximum number of paths through an automaton that are written 
 
 
 def array_schemas(constraint: Array, conj: Conjunction, satisfiable: Satisfiable, part: Part) -> list[Json]:
-    """Return schemas of which an array must match one. `part` writes an item's schema."""
+    """Return a list of schemas. An array must match one of them. `part` writes an item's schema."""
     if not constraint.counts_together():
         return [_array(constraint, conj, satisfiable, part)]
     found = satisfiable.sequences[constraint].restrict_to(satisfiable.satisfied)

@@ -190,8 +190,8 @@ class Emitter:
         return out
 
     def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
-        """Return schemas for an object. Several are needed if its keys may come in some orders but not in
-        every order.
+        """Return schemas for an object. Several schemas are needed if the object's keys may come in some
+        orders but not in every order.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*constraint.properties, *constraint.required))
@@ -215,7 +215,7 @@ class Emitter:
     def _in_order(
         self, constraint: Object, conj: Conjunction, there: frozenset[str], is_open: bool
     ) -> list[Json]:
-        """Return schemas for an object with a fixed key order. Several are needed if minProperties or
+        """Return schemas for an object with a fixed key order. Several schemas are needed if minProperties or
         maxProperties leave a choice between named properties.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
@@ -303,8 +303,8 @@ class Emitter:
         return out
 
     def _exclude_named(self, pattern: Pattern, part: Conjunction, names: list[str]) -> str | None:
-        """Return the pattern without the named properties, whose schemas already include the pattern's
-        schema. The grammar engine then need not intersect the schemas again.
+        """Return a pattern that excludes the named properties. Their schemas already include the pattern's
+        schema, so the grammar engine need not intersect the schemas again.
         """
         if not part or pattern.budget is None:
             return whole_pattern(pattern)
@@ -315,8 +315,9 @@ class Emitter:
         return None if left is None else f"^(?:{left})$"
 
     def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
-        """Return a pattern for keys that match no pattern. Needed if some pattern was written without U+0000
-        (`drops_nul`), since the grammar engine would treat keys with U+0000 as unmatched.
+        """Return a pattern for keys that match no other pattern. The pattern is needed if some pattern was
+        written without U+0000 (`drops_nul`), since the grammar engine would treat keys with U+0000 as
+        unmatched.
         """
         budget = self.satisfiable.shapes.document.budget
         try:

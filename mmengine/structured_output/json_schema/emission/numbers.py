@@ -1,6 +1,6 @@
 """Writes number constraints as schemas for the grammar engine.
 
-The schemas correct errors in how the engine reads ranges, and limit the digits.
+The schemas limit the digits, and work around the engine's errors in reading ranges.
 """
 
 from collections.abc import Callable
@@ -201,8 +201,8 @@ def _exclude_start(
 def _missing_points(constraint: Number) -> list[Json]:
     """Return schemas for numbers that the engine wrongly excludes from a range.
 
-    In a range up to 10.75, the engine lacks 10.7 and every shorter spelling. In a range up to 0, it lacks
-    0.0.
+    In a range up to 10.75, the engine lacks 10.7 and every shorter spelling. In a range up to 0, the engine
+    lacks 0.0.
 
     10.7 is written as a range from 10.7 to below 10.8 with the step 0.1 (or 0.01, …). For 10, such a range
     also allows the spelling 10.0.

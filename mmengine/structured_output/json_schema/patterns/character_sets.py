@@ -8,7 +8,7 @@ from mmengine.structured_output.regex.sets import Ranges, Set, complement
 
 NEWLINES: Ranges = [(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)]
 CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
-# Unicode general categories that have the same name in both engines.
+# Unicode general categories whose names the grammar engine and Python share.
 CATEGORIES = frozenset(
     [
         *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No"),
@@ -27,7 +27,7 @@ class PatternError(ValueError):
 
 
 class UnenforceablePattern(PatternError):
-    """Raised for a valid pattern that no grammar here can enforce, such as one with lookahead."""
+    """Raised for a valid pattern that no grammar can enforce, such as a pattern with lookahead."""
 
 
 def escape_character(point: int) -> str:

@@ -1,4 +1,6 @@
-"""Builds patterns for all strings that do not match another pattern or are not in a list."""
+"""Builds a pattern for all strings that do not match another pattern, or for all strings that are not in a
+list. Also finds out whether two patterns may overlap.
+"""
 
 from functools import lru_cache
 
@@ -39,8 +41,8 @@ def complement_pattern(regex: str) -> Pattern:
 def _cached_complement(regex: str) -> tuple[Pattern | PatternError, int]:
     """Return the complement, or the error, and the number of steps.
 
-    A cached result must count the same steps. Errors are cached too, because many alternatives may need the
-    same complement, and an error takes longest.
+    A cached result counts as many steps as the first computation. Errors are cached too, because many
+    alternatives may need one complement, and an error takes longest.
     """
     budget = MatchBudget(MAX_STEPS)
     try:

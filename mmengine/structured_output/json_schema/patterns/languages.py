@@ -1,4 +1,5 @@
-"""Combines patterns as automata, for example to a pattern for strings that match one pattern but not another.
+"""Combines patterns as automata, for example into a pattern for strings that match one pattern but not
+another.
 
 Each pattern becomes a deterministic automaton: from every state, every character leads to exactly one state.
 Automata are combined and minimized. To write the result as a pattern, the automaton's states are eliminated
@@ -43,9 +44,10 @@ class Language:
 
 
 def build_languages(regexes: list[str], budget: MatchBudget) -> list[Language]:
-    r"""Return an automaton for each pattern. All have the same `cuts`, so that they can be combined.
+    r"""Return an automaton for each pattern. All these automata have equal `cuts`, so that they can be
+    combined.
 
-    Raises PatternError if this exceeds the budget, or if a pattern has \p.
+    Raises PatternError if the construction exceeds the budget, or if a pattern has \p.
     """
     machines = [budget.machine(regex) for regex in regexes]
     cuts = _cuts(machines)
@@ -80,7 +82,7 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language], budget: MatchBudget) -> list[tuple[bool, ...]]:
-    """Return which combinations of languages some text belongs to.
+    """Return the combinations of languages to which some text belongs.
 
     A combination has a flag for each language, which says whether the language contains the text. The
     combination without any language is left out. Raises PatternError if the budget is exceeded.

@@ -1,8 +1,8 @@
 """Matches names and values against patterns in bounded time.
 
-Python's own matcher backtracks, and some patterns would block the process for longer than a client waits. The
-matcher here follows all possible states of a pattern at the same time. Its time is limited by states times
-characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+Python's own matcher backtracks, and some patterns would block the process for longer than a client waits.
+This module's matcher follows all possible states of a pattern at once, so its time is at most proportional to
+states times characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul
@@ -63,8 +63,8 @@ class MatchBudget:
 def check_active_states(regex: str, points: list[int]) -> None:
     """Raise PatternError if some text leads to too many simultaneous states.
 
-    Nested counted repetitions can have this effect if it is ambiguous where a repetition ends. `points` has a
-    character from each set in the pattern.
+    Nested counted repetitions can have too many states if it is ambiguous where a repetition ends. `points`
+    has a character from each set in the pattern.
     """
     machine = MatchBudget().machine(regex)
     chars = [chr(point) for point in dict.fromkeys(points)][:MAX_PROBE_CHARACTERS]

@@ -7,7 +7,7 @@ The pattern may also match a named key. The grammar engine then excludes the nam
 pattern. The exclusion is exact, because a pattern spells every character in a single way, except control
 characters. A pattern that itself excludes all names would be exact too, but makes masks thirty times slower.
 
-JSON Schema applies the pattern's schema also to the named keys that match. The pattern's schema is therefore
+JSON Schema also applies the pattern's schema to the named keys that match. The pattern's schema is therefore
 `true`. The schema for the other keys' values is in a separate `allOf` branch, which allows any value for the
 named keys.
 """
@@ -20,7 +20,7 @@ from mmengine.structured_output.json_schema.patterns.character_sets import ANY, 
 
 Json = dict[str, object]
 _RESPELLED = re.compile(r"[\x00-\x1f\x7f]")  # Characters with several spellings in a pattern.
-MARK = "other keys"  # First element in an object's $comment, which then describes the pattern for other keys.
+MARK = "other keys"  # First element of a $comment that describes an object's pattern for other keys.
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class OtherKeys:
 def expand_other_keys(schema: dict, spelled_out: bool = True) -> dict:
     """Undo `OtherKeys.apply_to`, so that patternProperties alone describes the other keys' values.
 
-    Unless `spelled_out`, the patterns also match the named keys. A schema that is not from `apply_to` is
+    With `spelled_out` False, the patterns also match the named keys. A schema that is not from `apply_to` is
     returned unchanged.
     """
     comment = schema.get("$comment")

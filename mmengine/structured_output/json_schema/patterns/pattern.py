@@ -1,11 +1,11 @@
 r"""Rewrites the regular expressions in `pattern` and `patternProperties` to equivalent, anchored patterns.
 
-JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different constructs, and `.`, `\d`,
-`\w`, `\s` and `$` have different meanings in them. A pattern is therefore rewritten without ambiguous
-constructs: character sets become explicit ranges, groups lose their names, and anchors become explicit.
-Constructs that are not regular (lookaround, back references) are refused. Nested repetitions are allowed,
-because the grammar engine follows all paths at once. Counted repetitions are refused if the grammar engine
-would have to follow too many states at once.
+JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different constructs, and give `.`, `\d`,
+`\w`, `\s` and `$` different meanings. A pattern is therefore rewritten without ambiguous constructs:
+character sets become explicit ranges, groups lose their names, and anchors become explicit. Constructs that
+are not regular (lookaround, back references) are refused. Nested repetitions are allowed, because the grammar
+engine follows all paths at once. Counted repetitions are refused if the grammar engine would have to follow
+too many states at once.
 """
 
 from functools import lru_cache
@@ -38,7 +38,7 @@ class Pattern(NamedTuple):
 
     # The pattern in the grammar engine's dialect. Without \\p, the pattern is also valid in Python.
     regex: str
-    prefix: str | None  # If the pattern only requires that a string begins with some text, this text.
+    prefix: str | None  # The text with which strings begin, if the pattern requires only this.
     fewest: int = 0
     most: int | None = None
     # (part, minimum count, maximum count) if the whole pattern is a repetition.

@@ -31,8 +31,8 @@ class Part(NamedTuple):
     """A part of a pattern, rewritten as `text`.
 
     `fewest` and `most` are the minimum and maximum number of characters that the part matches (None: no
-    maximum). `copies` is the number of copies that counted repetitions make. `times` has the repeated part
-    and how often it is repeated.
+    maximum). `copies` is the number of copies that counted repetitions make. `times` has the repeated part,
+    and how often this part is repeated.
     """
 
     text: str
@@ -106,8 +106,8 @@ class Parser:
         return Part(escape_character(ord(char)), literal=char)
 
     def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
-        # Every allowed \P contains the control characters, the quotation mark and the backslash, because
-        # `write_class` refuses a \P of punctuation.
+        # `write_class` refuses a \P of punctuation, so every allowed \P contains the control characters, the
+        # quotation mark and the backslash.
         if "\\P" in extras:
             self.sets.append([] if negated else [(0, LAST)])
         else:

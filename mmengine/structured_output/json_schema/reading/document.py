@@ -14,9 +14,8 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 
-# A subschema below one of these keywords is replaced by the target if it is only a $ref. This is not done for
-# subschemas that apply to the same value as their parent (as in allOf), because two of them could become the
-# same place.
+# A subschema below one of these keywords is replaced by its target if it is only a $ref. Subschemas that
+# apply to their parent's value (as in allOf) are not replaced, because two of them could become one place.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 _SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
@@ -64,7 +63,7 @@ class Document:
     # $dynamicAnchor -> result of `outermost_resources` (dynamic_references.py).
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    # Notes on parts for which some allowed values are excluded.
+    # Notes on parts from which some allowed values are excluded.
     narrowings: Notes = field(default_factory=Notes)
 
     def make(self, schema: dict | bool, pointer: str, key: object) -> int:
@@ -105,8 +104,9 @@ class Document:
     def _resolve_alias(self, place: int) -> int:
         """Return a place that can stand for `place`, so that fewer parts must be expanded.
 
-        If the subschema is only a $ref, this is the reference's target. If it is only a scalar type, this is
-        the first place with the same type, since such schemas are never refused and need no pointer.
+        For a subschema that is only a $ref, return the reference's target. For a subschema that is only a
+        scalar type, return the first place with this type, since a scalar type is never refused and needs no
+        pointer.
         """
         seen = set()
         while place not in seen:

@@ -1,7 +1,8 @@
 """Resolves a $dynamicRef to the outermost resource on the evaluation path that defines the anchor.
 
-An evaluation path begins at the root and follows subschemas and references. The target is unique only if all
-paths to the $dynamicRef have the same outermost resource. The keyword is then treated like a `$ref`.
+An evaluation path begins at the root and follows subschemas and references. If all paths to the $dynamicRef
+have one outermost resource, the target is unique, and the keyword is treated like a `$ref`. Otherwise the
+schema is refused.
 """
 
 from mmengine.structured_output.json_schema.reading.document import Document, split_uri
@@ -26,9 +27,9 @@ def dynamic_target(document: Document, place: int) -> int:
     found = document.dynamic.get(name, {})
     if found.get(document.resources[uri]) != start or len(found) == 1:
         return start
-    # If the root has the anchor, it is always the outermost resource. In draft 2019-09, whose anchors have no
-    # name, this holds only if every resource has an anchor, because a resource without an anchor ends the
-    # search.
+    # If the root has the anchor, the root is always the outermost resource. In draft 2019-09, whose anchors
+    # have no name, the root is the outermost only if every resource has an anchor, because a resource without
+    # an anchor ends the search.
     if 0 in found and (name or len(found) == len(set(document.resources.values()))):
         return found[0]
     if name and name not in document.ways:
@@ -42,7 +43,8 @@ def dynamic_target(document: Document, place: int) -> int:
 
 
 def outermost_resources(document: Document, name: str) -> dict[int, set[int | None]]:
-    """Return, for each place, the outermost resource with the $dynamicAnchor `name` on each path to it.
+    """Return, for each place, the outermost resources with the $dynamicAnchor `name` on the paths to the
+    place.
 
     None stands for a path without such a resource. The result is empty if there are too many paths.
     """

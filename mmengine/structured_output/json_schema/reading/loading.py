@@ -1,4 +1,6 @@
-"""Loads schemas from JSON text. Refuses text that is not JSON, is too large, or is nested too deeply."""
+"""Loads schemas from JSON text, and writes values as JSON text. Refuses text that is not JSON, is too large,
+or is nested too deeply.
+"""
 
 import json
 from collections.abc import Callable
@@ -17,8 +19,8 @@ _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan
 def encode(value: object) -> str:
     """Return a value as JSON text. Raises TypeError, ValueError and RecursionError.
 
-    The encoder holds the GIL for 10 ms per MB with small objects. Large values are therefore encoded in
-    parts, so that other threads can run in between.
+    For a value with many small objects, the encoder holds the GIL for 10 ms per MB. Large values are
+    therefore encoded in parts, so that other threads can run between the parts.
     """
     if _has_many(value):
         if isinstance(value, list):

@@ -1,4 +1,5 @@
-"""Reads a schema into a Document: each subschema once, in draft 2020-12, with absolute URIs as references.
+"""Reads a schema into a Document. Each subschema is read once, and is translated to draft 2020-12 with
+absolute URIs as references.
 
 A `$ref` may lead below an unknown keyword, or into another supplied document. Such a target is read when the
 reference is read. A fault in a schema under $defs is an error only if a reference leads to this schema.
@@ -35,7 +36,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import (
 MAX_DEPTH = 64  # Maximum nesting depth of subschemas.
 MAX_SUBSCHEMAS = 20_000
 
-# Keywords whose values are copied, since subschemas in the values are replaced.
+# Keywords whose values are copied, because the subschemas in these values are replaced.
 _HOLDING = SUBSCHEMA_LIST | SUBSCHEMA_MAP
 _SCOPING = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
 SchemaInput = dict | bool | str | bytes
@@ -50,7 +51,7 @@ class Scope(NamedTuple):
 
 
 class _FinalRefusal(SchemaRefused):
-    """A refusal that always applies to the whole schema, even if the faulty part is never used."""
+    """A refusal of the whole schema, which applies even if the faulty part is never used."""
 
 
 @dataclass(slots=True)
@@ -109,7 +110,8 @@ class Reader:
         return place
 
     def _fill(self, node: Node, given: dict, place: int, depth: int) -> None:
-        # A fast path with the same result as the code below. Most schemas consist of a type alone.
+        # A fast path for schemas that consist of a type alone, as most schemas do. The result equals that of
+        # the code below.
         if has_only_type(given, self.scopes[place].draft):
             node.schema = {"type": given["type"]}
             self.document.parts[id(node.schema)] = place
@@ -156,7 +158,7 @@ class Reader:
     def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
         """Read a subschema that has an effect only if a reference leads to it.
 
-        A fault in the subschema is also an error only in this case.
+        A fault in the subschema is an error only if a reference leads to it.
         """
         try:
             self._walk(given, pointer, scope, depth)
@@ -208,7 +210,7 @@ class Reader:
     def _register(self, place: int, uri: str, anchor: str = "") -> None:
         """Register an identifier or anchor for a place.
 
-        If two different schemas have the same identifier or anchor, it is marked as ambiguous.
+        An identifier or anchor that two different schemas have is marked as ambiguous.
         """
         document = self.document
         if anchor:
@@ -221,7 +223,8 @@ class Reader:
     def _add_aliases(self) -> None:
         """Register identifiers that have lower precedence, unless another schema has the same identifier.
 
-        These are an `id` in a schema without a known draft, and an identifier beside a $ref.
+        The identifiers with lower precedence are an `id` in a schema without a known draft, and an identifier
+        beside a $ref.
         """
         for uri, fragment, place in self.aliases:
             if fragment:

@@ -1,9 +1,10 @@
 """Translates a schema object from any draft to draft 2020-12, and drops annotations.
 
-Constructs from older drafts are rewritten with the same meaning, for example `items` as an array,
-`dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without `$schema`, the
-draft is 2020-12. If 2020-12 does not define a construct that has a single meaning in older drafts, the
-construct keeps this meaning. Subschemas are not translated here.
+Constructs from older drafts are rewritten without a change of meaning. Examples are `items` with an array as
+its value, `dependencies`, a boolean `exclusiveMinimum`, and a `$ref` whose siblings are ignored. Without
+`$schema`, the draft is 2020-12. If 2020-12 does not define a construct that has a single meaning in older
+drafts, the construct keeps this meaning. `translate` does not translate the subschemas inside a schema
+object.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Writes notes on keywords that a draft does not define, and refuses them with strict_keywords."""
+"""Handles keywords that a draft does not define: writes notes on such keywords or, with strict_keywords,
+refuses them.
+"""
 
 from difflib import get_close_matches
 from functools import lru_cache

@@ -1,4 +1,5 @@
-"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one of them.
+"""Rewrites keywords such as anyOf into lists of alternatives. A value must satisfy at least one alternative
+of a list.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -91,7 +92,9 @@ def if_then_else(document: Document, place: int, parts: Parts, together: bool) -
 
 
 def dependent(document: Document, place: int, keyword: str, name: str) -> Choice:
-    """Return two alternatives: the property is absent, or it is present and its requirements hold."""
+    """Return two alternatives: the property is absent, or the property is present and its
+    requirements hold.
+    """
     node = document.nodes[place]
 
     def make(schema: dict, key: str) -> Conjunction:

@@ -1,8 +1,8 @@
 """Finds the subschemas that cannot be enforced, so that anyOf and oneOf can leave such branches out.
 
-Leaving out a branch of anyOf only excludes some values. With oneOf, the values of the omitted branch must
-also be excluded from all other branches. For this, a wider schema is used: the branch without the parts that
-cannot be enforced.
+Leaving out a branch of anyOf only excludes some values. With oneOf, the omitted branch's values must also be
+excluded from all other branches. The exclusion uses a wider schema: the branch without the parts that cannot
+be enforced.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -35,7 +35,7 @@ Choice = list[Conjunction]
 
 @dataclass(slots=True)
 class Enforceability:
-    """Knows which subschemas of a document cannot be enforced.
+    """Finds the subschemas in a document that cannot be enforced.
 
     `build` computes the shape for a place's own keywords, and raises UnenforceablePart if this is impossible.
     """

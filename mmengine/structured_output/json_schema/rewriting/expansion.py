@@ -1,4 +1,4 @@
-"""The state while in-place keywords ($ref, allOf, anyOf, …) are expanded, and helpers for schemas.
+"""The state of an expansion of in-place keywords ($ref, allOf, anyOf, …), and helpers for reading schemas.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -31,7 +31,7 @@ class PendingSchema(NamedTuple):
 
 
 class OpenChoice(NamedTuple):
-    """Alternatives of which none is chosen yet, with the path and the position of the branches."""
+    """Alternatives, none of which is chosen yet, with the path and the position of the branches."""
 
     path: tuple[int, ...]
     where: tuple[int, ...]

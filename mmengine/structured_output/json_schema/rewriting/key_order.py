@@ -1,9 +1,9 @@
 """Decides whether an object's keys may come in any order or only in the schema's order.
 
 With a fixed order, a model that writes a later property can no longer write an earlier optional property.
-Objects with optional properties therefore allow any order, unless they are small (Bounds.ordered). The
-grammar engine's JSON Schema supports only a fixed order. An object with any order is marked and later written
-in Lark, which takes longer to compile.
+Therefore objects with optional properties allow any order, except small objects (Bounds.ordered). The grammar
+engine's JSON Schema supports only a fixed order. An object with any order is marked and later written in
+Lark, which takes longer to compile.
 
 If several schemas for the same value add properties, it is undetermined which schema's properties come first.
 For small objects, every order of these groups of properties becomes an alternative.
@@ -92,7 +92,8 @@ def list_orders(constraint: Object) -> list[Object]:
 
 @dataclass(slots=True)
 class KeyOrders:
-    """Decides which objects in a schema allow keys in any order, and collects notes on all others.
+    """Decides which objects in a schema allow keys in any order, and collects notes on all objects with a
+    fixed order.
 
     `ordered` is the setting Bounds.ordered. `bound` has notes on objects that have a fixed order only because
     of this setting. `narrow` has notes on objects that have a fixed order with any setting.
@@ -139,7 +140,8 @@ class KeyOrders:
     def drop_unsupported(self) -> None:
         """Remove all marks if any-order objects cannot be written for this schema.
 
-        Such objects require that each object's unnamed keys can be distinguished from its named keys.
+        To write an any-order object in Lark, each object's unnamed keys must be distinguishable from its
+        named keys.
         """
         for schema, pointer in self.patterned:
             if not self.marked:

@@ -44,8 +44,8 @@ KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 class UnnamedKeys(NamedTuple):
     """Keys that an object's schema does not name, and the schema `value` for their values.
 
-    The keys match `regex`. If `regex` is None, all keys are meant whose length the quantifier `times` allows
-    (such as "*" or "{0,9}").
+    The keys match `regex`. A `regex` of None means all keys whose length the quantifier `times` allows (such
+    as "*" or "{0,9}").
     """
 
     regex: str | None
@@ -214,7 +214,8 @@ def literal_pattern(name: str) -> str:
 
 
 def exclude_names(regex: str, names: list[str], budget: MatchBudget) -> str | None:
-    """Return a pattern for texts that match `regex` but are not in `names`, or None without such texts.
+    """Return a pattern for texts that match `regex` but are not in `names`, or None if there are no such
+    texts.
 
     Raises PatternError if the budget is exceeded.
     """
@@ -227,7 +228,7 @@ def exclude_names(regex: str, names: list[str], budget: MatchBudget) -> str | No
 
 
 def exclude_patterns(regexes: list[str], budget: MatchBudget) -> str | None:
-    """Return a pattern for texts that match none of `regexes`, or None without such texts.
+    """Return a pattern for texts that match none of `regexes`, or None if there are no such texts.
 
     Raises PatternError if the budget is exceeded.
     """
