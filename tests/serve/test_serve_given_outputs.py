@@ -99,10 +99,10 @@ def test_only_new_text_streams(engine):
 @pytest.mark.parametrize(
     ("outputs", "more", "why"),
     [
-        ("abc", {}, "outputs must be token ids"),
-        ([1.5], {}, "outputs must be token ids"),
-        ([-1], {}, "outputs must be token ids"),
-        ([2**40], {}, "outputs must be token ids"),
+        ("abc", {}, "outputs must be the answer"),
+        ([1.5], {}, "outputs must be the answer"),
+        ([-1], {}, "outputs must be the answer"),
+        ([2**40], {}, "outputs must be the answer"),
         ([10**6], {}, "this model's ids end at"),
         ([1, 2], {"n": 2}, "outputs belong to one answer"),
         ([1, 2], {"max_tokens": 2}, "outputs are 2 tokens, but the answer may have 2"),

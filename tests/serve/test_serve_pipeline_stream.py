@@ -155,7 +155,7 @@ def test_calls_that_ask_for_what_happens_anyway_are_silent(pipe):
         ({"generate_kwargs": {"assistant_model": "x"}}, "drafts are a setting of the engine"),
         ({"generate_kwargs": {"penalty_alpha": 0.6}}, "contrastive search is not supported"),
         ({"generate_kwargs": {"logits_processor": [len]}}, "logits_processor=.* use repetition_penalty"),
-        ({"generate_kwargs": {"bad_words_ids": [[]]}}, "bad_words_ids must be a list of lists"),
+        ({"generate_kwargs": {"bad_words_ids": [[]]}}, "bad_words_ids must be a non-empty list"),
         ({"generate_kwargs": {"bad_words_ids": [[1] * 17]}}, "1 to 16 tokens, not 17"),
         ({"generate_kwargs": {"sequence_bias": [[[1], "x"]]}}, "sequence_bias must be a list of pairs"),
         ({"generate_kwargs": {"no_repeat_ngram_size": 65}}, "no_repeat_ngram_size must"),

@@ -142,7 +142,7 @@ def test_invalid_content_is_refused_and_changes_nothing(engine):
         with pytest.raises(InvalidRequest, match="a number of seconds"):
             session.frame(picture(0), -1)
         session.frame(picture(0), 5.0)
-        with pytest.raises(InvalidRequest, match="not before the previous"):
+        with pytest.raises(InvalidRequest, match="not be before the previous"):
             session.frame(picture(0), 4.0)
         assert session.facts == before
     with pytest.raises(InvalidRequest, match="no session"):

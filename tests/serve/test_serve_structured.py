@@ -154,7 +154,7 @@ def test_json_as_a_value_and_where_it_is_cut():
     with Engine() as engine:
         value = engine.generate_json(QUESTIONS[0], RECORD)
         jsonschema.validate(value, RECORD)
-        with pytest.raises(RequestFailed, match="incomplete after 3 tokens; raise max_tokens. It beg"):
+        with pytest.raises(RequestFailed, match="incomplete after 3 tokens; raise max_tokens. The"):
             engine.generate_json(QUESTIONS[0], RECORD, max_tokens=3)
         cut = engine.generate([QUESTIONS[0]], max_tokens=3, response_format=form(RECORD))[0]
         assert (cut.finish_reason, cut.choices[0].detail, cut.as_json()["detail"]) == ("length", CUT, CUT)

@@ -72,7 +72,7 @@ def check_errors(calls, why):
     assert stream[0] == 200
     last = json.loads(events_of(stream[1])[-2])["error"]
     assert why in last["message"] and last["message"].endswith("is cancelled: send it again")
-    assert "repeat the call to get its answer" in keyed[1]
+    assert "repeat the call to get the answer" in keyed[1]
 
 
 def check_recovered(server):
