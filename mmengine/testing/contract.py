@@ -41,8 +41,8 @@ Chat = list[dict[str, object]]
 Inputs = dict[str, Tensor]
 NUM_NEW = 16  # Tokens per answer.
 TOLERANCE = 2e-4  # Largest allowed difference of float32 log-probabilities.
-# Maximum number of attempts to make the engine preempt a row: on a busy machine an image may be ready too
-# late for two rows to run at the same time.
+# Maximum number of attempts to make the engine preempt a row. An attempt can fail, because on a busy machine
+# an image may be ready too late for two rows to run at once.
 MOST_ROUNDS = 8
 NEAR_STEPS = 8  # Logits at most this many bfloat16 steps apart count as tied.
 NEAR_EXPERTS = 2  # The same for a router's last chosen expert and first rejected expert.
@@ -94,8 +94,8 @@ class Checkpoint:
 def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
     """Replace every parameter by random values, so that the model generates varied tokens.
 
-    A freshly initialised model repeats a single token. Its norm weights of one and biases of zero would hide
-    a tensor that is loaded under a wrong name.
+    A freshly initialised model repeats a single token. Because its norm weights are all one and its biases
+    all zero, a tensor that is loaded under a wrong name would not be noticed.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -142,8 +142,8 @@ def _logits(reference: Reference, inputs: Inputs) -> Tensor:
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """Collect the router outputs of a transformers model while the context lasts: pairs of logits
-    [n, number of experts] and the number of experts per token.
+    """Collect a transformers model's router outputs while the context lasts, as pairs of the logits [n,
+    number of experts] and the number of experts per token.
     """
     said: list[tuple[Tensor, int]] = []
 
@@ -161,7 +161,9 @@ def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
 
 
 def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """Return bool [n]: whether a token's last chosen and first rejected expert nearly tie in some layer."""
+    """Return, as bool [n], whether each token's last chosen and first rejected expert nearly tie in some
+    layer.
+    """
     near = torch.zeros((), dtype=torch.bool)
     for logits, top_k in said:
         if top_k < logits.shape[1]:
@@ -191,7 +193,7 @@ class PluginContract:
     _made: ClassVar[Checkpoint]
 
     def make_checkpoint(self, folder: Path) -> Reference:
-        """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`. Return
+        """Write to `folder` a tiny random checkpoint (`make_lively`) with tokenizer and chat template. Return
         the checkpoint's transformers model in float32.
         """
         raise NotImplementedError
@@ -311,10 +313,10 @@ class PluginContract:
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
-        """Check that each sampled token is the likeliest, except for near ties.
+        """Check that each sampled token is the likeliest token, except for near ties.
 
         Two logits may be nearly tied. In a mixture of experts, a token's last chosen and first rejected
-        expert may also be nearly tied; choosing the other expert can change the output much.
+        expert may also be nearly tied, and a different choice of expert can change the output much.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)
