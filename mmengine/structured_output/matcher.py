@@ -4,12 +4,12 @@ from typing import Protocol, Self
 
 
 class Matcher(Protocol):
-    """The state of a text in a grammar. The consumed tokens determine which tokens may follow."""
+    """The state of a text in a grammar. The tokens consumed so far determine which tokens may follow."""
 
     def consume_token(self, token_id: int) -> bool:
         """Consume a token.
 
-        If the grammar does not allow the token, returns False, and the matcher then has an error.
+        If the grammar does not allow the token, returns False, and the matcher has an error from then on.
         """
 
     def consume_tokens(self, token_ids: list[int]) -> bool:
@@ -30,8 +30,8 @@ class Matcher(Protocol):
     def compute_ff_tokens(self) -> list[int]:
         """Return the tokens that must come next (fast-forward tokens).
 
-        A token is included only if the text after it cannot change how the tokenizer splits the text. The
-        list may therefore be empty although some bytes are forced.
+        A token is left out if later text could change how the tokenizer splits the text. The list may
+        therefore be empty although some bytes are forced.
         """
 
     def compute_ff_bytes(self) -> bytes:
@@ -52,4 +52,4 @@ class Matcher(Protocol):
     def is_error(self) -> bool: ...
 
     def get_error(self) -> str:
-        """Return the matcher's error, or "" without an error."""
+        """Return the matcher's error, or "" if there is none."""

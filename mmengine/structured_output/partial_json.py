@@ -1,8 +1,9 @@
-"""Parses JSON text incrementally, and returns the part of the value that is known so far.
+"""Parses JSON text in pieces, and returns the part of the value that is known so far. Also parses complete
+JSON texts that are nested too deeply for Python's parser.
 
-The value only grows. A string is included as far as it is known, without an incomplete escape or surrogate
-pair. Numbers and literals are included when they are complete. A key is included when its value has begun.
-Arrays and objects are included from their opening bracket.
+The value only grows. A string is included up to its last known character; an incomplete escape or surrogate
+pair is left out. Numbers and literals are included when they are complete. A key is included when its value
+has begun. Arrays and objects are included from their opening bracket.
 """
 
 import json
@@ -69,7 +70,7 @@ class PartialJson:
         return changed
 
     def finish(self) -> bool:
-        """End the text, and return whether this completed a number."""
+        """End the text, and return whether the end completed a number."""
         return self._end_atom()
 
     def _read(self, character: str) -> bool:

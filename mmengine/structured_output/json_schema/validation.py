@@ -69,9 +69,9 @@ class _Validator:
         return True
 
     def _referred(self, reference: object) -> object:
-        """Return the schema to which a reference within the same schema leads.
+        """Return the schema to which a reference within the root schema leads.
 
-        Returns True for other references.
+        Returns True for all references that lead elsewhere.
         """
         found = self._root
         if not isinstance(reference, str) or not reference.startswith("#"):
@@ -106,8 +106,8 @@ class _Validator:
     def _combined(self, schema: Mapping[str, object], value: object, pointer: str, depth: int) -> None:
         for each in _list(schema.get("allOf")):
             self.at(each, value, pointer, depth + 1)
-        # For oneOf, a single matching branch is enough, as for anyOf. More branches may seem to match,
-        # because not every keyword is checked.
+        # For oneOf, at least one matching branch is enough, as for anyOf. Several branches may seem to match,
+        # because some keywords are not checked.
         for keyword in ("anyOf", "oneOf"):
             found = _list(schema.get(keyword))
             if found and not any(self._fits(each, value, pointer, depth) for each in found):

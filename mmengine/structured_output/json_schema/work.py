@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-MAX_STEPS = 6_000_000  # Maximum number of steps for a schema, which take a few seconds.
+MAX_STEPS = 6_000_000  # Maximum number of steps for a schema. These steps take a few seconds.
 MAX_SECONDS = 12.0  # Maximum time in seconds, for slow or busy machines.
 
 
@@ -15,7 +15,7 @@ class WorkExceeded(Exception):
     This is not a SchemaRefused, because comparisons catch SchemaRefused and continue.
     """
 
-    # The innermost keyword whose comparisons exceeded the limits, and its JSON pointer.
+    # The innermost keyword whose comparisons exceeded the limits, and the keyword's JSON pointer.
     keyword = pointer = ""
 
 
@@ -63,7 +63,7 @@ def comparisons_of(keyword: str, pointer: str) -> Iterator[None]:
 
 
 def spend_work(steps: int) -> None:
-    """Count `steps`; a step visits a state or compares constraints. Raises WorkExceeded beyond the limits."""
+    """Count `steps`. A step visits a state or compares constraints. Raises WorkExceeded beyond the limits."""
     work = _work.get()
     if work is not None:
         work.spend(steps)

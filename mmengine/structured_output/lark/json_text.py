@@ -1,6 +1,6 @@
-r"""Converts a Lark grammar for a text to a grammar for JSON strings whose value is such a text.
+r"""Converts a Lark grammar for texts to a grammar for JSON strings whose values match the Lark grammar.
 
-A custom tool's input is such a string.
+The converted grammar is needed because a custom tool's input is a JSON string.
 
 Each character in a rule is replaced by its only allowed spelling in JSON, for example a backslash and an n.
 The grammar is then split into lexemes again, because a backslash alone may not determine whether the lexeme
@@ -35,7 +35,7 @@ def json_string_grammar(text: str) -> str:
 
 @lru_cache(maxsize=32)
 def _converted(text: str) -> tuple[str, str]:
-    """Return (converted grammar, error), of which one is "".
+    """Return (converted grammar, error). Either the grammar or the error is "".
 
     Errors are cached too, because finding them may take seconds.
     """

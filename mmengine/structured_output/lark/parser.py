@@ -1,7 +1,7 @@
 """Parses a Lark grammar into rules. Terminals are treated like rules.
 
-Not supported are %ignore and other directives, rules with options or parameters, terminals with & or ~, and
-special tokens.
+The parser refuses %ignore and other directives (except %import), rules with options or parameters, terminals
+with & or ~, and special tokens.
 """
 
 import re
@@ -20,8 +20,8 @@ _WHITE: Ranges = [
     *((9, 13), (32, 32), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
 ]
-# Lark's engines define \d and \w as Unicode classes. These subsets are used instead. A negated class would be
-# too large, so \D and \W are not supported.
+# Lark's engines define \d and \w as Unicode classes, of which the sets below are subsets. A negated class
+# would be too large, so \D and \W are not supported.
 _CLASSES = {"d": [(48, 57)], "w": WORD, "s": _WHITE}
 _NEGATED_CLASS = re.compile(r"\\[DW]|\[\^(?:\\.|[^\]\\])*?\\[dwDW]")
 _TOKEN = re.compile(

@@ -1,1 +1,3 @@
-"""Parses regular expressions to syntax trees and automata. Grammar parsers use the same trees."""
+"""Parses regular expressions to syntax trees, and builds automata from these trees. Grammar parsers use the
+trees too.
+"""

@@ -17,7 +17,7 @@ class Automaton:
 
     A state with a character set consumes a character from the set and leads to its successor. A state without
     a set leads to all its successors without consuming a character. State 0 accepts. `spend` is called with a
-    number of steps before these steps are done. `spend` may raise an error to stop the work.
+    number of steps before the automaton does these steps. It may raise an error to stop the work.
     """
 
     def __init__(self, node: Node, spend: Callable[[int], None]):
@@ -33,7 +33,7 @@ class Automaton:
         return self.closure([self.start])
 
     def advance(self, now: frozenset[int], char: str) -> frozenset[int]:
-        """Return the states that the states `now` reach with the character `char`."""
+        """Return the states to which the character `char` leads from the states `now`."""
         point, steps = ord(char), [self.states[place] for place in now]
         return self.closure(
             [after[0] for found, after in steps if found is not None and contains(found, point)]

@@ -1,6 +1,6 @@
 """Parses regular expressions to syntax trees.
 
-The parser accepts the constructs that have the same meaning in Rust's dialect and in patterns from
+The parser accepts the constructs whose meaning Rust's dialect shares with the patterns from
 json_schema/patterns/pattern.py: characters, sets, groups, alternatives and repetitions. A regex must match a
 whole text.
 """
@@ -42,9 +42,10 @@ def parse_regex(
 ) -> Node:
     r"""Parse a regex and return its tree. Raises UnsupportedRegex.
 
-    `classes` maps a letter to the set for the escape with this letter, such as d for \d; \D is then its
-    complement. `nesting` is the maximum nesting depth of groups. `meaning` returns the set for ranges in
-    brackets, given whether they are negated. `engine` is the grammar engine's name for error messages.
+    `classes` maps a letter, such as d, to the set for the escape with this letter, such as \d. The escape
+    with the capital letter, such as \D, stands for the set's complement. `nesting` is the maximum nesting
+    depth of groups. `meaning` returns the set for ranges in brackets, given whether they are negated.
+    `engine` is the grammar engine's name for error messages.
     """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 
@@ -69,7 +70,7 @@ class _Reader:
         Recursion is avoided, because a pattern that excludes names has as many nested groups as the names
         have letters.
         """
-        # For each open group: the alternatives outside the group, and the meaning of . there.
+        # For each open group: the alternatives outside the group, and the meaning of . outside the group.
         outer: list[tuple[list[list[Node]], Set]] = []
         options: list[list[Node]] = [[]]
         while self._at < len(self._text):

@@ -1,4 +1,6 @@
-"""Character sets as code point ranges. No set contains surrogates, since no text contains them."""
+"""Character sets as code point ranges, and operations on them. No set contains surrogates, since no text
+contains surrogates.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable

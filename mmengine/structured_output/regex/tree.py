@@ -57,7 +57,7 @@ def references(nodes: Iterable[Node]) -> Iterator[Ref]:
 
 
 def regex_of(node: Node) -> str:
-    """Return a regex, in the grammar engine's syntax, that matches the same texts as the node.
+    """Return a regex in the grammar engine's syntax. The regex matches the texts that the node matches.
 
     The node must have no references.
     """

@@ -1,1 +1,1 @@
-"""Reports how a schema is enforced: exactly, approximately, or not at all."""
+"""Reports how exactly a schema can be enforced: exactly, approximately, or not at all."""

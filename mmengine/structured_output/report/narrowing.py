@@ -1,4 +1,6 @@
-"""Writes notes on keywords because of which answers exclude values that the schema allows."""
+"""Writes notes on values that a schema allows and answers cannot have, because of a format's pattern or
+because of the bounds.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Provides `check_schema`, which reports how a schema would be enforced, without a model."""
+"""Provides `check_schema`, which reports, without a model, how a schema would be enforced."""
 
 import random
 import time
@@ -44,8 +44,9 @@ class SchemaReport(msgspec.Struct, frozen=True):
 
     `verdict` is "exact" if, within the bounds, answers can have exactly the values that the schema allows.
     The verdict is "approximated" if some of these values are excluded, which `approximations` describes. The
-    verdict is "refused" if the schema cannot be enforced. `keyword`, `pointer` and `why` then give the cause,
-    and `reason` is `why` without keyword and pointer. An answer never has a value that the schema forbids.
+    verdict is "refused" if the schema cannot be enforced. For a refused schema, `keyword`, `pointer` and
+    `why` give the cause, and `reason` is `why` without keyword and pointer. An answer never has a value that
+    the schema forbids.
 
     `bounds` describes the values and key orders that only the bounds exclude. `notes` lists annotations that
     look like assertions, and other remarks.
@@ -78,8 +79,8 @@ def check_schema(
     `schema` is a JSON schema as a dict (or true, false) or as JSON text, or a type. `bounds` None means the
     default bounds; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict
     mode refuses. `strict_keywords` refuses keywords that no draft defines. `backend` may be a backend, which
-    compiles the grammar for its tokenizer and times masks. It may also be a backend's name (None:
-    llguidance); the grammar is then compiled for a byte tokenizer. A refused schema raises no error. Raises
+    compiles the grammar for its tokenizer and times masks. `backend` may also be a backend's name (None:
+    llguidance), which compiles the grammar for a byte tokenizer. A refused schema raises no error. Raises
     ConfigError for an unknown backend name.
     """
     bounds = Bounds() if bounds is None else bounds

@@ -1,4 +1,4 @@
 """Reads the requested output format: `response_format`, `grammar`, structural tags, and tool calls.
 
-The package also defines how the log stores a format.
+The package also defines the form in which the log stores an output format.
 """

@@ -1,4 +1,6 @@
-"""Checks fields in a client's response_format or grammar. Errors name the invalid field."""
+"""Checks fields in a client's response_format or grammar, and normalizes the schemas in them. Errors name the
+field that is invalid.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +48,7 @@ def check_string(where: FieldPath, value: object, max_chars: int) -> str:
 
 
 def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
-    """Return (all other fields in `given`, value of on_truncation)."""
+    """Return two values: the fields in `given` except on_truncation, and the value of on_truncation."""
     given = dict(check_mapping(where, given))
     match given.pop("on_truncation", None):
         case None | "length":

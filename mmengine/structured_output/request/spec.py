@@ -40,7 +40,8 @@ from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_c
 # Maximum number of characters in a regex, in a Lark grammar, or in all choices together.
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 10_000
-# Maximum number of rules in a Lark grammar. Rules may be nested this deeply, which takes stack space.
+# Maximum number of rules in a Lark grammar. Rules may be nested as deeply as there are rules, which takes
+# stack space.
 MAX_RULES = 2_000
 _RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head, after its name, options or parameters.
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -75,8 +76,8 @@ _SPACINGS = ((",", ":"), (", ", ": "))
 def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     """Return draft grammars, which allow fewer texts than `grammar` and force more tokens.
 
-    They are used to draft tokens. For a JSON Schema, these are grammars with fixed white space. Other kinds
-    have none.
+    A JSON Schema has draft grammars with fixed white space, from which tokens are drafted. Other kinds of
+    grammar have none.
     """
     found = read_grammar(grammar)
     if not isinstance(found, JsonSchema):
@@ -138,11 +139,11 @@ def grammar_of(
     always enforced; `strict` only adds notes. All types except text may have "bounds": an object with fields
     from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to documents
     to which references may lead. It may also have "strict_keywords", which refuses unknown keywords if true.
-    A json_object or a json_schema may have "field_confidence".
-    `grammar` is {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or
-    {"structural_tag": {…}}. All types except text, and all grammars, may have "on_truncation": "close" or
-    "length" (the default). `reasoning_of` reads the field "reasoning". Raises InvalidRequest, which names the
-    part that cannot be enforced and its JSON pointer.
+    A json_object or a json_schema may have "field_confidence". `grammar` is {"regex": …}, {"choice": […]},
+    {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All types except text, and all
+    grammars, may have "on_truncation": "close" or "length" (the default). `reasoning_of` reads the field
+    "reasoning". Raises an InvalidRequest that names the part that cannot be enforced and the part's JSON
+    pointer.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -239,8 +240,8 @@ def _normalize(kind: str, response_format: Mapping[str, object]) -> NormalizedSc
 def notes_of(response_format: Mapping[str, Any] | None) -> tuple[Note, ...]:
     """Return notes for the client on a response_format that `grammar_of` accepted.
 
-    The notes list keywords without effect, parts for which some values are excluded, and with `strict`,
-    constructs that OpenAI would refuse. Raises InvalidRequest.
+    The notes list keywords without effect, and parts from which some values are excluded. With `strict`, the
+    notes also list constructs that OpenAI would refuse. Raises InvalidRequest.
     """
     if response_format is None:
         return ()

@@ -1,4 +1,6 @@
-"""Writes notes on parts of a schema that OpenAI's `strict: true` would refuse, but that work here."""
+"""Writes notes on parts of a schema that OpenAI's `strict: true` would refuse, although mmengine enforces
+them.
+"""
 
 from collections import deque
 
@@ -10,7 +12,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import join_point
 MAX_PROPERTIES = 5_000  # Maximum number of properties in all objects together.
 MAX_LEVELS = 10  # Maximum nesting depth of objects and arrays.
 MAX_ENUM_VALUES = 1_000  # Maximum number of values in all enums together.
-# Maximum number of characters in names of properties and definitions, and in values of enum and const
+# Maximum number of characters in all names (of properties and definitions) and all values (of enum and const)
 # together.
 MAX_CHARS = 120_000
 MAX_STRICT_NOTES = 100

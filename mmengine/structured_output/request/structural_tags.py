@@ -1,4 +1,5 @@
-"""Reads structural tags: free text in which a trigger begins a tag, which contains JSON for a schema.
+"""Reads structural tags: free text in which a trigger begins a tag. A tag contains JSON that matches the
+tag's schema.
 
     text … <function=get_weather>{"city": "Oslo"}</function> … text
            ╰─trigger─╯          │                │
@@ -53,7 +54,7 @@ def structural_tag(where: FieldPath, given: Any) -> str:
     """Return a structural tag as a GrammarRequest's source (see spec.py).
 
     `given` is {"structures": [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one",
-    "stop_after_first" and "bounds". Raises InvalidRequest, which names the field and, for a schema, the
+    "stop_after_first" and "bounds". Raises an InvalidRequest that names the field and, for a schema, the
     keyword and its JSON pointer.
     """
     refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
@@ -105,7 +106,7 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
 def _is_enclosed(schema: Mapping[str, Any]) -> bool:
     """Return whether every value of a normalized schema ends with a bracket or a quotation mark.
 
-    Only then does the text itself show where the value ends.
+    The text itself shows the end of such a value.
     """
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 
@@ -133,7 +134,7 @@ def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) ->
 
 def _check_begins(where: FieldPath, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
-    # In sorted order, a text comes directly before a text that begins with it.
+    # In sorted order, a text comes directly before the texts that begin with it.
     for n, m in zip(order, order[1:]):
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(

@@ -1,5 +1,5 @@
-r"""Writes the request for the grammar of an answer with tool calls, reads it back, and examines the tools'
-schemas. Chat templates use one of two syntaxes for calls:
+r"""Writes the request for the grammar of an answer with tool calls, reads the request back, and examines the
+tools' schemas. Chat templates use one of two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
@@ -55,8 +55,8 @@ class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """A tool that the model may call.
 
     `schema` is the normalized schema for the arguments. `given` is the requested schema if `schema` enforces
-    it only partly; otherwise null. `lark` is a Lark grammar for the JSON string in the argument INPUT, or ""
-    for a tool without a grammar.
+    only a part of it; otherwise null. `lark` is a Lark grammar for the JSON string in the argument INPUT, or
+    "" for a tool without a grammar.
     """
 
     name: str
@@ -119,7 +119,7 @@ def tool_calls(
 ) -> GrammarRequest:
     """Return the request for the grammar of calls to these tools.
 
-    The request has the fields of `form`, with these tools. Raises InvalidRequest, which names the tool's
+    The request has the fields of `form`, with these tools. Raises an InvalidRequest that names the tool's
     field and, for a schema, the keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
@@ -172,8 +172,8 @@ def _normalize(schema: Json, form: CallFormat) -> msgspec.Raw:
 def _relaxed_schema(schema: Json, form: CallFormat) -> Json:
     """Return a schema that can be enforced and allows more values than `schema`.
 
-    In the json syntax, the schema allows any object. In the xml syntax, it allows an object with the named
-    properties, which are strings where `schema` allows only strings.
+    In the json syntax, the returned schema allows any object. In the xml syntax, the returned schema allows
+    an object with the named properties, which are strings where `schema` allows only strings.
     """
     properties = schema.get("properties")
     if form == "json" or not isinstance(properties, Mapping):
@@ -242,7 +242,7 @@ def _others(schema: Json) -> object:
     if patterns and list(patterns) != [_ANY_KEY]:
         return False
     found = [patterns[_ANY_KEY]] if patterns else []
-    # This is how normalization writes additionalProperties with a schema.
+    # The loop reads the form in which normalization writes additionalProperties with a schema.
     for each in schema.get("allOf", ()):
         if each.get("patternProperties") or any(
             one is not True for one in each.get("properties", {}).values()

@@ -2,8 +2,8 @@
 
 Python cannot stop a thread. If a compilation exceeds the time limit, its thread is abandoned: the grammar
 counts as failed, and a new thread replaces the old one. If the abandoned thread finishes later, its grammar
-can be used from then on, and the thread ends. With MAX_ABANDONED threads abandoned, no new grammar is
-accepted. A client whose grammars hang can therefore not occupy the whole machine.
+can be used from then on, and the thread ends. While MAX_ABANDONED threads are abandoned, no new grammar is
+accepted. Therefore a client whose grammars hang cannot occupy the whole machine.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ WORKERS = 2
 CACHE_SIZE = 384
 MAX_ABANDONED = 4  # With this many hanging compilations, no new grammar is accepted.
 # Stack size of a compiler thread. The grammar engine recurses as deeply as rules and references are nested,
-# and a stack overflow would end the process. This size is twice the maximum that spec.py and normalization
-# allow. Only the used part takes memory.
+# and a stack overflow would end the process. This size is twice what the deepest nesting that spec.py and
+# normalization allow needs. Only the used part of a stack takes memory.
 STACK_BYTES = 256 * 2**20
 NOTHING = GrammarRequest("", "")
 
@@ -126,7 +126,7 @@ class Compiler:
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why no new grammars are accepted; empty if they are accepted."""
+        """The reasons why no new grammars are accepted; empty if new grammars are accepted."""
         with self._changed:
             return [self._stuck_text] if self._is_stuck else []
 
@@ -180,7 +180,7 @@ class Compiler:
                 compiled, error = self._compile(compilation.grammar), ""
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
-            # Also catches panics in Rust code, which are not Exceptions. Only the grammar fails.
+            # Also catches panics in Rust code, which are not Exceptions, so that only the grammar fails.
             except BaseException as failure:
                 compiled, error = None, f"the grammar was not compiled: {_describe_failure(failure)}"
             with self._changed:

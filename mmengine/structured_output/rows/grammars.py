@@ -83,7 +83,7 @@ class Grammars:
         compiled = self.compiled(request_id)
         made = None if compiled is None else compiled.closer(*self._budgets[request_id])
         if made is not None:
-            # If the request was preempted, it had an earlier row with a closer. `has_closed` is kept.
+            # A preempted request had a closer in its earlier row. The new closer takes over `has_closed`.
             before = self._closers.get(request_id, made)
             made.has_closed = before.has_closed
             self._closers[request_id] = made
@@ -123,7 +123,7 @@ class Grammars:
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons why new grammars are refused; empty if they are accepted."""
+        """The reasons why new grammars are refused; empty if new grammars are accepted."""
         return self._compiler.reasons
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""Keeps the grammar state of a row (a running request's slot): tokens, and matchers that have consumed them.
+"""Keeps the grammar state of a row (a running request's slot): the tokens, and the matchers that have
+consumed these tokens.
 
 A draft grammar allows only some of the grammar's texts and therefore forces more tokens, which can be
-drafted. Every token that a draft grammar allows is also allowed by the grammar. As long as the text fits a
-draft grammar, only the draft grammar's matcher advances, and the grammar's own matcher lags behind. The own
-matcher catches up when a mask is needed, when the text no longer fits the draft grammar, and to decide
-whether the text may end.
+drafted. The grammar allows every token that its draft grammar allows. As long as the text fits a draft
+grammar, only the draft grammar's matcher advances, and the grammar's own matcher lags behind. The grammar's
+own matcher catches up in three cases: a mask is needed, the text no longer fits the draft grammar, or it must
+be decided whether the text may end.
 
 Draft tokens are consumed when they are proposed. Rejected draft tokens are rolled back later.
 """
@@ -36,7 +37,7 @@ class TextMatcher:
     def catch_up(self, said: list[int]) -> bool:
         """Roll back drafts, and consume all tokens in `said`.
 
-        Returns False if the grammar does not allow a token. The matcher then has an error.
+        Returns False, and leaves the matcher with an error, if the grammar does not allow a token.
         """
         self.keep(())
         behind = said[self.num_read :]
@@ -161,13 +162,15 @@ class RowMatcher:
         return len(token_ids), False
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens are allowed in sequence. There must be no end token among them."""
+        """Return how many of these tokens are allowed in sequence. The tokens must not include an
+        end token.
+        """
         if self.pending_start is not None:
             behind = self.pending_start.end_in(token_ids)
             if behind is None:
                 return len(token_ids)
             return behind + self.own.matcher.validate_tokens(token_ids[behind:])
-        if not self._is_lazy:  # The row uses masks, which need the own matcher.
+        if not self._is_lazy:  # The row uses masks, which need the grammar's own matcher.
             return self.matcher().validate_tokens(token_ids)
         leader = self._up_to_date()
         known = leader.keep(token_ids)
@@ -179,8 +182,8 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come next in the draft grammar or, without one, in the
-        grammar.
+        """Return at most `most` tokens that must come next in the draft grammar. Without a draft grammar, the
+        tokens must come next in the grammar.
         """
         if self.pending_start is not None or not most:
             return ()
@@ -217,8 +220,8 @@ class RowMatcher:
         return self.matcher()
 
     def _lead(self) -> TextMatcher:
-        """Return the matcher for the first remaining draft grammar that the text fits, else the own
-        matcher.
+        """Return the matcher for the first remaining draft grammar that the text fits. Without such a draft
+        grammar, return the grammar's own matcher.
         """
         while (draft_matcher := self._draft_matcher or self._next_draft_matcher()) is not None:
             if draft_matcher.catch_up(self.said):

@@ -1,8 +1,8 @@
 """Keeps the grammar state of all running rows, and computes their token masks. A row is a running request's
 slot.
 
-The state depends only on the rows' tokens and is not stored. Whenever a row is assigned to a request (at
-first, after a preemption, after a crash), a new matcher consumes all generated tokens again.
+The state depends only on the rows' tokens and is not stored. Whenever a row is assigned to a request (for the
+first time, or after a preemption or a crash), a new matcher consumes all generated tokens again.
 
 A grammar may start only after certain tokens, such as the marker that ends reasoning. Before the start, a row
 may generate any token except an end of sequence.
@@ -177,8 +177,8 @@ class RowMatchers:
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
         """Return the rows' token masks, uint32 [m, words], and an error for each row (index into `rows`) that
-        cannot continue. With `drafts`, a row's mask is followed by a mask for each draft token: the tokens
-        that may follow it (none if the draft token is not allowed).
+        cannot continue. With `drafts`, a row's mask is followed by a mask per draft token, which contains the
+        tokens that may follow the draft token (none if the draft token is not allowed).
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -211,8 +211,8 @@ class RowMatchers:
     def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Compute masks row by row, because some rows' grammars have not started or are unknown. Return the
-        errors by index.
+        """Compute masks row by row. This is needed if the grammars of some rows have not started or are
+        unknown. Return the errors by index.
         """
         errors, start = {}, 0
         for index, row in enumerate(rows):
@@ -286,8 +286,8 @@ class RowMatchers:
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Return the sampling positions whose rows have a closer, or None without such rows. `places` has
-        each row's position.
+        """Return the sampling positions whose rows have a closer, or None if no row has a closer. `places`
+        has each row's position.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
@@ -295,8 +295,8 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the tokens to generate after the rows sampled `tokens`. A negative token means that a row
-        sampled none.
+        """Return the tokens to generate after the rows sampled `tokens`. A negative token means that the row
+        sampled no token.
         """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -348,8 +348,8 @@ class RowMatchers:
         return complete, errors
 
     def _open(self, row_matchers: Sequence[RowMatcher], said: Sequence[list[int]]) -> list[int] | None:
-        """Return, for each row, how many of its tokens come before the grammar's start, or None if all
-        grammars have started.
+        """Return how many tokens of each row come before the grammar's start. Return None if all grammars
+        have started.
         """
         for row_matcher in row_matchers:
             if row_matcher.pending_start is not None:

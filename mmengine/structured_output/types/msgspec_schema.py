@@ -1,7 +1,7 @@
 """Writes JSON Schemas for types that msgspec supports (a Struct, a dataclass, a TypedDict, list[int], …).
 
-msgspec can decode every answer that satisfies such a schema. msgspec's own schemas allow more, for example
-any string for a datetime.
+msgspec can decode every answer that satisfies a schema from this module. The schemas that msgspec itself
+writes allow more, for example any string for a datetime.
 
 pathlib's paths are supported too; `paths` decodes them.
 """

@@ -1,8 +1,8 @@
 """Writes JSON Schemas for types that pydantic supports, such that every answer passes pydantic's validation.
 
 pydantic's own schemas allow values that validation rejects: a Decimal may be any string, and a URL may have
-any scheme. The schemas written here are at least as strict as validation. A type is refused if no schema can
-express its rule (for example, that a file exists). This module imports pydantic.
+any scheme. This module's schemas are at least as strict as validation. A type is refused if no schema can
+express the type's rule (for example, that a file exists). This module imports pydantic.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,9 @@ class _Narrow(GenerateJsonSchema):
     """
 
     def emit_warning(self, kind: str, detail: str) -> None:
-        """Ignore warnings, for example on a default that is not JSON. They do not affect answers."""
+        """Ignore warnings, for example on a default that is not JSON, because warnings do not
+        affect answers.
+        """
 
     def _refuse(self, what: str) -> JsonSchemaValue:
         raise InvalidRequest(
@@ -100,8 +102,8 @@ class _Narrow(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def _check_values(self, values: list[object]) -> None:
-        """Refuse enum values that are not JSON values, because pydantic would never find decoded JSON equal
-        to them.
+        """Refuse enum values that are not JSON values, because no decoded JSON value would equal them in
+        validation.
         """
         if not all(each is None or isinstance(each, str | int | float) for each in values):
             self._refuse("a Literal or an Enum with values other than strings, numbers, booleans and None")

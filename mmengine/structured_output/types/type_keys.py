@@ -12,10 +12,10 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 
 
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
-    """Return a schema for objects with keys that `keys` describes and values that match `values`.
+    """Return a schema for objects whose keys match `keys` and whose values match `values`.
 
-    `keys` is the key type's schema, as it would be for a value. `sizes` has minProperties and maxProperties.
-    Raises InvalidRequest if no pattern can describe the keys.
+    `keys` is the schema that the key type would have as the type of a value. `sizes` has minProperties and
+    maxProperties. Raises InvalidRequest if no pattern can describe the keys.
     """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}

@@ -29,8 +29,8 @@ CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # A duration i
 NAIVE_TIME = "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?$"
 NAIVE_DATETIME = f"^{FORMATS['date']}T{NAIVE_TIME.strip('^$')}$"
 
-# Host names that every URL parser leaves unchanged, without punycode and without a last label that could
-# belong to an IPv4 address.
+# Patterns for host names that every URL parser leaves unchanged: without punycode, and without a last label
+# that could belong to an IPv4 address.
 _LABEL = "[a-z0-9]{1,20}(?:-[a-z0-9]{1,20})?"
 HOST = f"(?:{_LABEL}\\.){{0,3}}[a-z]{{2,20}}"
 _CHARACTERS = "[A-Za-z0-9._~-]"
@@ -45,7 +45,7 @@ IPV6 = "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
 _LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # Excludes reserved domains such as test and local.
 EMAIL = f"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@(?:{_LABEL}\\.){{1,3}}{_LONG_DOMAIN}"
 
-# Format that pydantic writes but JSON Schema does not define -> pattern.
+# Maps a format that pydantic writes, and that JSON Schema does not define, to a pattern.
 FORMAT_PATTERNS = {
     "base64": BASE64,
     "base64url": BASE64URL,
@@ -106,7 +106,7 @@ def dates(first: date, last: date) -> str:
     """Return a pattern for dates (YYYY-MM-DD) from `first` to `last`.
 
     The pattern also matches dates that do not exist, such as February 31st. The schema's `format` excludes
-    them.
+    these dates.
     """
     return f"^(?:{'|'.join(_days(first, last))})$"
 

@@ -59,10 +59,10 @@ def schema_of(what: object) -> dict | bool:
 
 
 def decode(text: str, what: object) -> object:
-    """Decode an answer to an object of the type, or for a schema, to the JSON value.
+    """Decode an answer: for a type, to an object of the type; for a schema, to the JSON value.
 
-    Raises RequestFailed for a text that cannot be decoded, because the text was cut (finish_reason "length")
-    or violates a rule of the type that no schema expresses.
+    Raises RequestFailed for a text that cannot be decoded. Such a text was cut (finish_reason "length"), or
+    violates a rule of the type that no schema expresses.
     """
     try:
         return parse_json(text) if isinstance(what, dict | bool) else _reader(what).decode(text)
@@ -190,7 +190,7 @@ def _close_schema(schema: object) -> object:
 def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
     """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item.
 
-    Duplicates are then merged when the answer is decoded to a set.
+    Without the keyword, duplicates are merged when the answer is decoded to a set.
     """
     out = _map_subschemas(
         schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each

@@ -1,12 +1,12 @@
 """Excludes the values of a shape B from a shape A, for `not`, `oneOf` and `if`.
 
 `A and not B` is computed directly, because the complement of B alone often needs infinitely many
-alternatives. A reduces the alternatives in three ways. Keys that A forbids need no alternative. A part that
-satisfies A's schema may be unable to violate B's schema. A list ends where the schemas of A and B for an item
-have no common value.
+alternatives. The shape A reduces the alternatives in three ways. Keys that A forbids need no alternative. A
+part that satisfies A's schema may be unable to violate B's schema. A list ends where the schemas of A and B
+for an item have no common value.
 
-Values that cannot be expressed become a blocked constraint, which is refused if it is used. Some alternatives
-are left out, because few authors intend their values; OMITTED_ALTERNATIVES describes them.
+Values that cannot be expressed become a blocked constraint, which is refused if it is used. Alternatives with
+values that few authors intend are left out; OMITTED_ALTERNATIVES describes these alternatives.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -38,7 +38,7 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
 MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
 MAX_STEPS = 64  # Maximum number of steps between two bounds that are excluded one by one.
-MAX_PLACES = 16  # Only one of the first MAX_PLACES items in a list's rest can be the item that violates B.
+MAX_PLACES = 16  # Only the first MAX_PLACES items in a list's rest are tried as the item that violates B.
 OMITTED_ALTERNATIVES = (
     f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
     "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
@@ -48,8 +48,8 @@ MAX_OPTIONAL = 5  # Maximum number of optional properties if an unnamed key viol
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The keyword that excludes a schema, its JSON pointer, and the error message if it cannot be
-    enforced.
+    """The keyword that excludes a schema, the keyword's JSON pointer, and the error message if the keyword
+    cannot be enforced.
     """
 
     keyword: str
@@ -272,7 +272,7 @@ class Exclusion:
     def _failing(self, ours: Conjunction, theirs: Conjunction) -> Conjunction | None:
         """Return a conjunction for values that satisfy `ours` but not `theirs`.
 
-        Returns None if obviously no such value exists.
+        Returns None if it is obvious that no such value exists.
         """
         if self._within(theirs, ours) or self.parts.is_impossible(ours):
             return None
@@ -283,11 +283,11 @@ class Exclusion:
         return None if self.parts.is_impossible(failing) else failing
 
     def _within(self, wide: Conjunction, narrow: Conjunction) -> bool:
-        """Return whether obviously every value that satisfies `narrow` also satisfies `wide`."""
+        """Return whether it is obvious that every value that satisfies `narrow` also satisfies `wide`."""
         return all(place in narrow or self.parts.allows_anything(place) for place in wide)
 
     def _other_keys(self, a: Object, b: Object, names: list[str]) -> None:
-        """Add objects with a key that neither `a` nor `b` names, and with a value for this key that `b`
+        """Add objects with a key that `a` and `b` do not name, and with a value for this key that `b`
         forbids.
         """
         kinds = [(text, conj) for text, (_, conj) in a.patterns.items() if not self.parts.is_impossible(conj)]
@@ -346,7 +346,7 @@ _NEGATED_FIELDS: dict[type, frozenset[str]] = {
 
 
 def _has_other_fields(constraint: Constraint) -> bool:
-    """Return whether the constraint restricts values by a field that cannot be negated here."""
+    """Return whether the constraint restricts values by a field that this module cannot negate."""
     if type(constraint) not in _NEGATED_FIELDS:
         return False
     plain = type(constraint)()

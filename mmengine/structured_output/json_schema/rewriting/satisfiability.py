@@ -28,7 +28,7 @@ class Satisfiable:
     order: list[Conjunction] = field(default_factory=list)  # Every reachable part, beginning with the root.
     inside: dict[Conjunction, list[Conjunction]] = field(
         default_factory=dict
-    )  # Part -> parts inside it. A part that is used twice is listed twice.
+    )  # Part -> the parts inside it; a part that occurs twice is listed twice.
     satisfied: set[Conjunction] = field(default_factory=set)
     sequences: dict[Array, Sequence] = field(default_factory=dict)  # Arrays with `contains` or `uniqueItems`.
 
@@ -57,9 +57,9 @@ class Satisfiable:
             self._explain(root, frozenset())
 
     def _check(self, conj: Conjunction) -> bool:
-        """Add a part to `satisfied` if other parts there make it satisfiable.
+        """Add a part to `satisfied` if the parts already in `satisfied` make the new part satisfiable.
 
-        Returns whether it was added.
+        Returns whether the part was added.
         """
         for shape in self.shapes.of(conj):
             for constraint in shape.values():

@@ -1,4 +1,4 @@
-"""Expands a conjunction of schemas into shapes, such that every allowed value has at least one shape.
+"""Expands a conjunction of schemas into shapes, such that every allowed value has at least one of the shapes.
 
 In-place keywords ($ref, allOf, anyOf, oneOf, dependentSchemas, …) are expanded exactly or refused, so that a
 shape only has a constraint for each JSON type. Each alternative records which schemas hold, and excludes the
@@ -82,7 +82,7 @@ class Shapes:
     impossible: set[Conjunction] = field(default_factory=set)
     # Conjunctions whose shapes lack some allowed values.
     narrowed: set[Conjunction] = field(default_factory=set)
-    # The exclusions because of which values are missing.
+    # The exclusions that left out allowed values.
     narrow_at: dict[Origin, None] = field(default_factory=dict)
     steps: int = 0
     enforceable: Enforceability = field(init=False)
@@ -119,7 +119,9 @@ class Shapes:
         return found
 
     def _expand_single(self, conj: Conjunction) -> list[Shape] | None:
-        """Return the shapes for a single schema without in-place keywords, or None. Faster than `_expand`."""
+        """Return the shapes for a single schema without in-place keywords, or None. This is faster than
+        `_expand`.
+        """
         if len(conj) != 1:
             return None
         schema = self.document.nodes[conj[0]].schema
@@ -154,8 +156,8 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes such that every value has at least one, even if `of` lacks some values. Needed in
-        proofs.
+        """Return shapes such that every allowed value has at least one of the shapes, even if `of` lacks some
+        values. Proofs need such shapes.
         """
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found
@@ -177,7 +179,7 @@ class Shapes:
         )
 
     def allows_anything(self, place: int) -> bool:
-        """Return whether a place's schema obviously allows everything."""
+        """Return whether it is obvious that a place's schema allows everything."""
         schema = self.document.nodes[place].schema
         if place in self.negated or place in self.unions:
             return False
@@ -209,8 +211,8 @@ class Shapes:
         return (made,)
 
     def union(self, choice: Choice) -> Conjunction:
-        """Return a conjunction for values that satisfy an alternative in `choice`. These alternatives do not
-        count as evaluating properties or items (unevaluatedProperties, unevaluatedItems).
+        """Return a conjunction for values that satisfy an alternative in `choice`. For unevaluatedProperties
+        and unevaluatedItems, these alternatives do not count as evaluating properties or items.
         """
         made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
         self.unions[made] = choice

@@ -2,7 +2,7 @@
 
 These keywords restrict only keys and items that no other schema evaluates. The more schemas hold for a value,
 the less the keywords restrict. Each alternative stands for a set of schemas that hold. A value satisfies the
-keyword if it does so in some alternative whose schemas all hold.
+keyword if all schemas of some alternative hold and the value satisfies the keyword in this alternative.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -95,7 +95,8 @@ def _evaluate(
 def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
     """Refuse the unevaluated keyword at `above` if an anyOf or `if` at `place` is shared with another schema.
 
-    Its alternatives were then expanded for the other schema, so it is unknown which of them hold.
+    The alternatives of a shared keyword were expanded for the other schema, so it is unknown which
+    alternatives hold.
     """
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):

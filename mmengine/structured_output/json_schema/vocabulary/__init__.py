@@ -1,1 +1,1 @@
-"""JSON Schema's keywords, drafts and formats, and the refusals and notes that name them."""
+"""JSON Schema's keywords, drafts and formats, and the types of refusals and notes about a schema."""

@@ -100,7 +100,7 @@ FORMATS = {
     "uri": URI,
     "uri-reference": URI_REFERENCE,
     "uri-template": URI_TEMPLATE,
-    # Formats that allow letters of all languages use the pattern of the corresponding ASCII format.
+    # A format that allows letters of all languages uses the corresponding ASCII format's pattern.
     "iri": URI,
     "iri-reference": URI_REFERENCE,
     "idn-email": EMAIL,

@@ -1,4 +1,4 @@
-"""Lists the keywords in draft 2020-12, and checks their values."""
+"""Lists the keywords in draft 2020-12, and checks their values. Also converts and compares JSON values."""
 
 import json
 from collections.abc import Callable
@@ -136,7 +136,7 @@ def is_count(value: object) -> bool:
 
 
 def equality_key(value: object) -> object:
-    """Return a hashable key, which is equal for values that are equal in JSON Schema.
+    """Return a hashable key. Two values have equal keys if they are equal in JSON Schema.
 
     1 and 1.0 are equal, but 1 and true are not.
     """
@@ -230,7 +230,8 @@ def check_multiple(value: int | float, pointer: str) -> None:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
 
 
-# (keywords, check of their value, description of valid values). The reader checks subschemas separately.
+# Tuples (keywords, function that checks their values, description of valid values). The reader checks
+# subschemas separately.
 _CHECKS: list[tuple[frozenset[str], Callable[[object], bool], str]] = [
     (SUBSCHEMA, lambda v: isinstance(v, dict | bool), "a schema (an object, true or false)"),
     (SUBSCHEMA_LIST, lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one schema"),

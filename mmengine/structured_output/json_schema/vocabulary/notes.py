@@ -1,4 +1,6 @@
-"""Notes for clients on a normalized schema: keywords without effect, and values that are excluded."""
+"""A normalized schema, and the notes on it for clients: keywords without effect, and values that are
+excluded.
+"""
 
 from dataclasses import dataclass, field
 
@@ -59,7 +61,7 @@ class Notes:
             self.left_out = True
 
     def all(self) -> tuple[Note, ...]:
-        """Return at most MAX_NOTES notes. If there are more, the last note says so."""
+        """Return at most MAX_NOTES notes. If notes are left out, the last note says so."""
         out = [msgspec.structs.replace(note, count=self.counts[key]) for key, note in self.first.items()]
         if self.left_out:
             out.append(Note("", "#", "more notes were omitted"))

@@ -1,4 +1,6 @@
-"""The errors for a refused schema, with the keyword, its JSON pointer, and the reason."""
+"""The errors for a refused schema, with the keyword, the JSON pointer and the reason, and functions that
+write JSON pointers.
+"""
 
 from typing import NoReturn
 
