@@ -1,8 +1,8 @@
 """Findings: decisions in a log that break a rule of the state.
 
-The frames, checksums and types of a log can be sound although a decision is impossible. Such a decision is
-evidence of a bug in the build that wrote the log. Tools show the finding, and continue if the state can take
-the decision.
+The frames, checksums and types of a log can be sound although a decision is impossible. An impossible
+decision is evidence of a bug in the build that wrote the log. Tools show the finding, and continue if the
+state can take the decision.
 """
 
 from pathlib import Path

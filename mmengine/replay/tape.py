@@ -28,8 +28,8 @@ INVARIANT = "invariant "  # Prefix of a divergence's `field` for a broken invari
 CRASH = "crash"  # A divergence's `field` if this build raises an exception after the last record.
 
 
-# An executor or a sink raises these exceptions to end the loop. They do not derive from `Exception`, because
-# the loop turns an executor's exceptions into FAILED.
+# An executor or a sink raises these exceptions to end the loop. These classes do not derive from `Exception`,
+# because the loop turns an executor's exceptions into FAILED.
 
 
 class Diverged(BaseException):

@@ -215,8 +215,8 @@ class Step:
             self.decided.append(record.event)
 
     def num_agreed(self) -> int:
-        """Return the number of logged decisions that were also decided here. Raises Diverged if a decision
-        differs.
+        """Return the number of logged decisions that this build's scheduler decided, too. Raises Diverged if
+        a decision differs.
         """
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]

@@ -131,7 +131,7 @@ def derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergen
     except LogError:
         raise
     except MMEngineError as error:
-        if tape.next is not None:  # If the log ends here, the live engine stopped with the same error.
+        if tape.next is not None:  # If the log ends here, the live engine stopped with this error.
             found = tape.divergence("event", type(tape.next.event).__name__, str(error))
             return found if core is None else tape.located(found, core.state)
     except Exception as error:

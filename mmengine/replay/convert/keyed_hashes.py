@@ -50,7 +50,7 @@ class KeyedHashes:
         """Return the redacted tokens (int32) that follow the hash state `state`, and the hash state after the
         first `keep` tokens.
 
-        `tokens`: int32. `marks`: maps a token's index to the media that begin there.
+        `tokens`: int32. `marks`: maps a token's index to the media that begin at this token.
         """
         numbers, kept = np.empty(len(tokens), np.int32), state
         key, blake2b, data = self._key, hashlib.blake2b, tokens.astype("<i4").tobytes()

@@ -1,8 +1,7 @@
 """Exports a log as a Chrome trace (JSON), which https://ui.perfetto.dev and chrome://tracing can show.
 
-The trace has a single process. It contains a track for the steps, a track per row, asynchronous slices per
-request, and counters. Times are in us since the log's first record. Format: "Trace Event Format", Google,
-2016.
+The trace has a single process, with a track for the steps, a track per row, asynchronous slices per request,
+and counters. Times are in us since the log's first record. Format: "Trace Event Format", Google, 2016.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Redacts a log for publication. The redacted log has the same decisions, but no user content.
+"""Redacts a log for publication. The redacted log has the original log's decisions, but no user content.
 
 A keyed pseudo-random function replaces each token. Its arguments are the token, all earlier tokens of the
 request, the positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal,
@@ -52,10 +52,10 @@ class RedactReport:
 def redact(source: Path, target: Path, key: bytes, findings: Findings | None = None) -> RedactReport:
     """Write a copy of the log in `source` to `target` without user content.
 
-    The copy has the same decisions. If the source verifies, the copy verifies too. A wrong digest in the
+    The copy has the source's decisions. If the source verifies, the copy verifies too. A wrong digest in the
     source stays wrong in the copy. If the state cannot take a decision, this decision is the last record
-    written. `findings`: see CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. Logs that
-    are redacted with the same key have equal new names for equal values.
+    written. `findings`: see CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. If
+    several logs are redacted with one key, equal values get equal new names in all of them.
 
     Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises
     `verify`'s errors.

@@ -36,7 +36,7 @@ class SavedState(Protocol):
 
 class PackedState:
     """A copy of a state in the form of a packed snapshot. `base`: an earlier copy, whose content `data` does
-    not repeat, or None. Most of a long queue is the same in many states.
+    not repeat, or None. A long queue, for example, differs little between states.
     """
 
     __slots__ = ("base", "data", "unpacked_base")
@@ -49,7 +49,9 @@ class PackedState:
     def of(
         cls, state: State, started: ev.Started, position: int, base: "PackedState | None" = None
     ) -> "PackedState":
-        """Return a copy. It has `base` if that makes the copy small; otherwise it can be a base itself."""
+        """Return a copy. If a small copy results from `base`, the copy uses `base`; otherwise later copies
+        can use the copy as their base.
+        """
         packed = bytes(snapshot.packed(body_of(state, started, position - 1)))
         if base is not None:
             data = zstandard.ZstdCompressor(
@@ -81,7 +83,7 @@ def _dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
 
 
 def _delta_of(packed: bytes) -> zstandard.ZstdCompressionParameters:
-    """Return the parameters with which a state is compressed against another that is as large."""
+    """Return the parameters for compressing a state against another state of about equal size."""
     window = max(20, min(27, (2 * len(packed)).bit_length()))
     return zstandard.ZstdCompressionParameters.from_level(3, window_log=window, enable_ldm=True)
 
@@ -195,7 +197,9 @@ class Marks:
 
 
 def states_of(marks: list[Mark]) -> list[SavedState]:
-    """Return the marks' copies and the bases of these, each once, a base before its copies."""
+    """Return the marks' copies and the bases of these copies. Each is listed once, a base before
+    its copies.
+    """
     found: dict[int, SavedState] = {}
     for mark in marks:
         base = mark.saved.base if isinstance(mark.saved, PackedState) else None

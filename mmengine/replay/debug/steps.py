@@ -66,8 +66,8 @@ def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
 
 
 def drafts_view(navigator: Navigator) -> Table:
-    """Return a table with two sets of drafts: those that rows have now, and those that each live request had
-    and accepted in the last records.
+    """Return a table with the drafts that rows have now, and with the numbers of drafts that each live
+    request had and accepted in the last records.
     """
     start = max(navigator.first, navigator.position - RECENT_RECORDS)
     counts: dict[str, list[int]] = {}

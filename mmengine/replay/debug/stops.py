@@ -51,7 +51,7 @@ def evaluated(code: CodeType, facts: Facts) -> object:
 
 
 class Stop:
-    """A breakpoint. It stops before each record for which its condition holds. If the condition reads only
+    """A breakpoint, which stops before each record for which its condition holds. If the condition reads only
     the state, it stops only where the condition becomes true.
     """
 
@@ -81,7 +81,7 @@ class Stop:
 
 
 class Watch(Stop):
-    """A watchpoint. It stops after each record that changes its value."""
+    """A watchpoint, which stops after each record that changes its value."""
 
     kind = "watchpoint"
 

@@ -88,7 +88,7 @@ class DerivedEngine:
         self._end()
 
     def drop_empty_step(self) -> None:
-        """Close an open step without rows. Such a step has no result."""
+        """Close an open step without rows. A step without rows has no result."""
         if self.state.is_open and not len(self.state.step_rows) and not self.state.flights:
             evolve(self.state, ev.Executed(b""))
 

@@ -55,7 +55,7 @@ class HostEngine(Protocol):
         """Apply the oldest step's result. Raises ValueError for a result that does not match the step."""
 
     def drop_empty_step(self) -> None:
-        """Close an open step without rows. Such a step has no result."""
+        """Close an open step without rows. A step without rows has no result."""
 
     def left_over(self) -> list[str]:
         """Return the requests that the next call would schedule. Returns an empty list while a step is in

@@ -83,7 +83,8 @@ class RecordedRows:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._names: dict[int, str] = {}
-        # The rows of the previous call. If `rows` is None in SCHEDULED, the call has the same rows.
+        # The rows of the previous call. If `rows` is None in SCHEDULED, the call has the previous call's
+        # rows.
         self._last: list[int] = []
 
     def outcome(self, events: Iterable[ev.Event]) -> Outcome:

@@ -136,9 +136,9 @@ class HostedVerifier:
             raise self._log.contradiction(record, error) from error
 
     def finish(self) -> None:
-        """Compare the last call, and store in the report which requests the rules would schedule next. The
-        ends that follow from the last result may be missing in the log, because the host was killed. Raises
-        Diverged if requests are left but none can be scheduled.
+        """Compare the last call, and store in the report which requests the rules would schedule next. If the
+        host was killed, the ends that follow from the last result may be missing in the log. Raises Diverged
+        if requests are left but none can be scheduled.
         """
         self._compare_call()
         engine = self._engine
@@ -251,7 +251,7 @@ class HostedVerifier:
 
 
 def _continues(before: ev.Event, event: ev.Event) -> bool:
-    """Return whether `event` belongs to the same scheduling call as `before`, the event directly before
+    """Return whether `event` belongs to the scheduling call of `before`, which is the event directly before
     it.
     """
     first, second = (_CALL_ORDER.get(type(each), _CALL_ORDER[ev.Admitted]) for each in (before, event))

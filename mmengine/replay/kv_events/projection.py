@@ -51,7 +51,7 @@ class KVProjection:
         self._is_announced = np.zeros(len(index.content), bool)  # Indexed by block.
         self._holders: Counter[int] = Counter()  # Maps a content to the number of blocks that hold it.
         # Maps a digest to the number of announced blocks. With a drafter that has a KV cache, a content also
-        # includes the token after the block, so several contents can have the same digest.
+        # includes the token after the block, so several contents can have one digest.
         self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}

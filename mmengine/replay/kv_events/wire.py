@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-DEVICE = "GPU"  # The storage tier of blocks that a step can read. The value is the same for all devices.
+DEVICE = "GPU"  # The storage tier of blocks that a step can read, on every device.
 # Maximum number of blocks in a BlockStored event. There is a limit because a consumer reads an event as a
 # whole.
 MAX_EVENT_BLOCKS = 4096

@@ -257,7 +257,7 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 def _by_length(script: Script) -> Script:
     """Return the script with other values for max_tokens. An answer that ended in the log by a stop or an
-    error now ends by length, at the same token.
+    error now ends by length, after as many tokens.
     """
     observations = []
     for each in script.observations:

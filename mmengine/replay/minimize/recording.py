@@ -170,7 +170,7 @@ def read_recording(folder: Path, kind: str, deadline: Deadline | None = None) ->
 def _split(state: State, record: Record) -> Piece:
     try:
         return piece_of(state, record)
-    except Exception:  # An impossible record has no shares. It is kept unchanged.
+    except Exception:  # An impossible record has no shares and is kept unchanged.
         return Piece(record, record.event)
 
 

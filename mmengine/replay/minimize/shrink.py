@@ -126,8 +126,8 @@ def shorten_answer(script: Script, name: str, count: int) -> Script:
 
 
 def shorten_stop(script: Script, name: str, count: int) -> Script:
-    """Return the script with an answer that stops after `count` tokens, for the same reason as in the
-    original script.
+    """Return the script with an answer that stops after `count` tokens. The reason for the stop is that of
+    the original script.
     """
     answer = script.answers[name]
     sooner = replace(answer, tokens=answer.tokens[:count], runs=answer.runs[answer.runs[:, 0] < count])

@@ -1,4 +1,5 @@
-"""Compares the decisions about a request in a log with the decisions of this build's rules on the same state.
+"""Compares a log's decisions about a request with the decisions that this build's rules make on the state
+before each of them.
 
 The query `why` adds these differences to its sentences, so that no sentence gives a reason that contradicts
 the state.
@@ -142,7 +143,7 @@ class Rules:
         return f" This build's rules would have decided otherwise: {text}.", {"rules": text}
 
     def _fields(self, logged: ev.Admitted, expected: ev.Admitted) -> Iterator[str]:
-        """Yield a clause for each way in which two admissions of the same request differ."""
+        """Yield a clause for each way in which two admissions of one request differ."""
         if logged.cached_blocks != expected.cached_blocks:
             here, there = (hit_tokens(self._view, event) for event in (expected, logged))
             which = f"; the log takes {there}" if here != there else ", in other blocks"

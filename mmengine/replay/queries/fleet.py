@@ -1,7 +1,7 @@
 """Follows requests across the logs of several replicas: which replicas ran a request, how many tokens each
 replica computed, and how the request ended.
 
-A request that migrates leaves entries in several logs, all with the same core id. For a request with a single
+A request that migrates leaves entries in several logs, all with one core id. For a request with a single
 answer, the core id is the request id. With `n` answers, each choice migrates on its own and has the core id
 `id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that earlier
 replicas computed.

@@ -129,7 +129,7 @@ class Reasons:
 
     def blocks_short(self) -> tuple[int, int]:
         """Return the number of blocks that the running rows need in this state, and the number of free
-        blocks. These numbers explain a preemption.
+        blocks. The two numbers explain a preemption.
         """
         rows = self._undecided(None)
         if not len(rows):

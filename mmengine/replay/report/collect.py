@@ -28,8 +28,8 @@ from mmengine.replay.timeline import is_scheduling
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
 MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page. Later segments are left out.
-# Reasons that apply to all waiting requests in a step. They are stored once per step instead of once per
-# request.
+# Reasons that apply to all waiting requests in a step. A common reason is stored once per step instead of
+# once per request.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
 # Number of steps between two checks of the reasons, as long as nothing happens that could change them.
 REASONS_EVERY = 16
@@ -199,8 +199,8 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Record the reasons while the step is decided. If the step has the same rows as the previous step
-        and nothing else changed, the previous reasons are kept.
+        """Record the reasons while the step is decided. If the rows are those of the previous step and
+        nothing else changed, the previous reasons are kept.
         """
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
@@ -308,7 +308,7 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the line on which each lane is drawn, int32. It is the first line that is free when the lane
+    """Return, as int32, the line on which each lane is drawn: the first line that is free when the lane
     starts.
 
     `start`, `end`: steps. The lanes are ordered by start.

@@ -1,8 +1,8 @@
 """Produces messages that keep a report page up to date while its log grows: first everything in the log, and
 then the changes.
 
-The messages have the same columns as the report. The page's size is limited. After `MAX_STEPS` steps or
-`MAX_LANES` requests, the page starts again with only the live requests.
+The messages have the report's columns. The page's size is limited. After `MAX_STEPS` steps or `MAX_LANES`
+requests, the page starts again with only the live requests.
 """
 
 from collections.abc import Mapping, Sequence

@@ -64,8 +64,8 @@ def hash_of(text: str) -> str:
 
 
 def _packed(collected: Collector, name: str) -> str:
-    """Return gzip data in base64. It contains the length of the head (int32), the head (JSON), and the
-    columns (aligned to 8 bytes).
+    """Return gzip data in base64: the length of the head (int32), the head (JSON), and the columns (aligned
+    to 8 bytes).
     """
     head, columns = _head(collected, name), _columns(collected)
     places, offset = {}, 0

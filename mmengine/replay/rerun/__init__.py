@@ -1,1 +1,3 @@
-"""Runs a log's requests again, with the same or with changed settings."""
+"""Runs a log's requests again, with the log's settings or with changed settings, and predicts their
+latencies.
+"""

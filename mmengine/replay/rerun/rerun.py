@@ -2,8 +2,8 @@
 
 If the other settings lead to the log's own decisions, the result is exact, because the steps are the log's.
 Otherwise the log's requests are simulated in time: the engine's own scheduler decides, and step times are
-fitted to the log. Such a result is returned only if simulations predict each half of the log from the other
-half.
+fitted to the log. A simulated result is returned only if simulations predict each half of the log from the
+other half.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,10 @@ class Rerun:
     """The result of a rerun.
 
     `is_exact`: whether the settings lead to the log's decisions; otherwise decisions are simulated. `again`:
-    the log's own settings with modelled step times. `what_if`: the changed settings. It is None if `refusal`
-    gives a reason why their latencies cannot be predicted. `intervals`: the lowest and highest value to
-    expect for each figure in `what_if`. `errors`: the relative error of each figure in `again` compared with
-    `logged`, as a fraction, or None if the logged figure is 0.
+    the log's own settings with modelled step times. `what_if`: the changed settings. `what_if` is None if
+    `refusal` gives a reason why these latencies cannot be predicted. `intervals`: the lowest and highest
+    value to expect for each figure in `what_if`. `errors`: the relative error of each figure in `again`
+    compared with `logged`, as a fraction, or None if the logged figure is 0.
     """
 
     is_exact: bool

@@ -34,8 +34,8 @@ class Answer:
 
     `tokens`: int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
     ended the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs`
-    (int32 [n, 3]): a row for each step with drafts. It contains the output index at which the step began, the
-    number of tokens that the step yielded, and the number of drafts.
+    (int32 [n, 3]): a row for each step with drafts. The row contains the output index at which the step
+    began, the number of tokens that the step yielded, and the number of drafts.
     """
 
     tokens: np.ndarray

@@ -32,8 +32,8 @@ class StepTimes:
     """The fitted costs and the deviations of the log's steps.
 
     `ratios`: for each kind of step, the logged time of each step as a multiple of its fitted time.
-    `overlaps`: whether the log's engine worked while the device computed. If so, the ratios compare device
-    times; otherwise they compare the sums of device and host times.
+    `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
+    device times; without overlap, they compare the sums of device and host times.
     """
 
     cost: FittedCost

@@ -117,7 +117,7 @@ def _wrong_groups(state: State, cached: np.ndarray, new: np.ndarray, start: int)
 
 
 def _window_hits(state: State, event: ev.Admitted, cached: np.ndarray, start: int) -> Rules:
-    """Check that the prefix hits in groups with a window have the same contents as the hits in the first
+    """Check that the contents of the prefix hits in groups with a window equal those of the hits in the first
     group. `start`: the number of tokens in the first group's hits.
     """
     hits = place = start // state.block_size

@@ -16,8 +16,8 @@ Rules: TypeAlias = Iterator[BrokenRule]
 
 
 class MalformedColumn(ValueError):
-    """Raised for bytes that are not an int32 column, and for columns whose lengths do not match. The log is
-    then corrupt.
+    """Raised for bytes that are not an int32 column, and for columns whose lengths do not match. A log with
+    such a column is corrupt.
     """
 
 

@@ -1,4 +1,4 @@
-"""The rules that a logged decision must satisfy. They are checked on the state just before the decision.
+"""The rules that a logged decision must satisfy, checked on the state just before the decision.
 
 A decision that breaks a rule is a finding about the build that wrote the log (findings.py). The rules are
 cheap, so every tool checks them while it reads a log. In contrast, `mmengine log verify --invariants` checks

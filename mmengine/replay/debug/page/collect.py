@@ -1,5 +1,5 @@
-"""Collects what the debugger's page shows of a small log: the records, and for each view, object and field
-the positions where it changes.
+"""Collects the data of the debugger's page for a small log: the records, and the positions at which each
+view, object and field changes.
 """
 
 from collections.abc import Callable
