@@ -1,4 +1,5 @@
-"""Block groups: sets of a model's attention layers that share KV blocks, because they see the same window.
+"""Block groups: sets of a model's attention layers that share KV blocks, because the layers of a set see the
+same window.
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window, so a
 request holds blocks of a later group only for keys that a later query can still see.
@@ -13,7 +14,7 @@ MAX_GROUPS = 64
 
 
 class BlockGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A set of attention layers whose KV lies in the same blocks.
+    """A set of attention layers that store their KV in common blocks.
 
     `window`: a query sees only keys > query - window; 0 means all keys. `layers`: indices of the attention
     layers.

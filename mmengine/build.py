@@ -125,7 +125,7 @@ def build(
 def _weights_ahead(folder: Path) -> AbstractContextManager[None]:
     try:
         return reading_ahead(model_weight_files(folder), available_memory())
-    except ModelError:  # reading the weights raises the same error later
+    except ModelError:  # reading the weights raises this error again
         return nullcontext()
 
 

@@ -14,8 +14,8 @@ MAX_REPEATS = 1024  # Largest min_count.
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ends an answer whose last tokens repeat a pattern. The fields have vLLM's names.
 
-    The answer ends when its last tokens are the same p tokens `min_count` times in a row, for any p from
-    `min_pattern_size` to `max_pattern_size`. `max_pattern_size` 0 turns the option off.
+    The answer ends when its last tokens are a sequence of p tokens, `min_count` times in a row, for any p
+    from `min_pattern_size` to `max_pattern_size`. `max_pattern_size` 0 turns the option off.
     """
 
     max_pattern_size: int = 0

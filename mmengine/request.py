@@ -23,7 +23,7 @@ MAX_BIAS = 100  # Largest absolute value in logit_bias and sequence_bias.
 MAX_CHOICES = 64  # Largest n (answers to one prompt).
 MAX_SUPPRESSED = 1024  # Largest number of tokens in suppress_tokens.
 MAX_SEQUENCES = 256  # Largest number of sequences in bad_words_ids and sequence_bias together.
-MAX_SEQUENCE_TOKENS = 16  # Largest number of tokens in such a sequence.
+MAX_SEQUENCE_TOKENS = 16  # Largest number of tokens in one of these sequences.
 MAX_NGRAM = 64  # Largest no_repeat_ngram_size.
 MAX_SEED = 2**63 - 1
 CallFormat = Literal["json", "xml"]  # How a model's chat template writes tool calls.
@@ -257,7 +257,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return start + length
 
     def moved(self, by: int) -> "MediaItem":
-        """Return the same item, moved `by` positions towards the prompt's end."""
+        """Return the item moved by `by` positions towards the prompt's end."""
         runs = tuple((start + by, length) for start, length in self.runs)
         return MediaItem(self.mm_hash, self.modality, runs, self.grid)
 

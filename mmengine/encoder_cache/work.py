@@ -1,4 +1,5 @@
-"""Estimates the encoder work for an image or a video, in integers so that replays compute the same numbers.
+"""Estimates the encoder work for an image or a video. The numbers are integers, so that replays compute the
+logged numbers again.
 
 One unit of work is the time that all encoder layers together need for one patch, without attention. The time
 for attention grows with the square of the number of patches in a frame. In a frame with `even_patches`

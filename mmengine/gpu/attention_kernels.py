@@ -23,7 +23,7 @@ def _join(top, mass, total, other_top, other_mass, other_total):
     """Join the softmaxes over two sets of keys.
 
     A softmax is, for each query, the highest score (`top`), the sum of the weights (`mass`) and the weighted
-    sum of V (`total`). The code calls fma explicitly, so that every compilation rounds in the same way.
+    sum of V (`total`). The code calls fma explicitly, so that all compilations round alike.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)

@@ -1,4 +1,4 @@
-"""Linear layers whose result for a row has the same bits for any row count and any row index.
+"""Linear layers in which the bits of a row's result do not depend on the row count or the row's index.
 
 cuBLAS chooses a kernel by the row count, and the kernel determines how sums are split. In this module, a
 program computes one tile of the result and sums over the whole depth in a fixed order. Tile sizes depend on
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 8  # number of row tiles that read the same weights at a time, so that the weights come from L2
+GROUP = 8  # number of row tiles that read the same weights at a time, so that L2 provides the weights
 ALIGNED = 16  # alignment of addresses in bytes; for other addresses Triton compiles another kernel
 
 
@@ -95,7 +95,7 @@ def _linear_kernel(
 def fixed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """Return a function that maps x [t, k] to x weight^T + bias, which is [t, n]. `weight` is [n, k].
 
-    All tensors have the same dtype. Sums are computed in float32.
+    All tensors have one dtype. Sums are computed in float32.
     """
     weight = weight.contiguous()
     width, depth = weight.shape

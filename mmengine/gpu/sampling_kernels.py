@@ -1,5 +1,5 @@
-"""Triton kernels that filter, mask and sample logits. The results equal those of runtime/sampling/filters.py
-and gumbel.py.
+"""Triton kernels that filter, mask and sample logits, with the results of runtime/sampling/filters.py and
+gumbel.py.
 
 `draw` and `keep_allowed` divide each row into chunks. One program per chunk stores the best token of the
 chunk, and torch then takes the best of these tokens. The other kernels have one program per row.

@@ -32,7 +32,7 @@ class HuggingFace:
     """A model at Hugging Face. Implements Hub."""
 
     def __init__(self, name: HubName) -> None:
-        # Imported here, because only hub models need a client; folders and embedded checkpoints do not.
+        # Imported here, because only hub models need a client. Folders and embedded checkpoints need none.
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors

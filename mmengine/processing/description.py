@@ -42,8 +42,8 @@ class MediaDescription:
 class Description:
     """Describes a model's prompts.
 
-    `version`: the version of the prompt code, which changes when the same input would give other pixels or
-    tokens. `max_positions`: number of positions in the model. `generation`: contents of
+    `version`: the version of the prompt code, which changes when some input would give other pixels or tokens
+    than before. `max_positions`: number of positions in the model. `generation`: contents of
     generation_config.json. `eos_token_ids`: used if generation_config.json names no end tokens. `media`: None
     for a text-only model. `templates`: modality -> template that replaces `template` for messages with media
     of this modality. `remedy`: what a user can do about media that the model does not take.

@@ -13,9 +13,7 @@ from mmengine.simulation.workload import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles of times, in ns. They follow the nearest-rank method, so each percentile is a measured
-    time.
-    """
+    """Percentiles of times, in ns. The method is nearest rank, so each percentile is a measured time."""
 
     p50: int = 0
     p90: int = 0

@@ -32,8 +32,8 @@ class SampledRows(NamedTuple):
 
 
 def pooled_vectors(plan: StepPlan, sums: np.ndarray) -> tuple[PooledVector, ...]:
-    """Return a vector for each pooled row, float32 [4]. `sums`: uint64 [t], one number per token of the plan,
-    from which the vectors are computed.
+    """Return a vector, as float32 [4], for each pooled row. The vectors are computed from `sums` (uint64
+    [t]), one number per token of the plan.
     """
     last = np.cumsum(plan.num_scheduled, dtype=np.int64) - 1
     found = []

@@ -15,7 +15,7 @@ from mmengine.simulation.workload import SimRequest
 
 
 class SessionQueues:
-    """Holds back requests until the previous request of the same session has ended."""
+    """Holds back each request until its session's previous request has ended."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[SimRequest]] = {}

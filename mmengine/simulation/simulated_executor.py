@@ -301,7 +301,7 @@ class SimulatedExecutor:
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the numbers that tokens at the positions `index` add to the sum, uint64."""
+    """Return, as uint64, the numbers that tokens at the positions `index` add to the sum."""
     mixed = (token_ids.astype(np.uint64) + np.uint64(1)) * _ODD + index.astype(np.uint64) * _MIX
     return (mixed ^ (mixed >> np.uint64(31))) * _MIX
 
@@ -327,7 +327,7 @@ def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
 def reference_tokens(
     request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
 ) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that a request must get. They are computed without blocks and
+    """Return the tokens and the finish reason that a request must get. The computation uses no blocks and no
     steps.
     """
     prompt = request.prompt_token_ids

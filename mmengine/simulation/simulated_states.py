@@ -2,7 +2,7 @@
 a state is copied or kept.
 
 If a row's state belongs to another row, or covers other tokens than the row has computed, ExecutorFailed is
-raised. So a wrong plan makes a simulation fail.
+raised. Therefore a wrong plan makes a simulation fail.
 """
 
 import numpy as np

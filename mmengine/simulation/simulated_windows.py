@@ -1,4 +1,4 @@
-"""The simulated KV of block groups with a window. It detects wrong block tables.
+"""The simulated KV of block groups with a window, which detects wrong block tables.
 
 Each slot of a group with a window contains a number that depends on all tokens of the row up to the slot's
 token. The check of these numbers therefore finds a block that was released too early, was overwritten by

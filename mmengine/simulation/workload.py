@@ -119,9 +119,9 @@ class Workload:
 
 
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
-    """Return tokens `start` to `start + count` of the pseudo-random text `key`, int32.
+    """Return, as int32, tokens `start` to `start + count` of the pseudo-random text `key`.
 
-    The same key and position always give the same token.
+    A key and a position always determine the same token.
     """
     numbers = np.arange(start, start + count, dtype=np.int64)
     crc = crc_of_numbers(np.array([prefix_state(f"{key}:")], np.uint32), numbers)

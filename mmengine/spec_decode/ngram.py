@@ -18,7 +18,7 @@ _WINDOW = np.arange(1 - max(SIZES), 1)
 
 
 class NgramDrafter:
-    """The drafter `ngram`. It takes 64 KiB of memory for each row."""
+    """The drafter `ngram`, which takes 64 KiB of memory for each row."""
 
     name = "ngram"
 
@@ -39,7 +39,7 @@ class NgramDrafter:
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
         # `places` has the positions whose n-grams must be indexed, because the tokens after them are now
-        # known. It also has each row's last position, whose n-gram is only looked up.
+        # known. `places` also has each row's last position, whose n-gram is only looked up.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths

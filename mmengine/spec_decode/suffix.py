@@ -22,7 +22,7 @@ _WINDOW = np.arange(-max(SIZES), 0)
 
 
 class SuffixDrafter:
-    """The drafter `suffix`. It keeps the last 2^18 answer tokens in 10 MiB."""
+    """The drafter `suffix`, which keeps the last 2^18 answer tokens in 10 MiB."""
 
     name = "suffix"
 

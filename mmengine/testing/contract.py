@@ -135,7 +135,7 @@ def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
 
 
 def _logits(reference: Reference, inputs: Inputs) -> Tensor:
-    """Return the model's logits for the inputs, float32 [n, vocab]."""
+    """Return, as float32 [n, vocab], the model's logits for the inputs."""
     with torch.inference_mode():
         return reference(**inputs).logits[0].float()
 
@@ -209,7 +209,7 @@ class PluginContract:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def patches(self, inputs: Inputs) -> list[np.ndarray]:
-        """Return each media item's pixels, uint8 [patches, patch_width], taken from transformers' inputs."""
+        """Return each media item's pixels from transformers' inputs, as uint8 [patches, patch_width]."""
         return []
 
     def settings(self, name: str) -> dict[str, object]:

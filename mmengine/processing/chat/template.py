@@ -120,7 +120,9 @@ class ChatTemplate:
         return template
 
     def with_source(self, source: str) -> "ChatTemplate":
-        """Return another template with the same special tokens. Raises InvalidRequest."""
+        """Return a template with another source and with this template's special tokens. Raises
+        InvalidRequest.
+        """
         if len(source) > MAX_TEMPLATE_BYTES:
             text = f"{FIELD} is longer than {MAX_TEMPLATE_BYTES} characters"
             raise InvalidRequest(text, path=("chat_template",))

@@ -60,7 +60,7 @@ class TokenWriter:
         return tuple(runs)
 
     def finish(self) -> np.ndarray:
-        """Return all token ids, int32 [n]. Raises InvalidRequest for an empty prompt."""
+        """Return all token ids as int32 [n]. Raises InvalidRequest for an empty prompt."""
         if self._text:
             self._flush()
         if not self._ids:

@@ -47,7 +47,7 @@ class ChatTokenizer:
             text = json.dumps(data, sort_keys=True)
             self._full = build_tokenizer(text)
             self._plain = twin_of(self._full) or build_tokenizer(text)
-            # This option makes the tokenizer encode special tokens as ordinary text.
+            # With this option, the tokenizer encodes special tokens as ordinary text.
             self._plain.encode_special_tokens = True
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
@@ -153,8 +153,8 @@ class ChatTokenizer:
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes. They are decoded from the vocabulary, which spells each byte as a
-        character.
+        """Return each token's bytes, which are decoded from the vocabulary. The vocabulary spells each byte
+        as a character.
         """
         found = [b""] * self.vocab_size
         try:
@@ -213,11 +213,11 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
     For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
-    A slice ends at a token's end, well before the last character that was read, and the next slice
-    begins there. The cut is exact if the next slice begins with the same tokens. Byte-level BPE joins two
-    tokens depending on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time",
-    2024), so tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact,
-    which happens only in crafted text, half of the slice's tokens are counted.
+    A slice ends at a token's end, well before the last character that was read. The next slice begins at this
+    cut. The cut is exact if the next slice begins with the same tokens. Byte-level BPE joins two tokens
+    depending on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024),
+    so tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact, which
+    happens only in crafted text, half of the slice's tokens are counted.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False

@@ -43,7 +43,7 @@ _UNKNOWN = "is not a supported image; use PNG, JPEG, WebP, GIF, BMP or TIFF"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
 # A lock, because a PIL image reads its file and EXIF lazily, and several requests may share the image.
 _SHARED = threading.Lock()
-_ANIMATED = ("GIF", "WEBP", "PNG")  # Not MPO, which contains further views of the same photo.
+_ANIMATED = ("GIF", "WEBP", "PNG")  # MPO is left out, because it contains several views of one photo.
 _BAND_PIXELS = 2**20
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 

@@ -1,4 +1,4 @@
-"""Defines a draft head's configuration, with the same fields for all families of published files."""
+"""Defines a draft head's configuration, whose fields serve all families of published files."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -137,7 +137,7 @@ def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, Ten
 
 
 def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size: int) -> np.ndarray | None:
-    """Return the target's id for each token of the head, int64 [draft_vocab_size].
+    """Return, as int64 [draft_vocab_size], the target's id for each token of the head.
 
     Returns None if head and target have equal vocabularies.
 

@@ -19,11 +19,11 @@ class Closer:
 
     A completion is a list of tokens that ends the text as the grammar allows. `path` is a completion from the
     current position; None if no completion is known any more. `path` depends only on the generated tokens. A
-    row that is computed again after a preemption or a crash therefore gets the same completion. `left` is the
-    number of tokens that may still be generated. `has_closed` says whether a completion replaced a token that
-    the model chose, or used the budget's last tokens. When a row consumes tokens that were generated earlier
-    (after a preemption or a crash), only the use of the budget's last tokens is noticed. After `cut` or
-    `finish`, the completion is generated regardless of the model's choices. `has_repeated` says whether
+    row that is computed again after a preemption or a crash therefore gets its earlier completion. `left` is
+    the number of tokens that may still be generated. `has_closed` says whether a completion replaced a token
+    that the model chose, or used the budget's last tokens. When a row consumes tokens that were generated
+    earlier (after a preemption or a crash), only the use of the budget's last tokens is noticed. After `cut`
+    or `finish`, the completion is generated regardless of the model's choices. `has_repeated` says whether
     `finish` was called.
     """
 
@@ -109,7 +109,9 @@ class Closer:
         return self.has_repeated
 
     def must_end(self, matcher: Matcher) -> bool:
-        """Return whether the budget or a cut ends the text here, although the grammar allows more text."""
+        """Return whether the budget or a cut ends the text at this position, although the grammar allows more
+        text.
+        """
         is_full = self.left == 0 and not self._closings.is_free(self._place)
         is_full = is_full or (self.is_cut and not self.path)
         ends = is_full and matcher.is_accepting() and not matcher.is_stopped()

@@ -285,7 +285,7 @@ class Search:
         return self._append(way, opening[0]) if len(opening) == 1 else self._append_by_turns(way)
 
     def _fitting(self, way: PartialText) -> list[bytes]:
-        """Return scalars that are allowed here, shortest first, and only a few of each kind."""
+        """Return scalars that are allowed at this position, shortest first, and only a few of each kind."""
         fitting: list[bytes] = []
         for leaves in self._leaves.values():
             if self._allows_tokens(way, leaves[0][1][:1]):
@@ -337,7 +337,8 @@ class Search:
         return False
 
     def _append_by_turns(self, way: PartialText) -> bool:
-        """Append the byte that was chosen least often when the same bytes were allowed.
+        """Append the byte that was chosen least often at earlier positions that allowed the same set of
+        bytes.
 
         If no byte is allowed, appends a special token.
         """

@@ -45,8 +45,8 @@ class PatternAutomaton(Automaton):
     def closure(self, waiting: list[int]) -> frozenset[int]:
         """Return the reachable states that consume a character or accept.
 
-        States that do neither are left out. As a result, more state sets are equal, and equal sets are
-        visited only once.
+        All other states are left out. As a result, more state sets are equal, and equal sets are visited only
+        once.
         """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
@@ -157,7 +157,7 @@ def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low:
 def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
     """Map each relevant character to a representative.
 
-    All characters that no set in the patterns distinguishes have the same representative.
+    If no set in the patterns distinguishes two characters, both have one representative.
     """
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}

@@ -38,7 +38,7 @@ class Step(NamedTuple):
     """A token of the answer, and its position in the JSON text: the bytes from `start` to `end`.
 
     `likely` has (bytes, probability) for the most likely allowed tokens at this position. `is_value` says
-    whether the token contains bytes of the value. Otherwise it is the token after the value.
+    whether the token contains bytes of the value, or is the token after the value.
     """
 
     start: int
@@ -141,8 +141,8 @@ def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherVal
 def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]:
     """Yield (bytes that the token adds to the value, probability) for each likely token.
 
-    If the step's token begins before the value, a likely token must begin with the same bytes, except for
-    white space.
+    If the step's token begins before the value, a likely token must begin with the step token's bytes before
+    the value, except for white space.
     """
     before = text[step.start : span.start].translate(None, _SPACE) if step.start <= span.start else None
     for data, p in step.likely:

@@ -1,8 +1,8 @@
 """Compares lexemes, to decide which pieces of a grammar can safely be lexemes.
 
-The grammar engine always reads the longest lexeme that may come next. This is correct unless the next
-character could either continue the lexeme or begin the next lexeme. If some character could do both, the
-lexeme is unsafe and is split further. Single-character lexemes are always safe.
+The grammar engine always reads the longest lexeme that may come next. The longest lexeme may be wrong if the
+next character could either continue the lexeme or begin the next lexeme. A lexeme for which this is possible
+is unsafe and is split further. Single-character lexemes are always safe.
 """
 
 from dataclasses import dataclass, field

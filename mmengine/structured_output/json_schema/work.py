@@ -12,7 +12,7 @@ MAX_SECONDS = 12.0  # Maximum time in seconds, for slow or busy machines.
 class WorkExceeded(Exception):
     """Raised if a normalization exceeds its limits. `normalize_schema` then refuses the schema.
 
-    This is not a SchemaRefused, because comparisons catch SchemaRefused and continue.
+    The class does not derive from SchemaRefused, because comparisons catch SchemaRefused and continue.
     """
 
     # The innermost keyword whose comparisons exceeded the limits, and the keyword's JSON pointer.
@@ -39,7 +39,7 @@ _work: ContextVar[_Work | None] = ContextVar("mmengine_schema_work", default=Non
 def limited_work(check: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Limit the work on this thread inside the block. Nested blocks share the outermost block's limits.
 
-    `check` is called repeatedly during the work. It may raise an error to cancel the work.
+    `check` is called repeatedly during the work, and may raise an error to cancel the work.
     """
     if _work.get() is not None:
         yield

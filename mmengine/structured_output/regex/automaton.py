@@ -17,7 +17,7 @@ class Automaton:
 
     A state with a character set consumes a character from the set and leads to its successor. A state without
     a set leads to all its successors without consuming a character. State 0 accepts. `spend` is called with a
-    number of steps before the automaton does these steps. It may raise an error to stop the work.
+    number of steps before the automaton does these steps. `spend` may raise an error to stop the work.
     """
 
     def __init__(self, node: Node, spend: Callable[[int], None]):

@@ -115,7 +115,7 @@ def normalize_cached(
 ) -> NormalizedSchema:
     """Return the normalized schema.
 
-    The result is cached, since many lines in a batch have the same schema.
+    The result is cached, since many lines in a batch share one schema.
     """
     try:
         text = schema if isinstance(schema, bytes) else encode(schema).encode()

@@ -94,7 +94,7 @@ def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     return tuple(made)
 
 
-# Built at import for the same reason as in tool_calls.py.
+# Built at import: msgspec crashes if two threads are the first to use a type.
 _decode_tag = msgspec.json.Decoder(StructuralTag).decode
 
 
@@ -132,18 +132,18 @@ def grammar_of(
 ) -> GrammarRequest | None:
     """Return the requested grammar, or None for free text.
 
-    Equal sources share an object, since most lines in a batch request the same grammar.
+    Equal sources share an object, since most lines in a batch request one grammar.
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
     {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is
     always enforced; `strict` only adds notes. All types except text may have "bounds": an object with fields
     from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to documents
-    to which references may lead. It may also have "strict_keywords", which refuses unknown keywords if true.
-    A json_object or a json_schema may have "field_confidence". `grammar` is {"regex": …}, {"choice": […]},
-    {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All types except text, and all
-    grammars, may have "on_truncation": "close" or "length" (the default). `reasoning_of` reads the field
-    "reasoning". Raises an InvalidRequest that names the part that cannot be enforced and the part's JSON
-    pointer.
+    to which references may lead. A json_schema may also have "strict_keywords", which refuses unknown
+    keywords if true. A json_object or a json_schema may have "field_confidence". `grammar` is {"regex": …},
+    {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All types
+    except text, and all grammars, may have "on_truncation": "close" or "length" (the default). `reasoning_of`
+    reads the field "reasoning". Raises an InvalidRequest that names the part that cannot be enforced and the
+    part's JSON pointer.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")
@@ -192,7 +192,7 @@ def reasoning_of(
 ) -> bool | None:
     """Return whether the grammar begins after the model's reasoning, or None if the prompt decides.
 
-    Takes the same arguments as `grammar_of`. Raises InvalidRequest.
+    Takes the arguments of `grammar_of`. Raises InvalidRequest.
     """
     where, given = FieldPath("grammar"), grammar
     if response_format is not None:

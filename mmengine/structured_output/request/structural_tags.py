@@ -106,7 +106,7 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
 def _is_enclosed(schema: Mapping[str, Any]) -> bool:
     """Return whether every value of a normalized schema ends with a bracket or a quotation mark.
 
-    The text itself shows the end of such a value.
+    The text itself shows where a value with such an end is complete.
     """
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 

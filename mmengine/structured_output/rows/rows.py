@@ -176,9 +176,9 @@ class RowMatchers:
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the rows' token masks, uint32 [m, words], and an error for each row (index into `rows`) that
-        cannot continue. With `drafts`, a row's mask is followed by a mask per draft token, which contains the
-        tokens that may follow the draft token (none if the draft token is not allowed).
+        """Return the rows' token masks (uint32 [m, words]), and an error for each row (index into `rows`)
+        that cannot continue. With `drafts`, a row's mask is followed by a mask per draft token, which
+        contains the tokens that may follow the draft token (none if the draft token is not allowed).
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -211,8 +211,8 @@ class RowMatchers:
     def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Compute masks row by row. This is needed if the grammars of some rows have not started or are
-        unknown. Return the errors by index.
+        """Compute masks row by row, for batches in which some grammars have not started or are unknown.
+        Return the errors by index.
         """
         errors, start = {}, 0
         for index, row in enumerate(rows):

@@ -198,7 +198,7 @@ class LLGuidance(OfTokenizer):
     def _break(self, matcher: LLMatcher) -> None:
         """Put the matcher into an error state.
 
-        So a failure in llguidance ends only the text that caused the failure.
+        As a result, a failure in llguidance ends only the text that caused the failure.
         """
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
@@ -270,7 +270,7 @@ class _Tokens(TokenizerWrapper):
         self._encode_again = lru_cache(maxsize=4096)(encode)
 
     def __call__(self, text: str) -> list[int]:
-        """Encode text. llguidance calls this in every step with forced tokens, often with the same text."""
+        """Encode text. llguidance calls this in every step with forced tokens, often with an earlier text."""
         return self._encode_again(text) if len(text) <= MAX_KEPT_CHARS else self._encode(text)
 
 

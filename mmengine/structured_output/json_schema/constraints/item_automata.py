@@ -198,7 +198,7 @@ class _Slots:
         for one in constraint.contains:
             holds = [self.shapes_of(conjoin(value, (one.place,))) for value in values]
             if any("array" in shape or "object" in shape for shapes in holds for shape in shapes):
-                return None  # It is not known yet whether these values match `contains`.
+                return None  # Whether these values match `contains` is not known yet.
             chosen = [value for value, shapes in zip(values, holds) if shapes]
             values = chosen + [value for value, shapes in zip(values, holds) if not shapes]
             matching, least = len(chosen), one.low

@@ -273,7 +273,9 @@ def _arrays(a: Array, b: Array) -> Array | None:
 
 
 def _exclusive_pattern(pattern: Pattern, others: list[Pattern]) -> Pattern | None:
-    """Return a pattern for keys that match `pattern` and none of `others`, or None without such keys."""
+    """Return a pattern for keys that match `pattern` and none of `others`. Return None if there are no such
+    keys.
+    """
     budget = pattern.budget or MatchBudget()
     parts = build_languages([pattern.regex, *(other.regex for other in others)], budget)
     left = combine(parts, lambda has: has[0] and not any(has[1:]), budget)

@@ -371,7 +371,7 @@ def whole_pattern(pattern: Pattern) -> str:
 
 
 def merge_values(shapes: list[Shape]) -> list[Shape]:
-    """Merge shapes that list values of the same type into a single shape."""
+    """Merge shapes that list values of one type into a single shape."""
     if len(shapes) == 1:
         return shapes
     out: list[Shape] = []

@@ -148,7 +148,7 @@ def _determinize(machine: Automaton, cuts: tuple[tuple[int, int], ...], budget: 
 
 
 def _minimize(language: Language, budget: MatchBudget) -> Language:
-    """Merge states from which the same texts are accepted (E. Moore, Gedanken-Experiments, 1956)."""
+    """Merge states that accept equal sets of texts (E. Moore, Gedanken-Experiments, 1956)."""
     groups = [int(state in language.ends) for state in range(len(language.steps))]
     while True:
         budget.spend(len(language.steps) * len(language.cuts) // TABLE_COST)

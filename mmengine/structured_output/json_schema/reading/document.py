@@ -96,7 +96,7 @@ class Document:
     def part(self, place: int, *names: str | int) -> tuple[int, ...]:
         """Return an item's or a property's subschema as a conjunction.
 
-        This is (place,), or () if the subschema allows everything.
+        The conjunction is (place,), or () if the subschema allows everything.
         """
         found = self.subschema(place, *names)
         return () if self.nodes[found].schema in (True, {}) else (found,)

@@ -1,8 +1,9 @@
 """Reads a schema into a Document. Each subschema is read once, and is translated to draft 2020-12 with
 absolute URIs as references.
 
-A `$ref` may lead below an unknown keyword, or into another supplied document. Such a target is read when the
-reference is read. A fault in a schema under $defs is an error only if a reference leads to this schema.
+A `$ref` may lead below an unknown keyword, or into another supplied document. A target of this kind is read
+when its reference is read. A fault in a schema under $defs is an error only if a reference leads to this
+schema.
 """
 
 from collections.abc import Mapping
@@ -221,7 +222,7 @@ class Reader:
             document.ambiguous.add((uri, anchor))
 
     def _add_aliases(self) -> None:
-        """Register identifiers that have lower precedence, unless another schema has the same identifier.
+        """Register identifiers that have lower precedence. An identifier that another schema has is left out.
 
         The identifiers with lower precedence are an `id` in a schema without a known draft, and an identifier
         beside a $ref.

@@ -63,12 +63,12 @@ def property_names(schema: dict) -> tuple[str, ...]:
 
 
 def is_assertion(keyword: str) -> bool:
-    """Return whether the keyword restricts values. An annotation does not."""
+    """Return whether the keyword restricts values and is not an annotation."""
     return keyword in ASSERTIONS and keyword not in ANNOTATIONS
 
 
 def places_below(held: dict[int, list[int]], place: int) -> list[int]:
-    """Return `place` and all places below it whose schemas apply to the same value."""
+    """Return `place`, and all places below it whose schemas apply to the value of `place`."""
     out = [place]
     for each in out:  # The list grows during the loop.
         out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]

@@ -5,8 +5,8 @@ Therefore objects with optional properties allow any order, except small objects
 engine's JSON Schema supports only a fixed order. An object with any order is marked and later written in
 Lark, which takes longer to compile.
 
-If several schemas for the same value add properties, it is undetermined which schema's properties come first.
-For small objects, every order of these groups of properties becomes an alternative.
+If several schemas for one value add properties, it is undetermined which schema's properties come first. For
+small objects, every order of these groups of properties becomes an alternative.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """

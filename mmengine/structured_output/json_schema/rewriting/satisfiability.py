@@ -151,7 +151,7 @@ class Satisfiable:
         refuse(keyword, pointer, "no array has enough items that satisfy it")
 
     def _explain_places(self, conj: Conjunction) -> None:
-        """Refuse the schema if two keywords in the same schema object contradict each other."""
+        """Refuse the schema if two keywords in one schema object contradict each other."""
         for node in (self.shapes.document.nodes[place] for place in conj):
             found = find_contradiction(node.schema) if isinstance(node.schema, dict) else None
             if found:

@@ -1,8 +1,9 @@
 """Expands unevaluatedProperties and unevaluatedItems, given the schemas that hold in an alternative.
 
-These keywords restrict only keys and items that no other schema evaluates. The more schemas hold for a value,
-the less the keywords restrict. Each alternative stands for a set of schemas that hold. A value satisfies the
-keyword if all schemas of some alternative hold and the value satisfies the keyword in this alternative.
+The two keywords restrict only keys and items that no other schema evaluates. The more schemas hold for a
+value, the less the keywords restrict. Each alternative stands for a set of schemas that hold. A value
+satisfies the keyword if all schemas of some alternative hold and the value satisfies the keyword in this
+alternative.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """
@@ -50,7 +51,7 @@ def unevaluated_shape(
 ) -> Shape:
     """Return the shape that a place's unevaluated keywords require.
 
-    `held` maps a place to the places directly below it whose schemas apply to the same value.
+    `held` maps a place to the places directly below it whose schemas apply to the place's value.
     """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)
