@@ -86,8 +86,8 @@ FOREIGN = {
 def advice_for(name: str, known: Iterable[str] = (), *, is_command_line: bool = False) -> str:
     """Return advice for the unknown setting `name`, or "" if there is none.
 
-    For another library's name, the advice is what to use instead. For a misspelt name, the advice is the
-    nearest name in EngineConfig and `known`.
+    For another library's name, the advice says which setting to use instead. For a misspelt name, the advice
+    is the nearest name in EngineConfig and `known`.
     """
     if name in FOREIGN:
         marks = {"set": "--set ", "option": "--"} if is_command_line else {"set": "", "option": ""}

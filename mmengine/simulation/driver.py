@@ -102,8 +102,8 @@ class Driver:
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # events that occur while the step runs
         self._sessions = SessionQueues()
-        # Only for vLLM's scheduler: id of a request whose grammar failed -> whether the scheduler has
-        # examined the request since the failure.
+        # Only for vLLM's scheduler: maps the id of each request whose grammar failed to whether the scheduler
+        # has examined the request since the failure.
         self._failed: dict[str, bool] = {}
         self._step = 0
         self._num_steps = 0
@@ -125,8 +125,8 @@ class Driver:
         feed.inbox = self._core.inbox
 
     def run(self) -> SimulationReport:
-        """Run the workload until all requests have ended or the workload's steps are over. Raises LogError if
-        the log cannot be written, and MMEngineError if the engine makes no progress.
+        """Run the workload until all requests have ended, or until the workload's steps are over. Raises
+        LogError if the log cannot be written, and MMEngineError if the engine makes no progress.
         """
         core, state = self._core, self._core.state
         while self._next < len(self._pending) or self._events or core.has_work or self._sessions:

@@ -1,10 +1,10 @@
 """Counts the work that a chat template does while it renders, and measures the sizes of its values.
 
 A value is measured as if every list and object inside the value were copied, because the value's text and
-comparisons with the value cost as much as the copies. A list that contains another list twice, and so on
-thirty levels deep, is small in memory but has a text of a gigabyte. No value of a template may be larger than
-MAX_CHARS, so a single operation takes bounded time. The limits on steps, time and characters bound the number
-of operations.
+comparisons with the value cost as much as the copies. For example, nest lists thirty levels deep, such that
+each list contains the next list twice: the outermost list is small in memory, but its text has a gigabyte. No
+value of a template may be larger than MAX_CHARS, so a single operation takes bounded time. The limits on
+steps, time and characters bound the number of operations.
 """
 
 import time

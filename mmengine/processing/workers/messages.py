@@ -18,7 +18,7 @@ import msgspec
 from mmengine.errors import ErrorCode
 
 MAX_HEADER = 2**20
-MAX_INLINE = 2**18  # Maximum size of pixels sent inline; below it, a mapping costs more than a copy.
+MAX_INLINE = 2**18  # Maximum size of pixels sent inline: copies of few bytes are cheap
 MAX_PIXEL_BYTES = 2**30
 _LENGTH = struct.Struct("<I")
 _CHUNK = 2**20
@@ -33,8 +33,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """An image or video to decode. The contents of its files follow the message; `sizes` are their lengths in
-    bytes. For a file with `is_path`, the path follows instead.
+    """An image or video to decode. The contents of the item's files follow the message. `sizes` are the
+    lengths of these contents in bytes. If `is_path` is set for a file, the file's path follows instead of its
+    contents.
     """
 
     modality: str

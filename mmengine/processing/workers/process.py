@@ -33,8 +33,8 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME
 
 
 class DecoderLost(Exception):
-    """The process has ended, or sent an invalid answer. The text tells how the process ended.
-    `signal_number`: the signal that ended it, or 0.
+    """The process has ended, or sent an invalid answer. The text says how the process ended. `signal_number`:
+    the signal that ended the process, or 0.
     """
 
     def __init__(self, text: str, signal_number: int = 0):
@@ -77,8 +77,8 @@ class DecoderProcess:
         return self._process.pid
 
     def decode(self, media: EncodedMedia, ends_at: float, cpu_s: int) -> DecodedMedia:
-        """Decode an item. Raises InvalidMedia, InvalidRequest and RequestFailed, TimeoutError after
-        `ends_at`, and DecoderLost.
+        """Decode an item. Raises InvalidMedia, InvalidRequest, RequestFailed and DecoderLost. After
+        `ends_at`, raises TimeoutError.
         """
         self._wire.ends_at, self.usable = ends_at, False
         try:

@@ -1,9 +1,10 @@
 """Keeps a long log's saved states in the user's cache, so that the debugger opens the log again without
 reading it from the beginning.
 
-A file there is used only for the same log: its folder, its first record, the build and the rules are equal,
-and the record at the last saved state is the one that was there. The cache belongs to the user and not to the
-log's folder, because a log may come from a stranger, whose states would not follow from its records.
+A file in the cache is used only for the log from which it was written. The log's folder and first record, the
+build and its rules, and the record at the last saved state must all be unchanged. The cache belongs to the
+user and not to the log's folder, because a log may come from a stranger, whose states would not follow from
+its records.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ from mmengine.events.codec import Record
 from mmengine.replay.debug.saved_states import Mark, Marks, PackedState, states_of
 from mmengine.version import __version__
 
-MIN_RECORDS = 100_000  # A log that is shorter is read again.
-MAX_CACHED_BYTES = 2**30  # of all logs; the files that were used longest ago are deleted
+MIN_RECORDS = 100_000  # Shorter logs are not kept, but read again.
+MAX_CACHED_BYTES = 2**30  # for all logs together; the least recently used files are deleted
 _DIGEST_BYTES = 32
 
 
@@ -37,8 +38,8 @@ class _KeptMark(msgspec.Struct, array_like=True):
 
 
 class _Kept(msgspec.Struct):
-    """A file's content. `record`: digest of the record at the last mark. `states`: each state's bytes, and
-    the index of its base or -1.
+    """A file's content. `record`: digest of the record at the last mark. `states`: for each state, its bytes,
+    and the index of its base or -1.
     """
 
     every_records: int
@@ -55,7 +56,9 @@ def cache_folder() -> Path:
 
 
 class KeptStates:
-    """The kept states of a log. `folder`: the log's folder. `started`, `first`: its first record."""
+    """The kept states of a log. `folder`: the log's folder. `started`: the log's STARTED event. `first`: the
+    number of its first record.
+    """
 
     def __init__(self, folder: Path, started: ev.Started, first: int):
         identity = [str(folder.resolve()), __version__, str(DECISION_VERSION), str(first)]
@@ -63,8 +66,8 @@ class KeptStates:
         self._path = cache_folder() / f"{digest.hexdigest()}.states"
 
     def save(self, marks: Marks, arrivals: dict[str, list[int]], last: Record) -> bool:
-        """Keep the marks, and return whether that was possible. `last`: the record at the last mark. States
-        that are no packed snapshots are not kept.
+        """Write the marks to the cache, and return whether they could be written. `last`: the record at the
+        last mark. Marks are not written if the state of a mark is no packed snapshot.
         """
         end = marks.last.position
         packed = [each for each in states_of(marks.all) if isinstance(each, PackedState)]
@@ -92,8 +95,9 @@ class KeptStates:
     def load(
         self, marks: Marks, records: Callable[[Mark], Iterator[Record]]
     ) -> tuple[dict[str, list[int]], int]:
-        """Add the kept marks, and return the arrivals and the position up to which the log was read; ({}, the
-        last mark's position) if nothing is kept. `records`: returns the log's records from a mark on.
+        """Add the kept marks to `marks`. Return the arrivals, and the position up to which the log was read.
+        If nothing is kept, return ({}, the last mark's position). `records`: returns the log's records from a
+        mark on.
         """
         nothing: tuple[dict[str, list[int]], int] = {}, marks.last.position
         try:
@@ -129,7 +133,7 @@ def _digest_of(record: Record) -> bytes:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the files that were used longest ago, until the others fit into MAX_CACHED_BYTES."""
+    """Delete the least recently used files, until the remaining files fit into MAX_CACHED_BYTES."""
     files = sorted(folder.glob("*.states"), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
     for path in files:

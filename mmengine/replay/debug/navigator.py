@@ -174,7 +174,7 @@ class Navigator:
             self.marks.add(Mark(record.sequence, *place, saved))
 
     def _saved(self, state: State, position: int) -> SavedState:
-        # A snapshot cannot hold a state that a broken build's decisions led to.
+        # If a broken build's decisions led to the state, a snapshot may not be able to hold the state.
         if self._can_pack and not self.findings:
             copy = PackedState.of(state, self.started, position, self._base)
             if copy.base is None and self._base is not None:

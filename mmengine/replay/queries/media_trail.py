@@ -1,5 +1,5 @@
-"""Follows a request's images and videos through the encoder cache, to explain why an encoder output was
-missing.
+"""Follows the encoder outputs for a request's images and videos through the encoder cache, to explain why an
+output was missing.
 """
 
 from typing import Any

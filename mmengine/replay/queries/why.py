@@ -81,8 +81,8 @@ def why(folder: Path, request_id: str, findings: Findings | None = None) -> list
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """Return the QUEUED event of the request. If the request continues a session, the session's tokens
-    precede the request's own tokens.
+    """Return the request's QUEUED event. If the request continues a session, the event's tokens begin with
+    the session's tokens.
     """
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):

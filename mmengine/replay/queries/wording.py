@@ -1,4 +1,6 @@
-"""The words in which `why` explains a log. For a log that was recorded in vLLM, these are vLLM's words."""
+"""The words in which the query `why` explains a log: mmengine's words or, for a log that was recorded in
+vLLM, vLLM's words.
+"""
 
 from mmengine.events import vocabulary as ev
 from mmengine.replay.host_rules import rules_for

@@ -1,3 +1,3 @@
-"""The rules that each logged decision must satisfy. The rules for large decisions have modules of their
-own.
+"""The rules that each logged decision must satisfy (decisions.py), and checks of observations. The rules for
+ADMITTED and SCHEDULED have modules of their own.
 """

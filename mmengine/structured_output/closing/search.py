@@ -90,7 +90,7 @@ class Search:
         self._is_lookahead, self._lookahead_left = False, effort // LOOKAHEAD_SHARE
 
     def to_end(self, way: PartialText, limit: int) -> list[int] | None:
-        """Return a completion's tokens, or None if none with at most `limit` bytes was found."""
+        """Return a completion's tokens, or None if no completion with at most `limit` bytes was found."""
         return way.tokens if self._go(way, limit, -1) else None
 
     def to_depth(self, way: PartialText, limit: int, depth: int) -> list[int] | None:
@@ -123,7 +123,7 @@ class Search:
         return any(self._allows(way, bytes((end,))) for end in way.place.bracket + b",")
 
     def _step(self, way: PartialText, limit: int) -> bool:
-        """Append the next bytes. Returns False if the grammar allows none."""
+        """Append the next bytes. Returns False if the grammar allows no further byte."""
         forced = way.matcher.compute_ff_bytes()
         if forced:
             return self._append_forced(way, forced)
@@ -293,7 +293,7 @@ class Search:
         return sorted(fitting, key=len)
 
     def _some(self, found: Iterator[bytes]) -> list[bytes]:
-        """Return all candidates with `by_turns`, else the first few."""
+        """With `by_turns`, return all candidates; otherwise return the first few."""
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:

@@ -157,7 +157,7 @@ def _count(node: Node) -> _Size:
 
 
 class LexemeSplitter:
-    """Splits all rules that can be reached from `root` into lexemes, none of which is in `unsafe`."""
+    """Splits all rules that can be reached from `root` into lexemes. No lexeme is in `unsafe`."""
 
     def __init__(self, rules: Rules, unsafe: set[str]):
         self._rules, self._unsafe = rules, unsafe

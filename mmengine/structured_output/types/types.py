@@ -31,7 +31,7 @@ from mmengine.structured_output.types.type_patterns import (
     Schema,
 )
 
-MAX_TYPES = 10_000  # Maximum number of nested types that are searched for types of pydantic.
+MAX_TYPES = 10_000  # Maximum number of nested types that are searched for pydantic's types.
 _OTHERS = ("pydantic", "annotated_types")
 
 
@@ -164,8 +164,8 @@ def _fields_of(each: object) -> list[object]:
 def _close_schema(schema: object) -> object:
     """Restrict parts of a type's schema that the library leaves open.
 
-    Unless the type says otherwise, an object may have no keys except its fields, because no code would read
-    other keys. Patterns replace base64 annotations and formats that JSON Schema does not define. Raises
+    An object may have only the keys of its fields, because no code would read further keys. A type may say
+    otherwise. Patterns replace base64 annotations and formats that JSON Schema does not define. Raises
     InvalidRequest for formats that no pattern describes.
     """
     if not isinstance(schema, dict):
