@@ -1,4 +1,4 @@
-"""All errors that mmengine raises on purpose.
+"""All errors that mmengine raises on purpose, with their codes, paths and exit codes.
 
     MMEngineError
     ├── ConfigError          settings that are out of range or contradict each other

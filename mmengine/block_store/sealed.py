@@ -1,4 +1,5 @@
-"""The header of a stored value, which proves that the value is complete and belongs to its key.
+"""Writes and checks the header of a stored value, which proves that the value is complete and belongs to its
+key.
 
     magic "MMBS" | version u32 | length of the payload u64 | digest, 16 bytes      (little endian, 32 bytes)
 

@@ -1,4 +1,5 @@
-"""Chooses a kernel for each operation of a decoder layer on a GPU.
+"""Chooses a kernel for each operation of a decoder layer on a GPU, and provides the operations in torch for
+any device.
 
 FlashInfer provides the norms and the gate; Triton kernels replace a missing FlashInfer. The rotation is a
 Triton kernel, because no library combines M-RoPE, the norms of q and k, and the store into KV blocks. torch

@@ -1,4 +1,5 @@
-"""Attention of a vision tower on a GPU: all frames of a step in a single call, whatever their lengths.
+"""The rotation and the attention of a vision tower on a GPU. A single call computes the attention of all
+frames in a step, whatever the frames' lengths.
 
 Attention is torch's varlen attention (flash attention, only for 16-bit dtypes), and the rotation is a Triton
 kernel. Attention and rotation are tried on a small example, and are used only if the results agree with those

@@ -1,4 +1,4 @@
-"""Finds the first difference between two logs. Both logs are read side by side, and their events are compared
+"""Finds the first difference between two logs. The logs are read side by side, and their events are compared
 with request ids in place of row numbers.
 
 Block numbers and times are not compared. Checkpoints and deliveries are skipped. The result says which differ

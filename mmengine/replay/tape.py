@@ -1,5 +1,6 @@
-"""Verifies a log by running the engine's loop on it. The log takes the place of the executor, of the source
-of observations, and of the sink for events.
+"""The tape, with which a log is verified by running the engine's loop on the log, and the exceptions that end
+such a run. The log takes the place of the executor, of the source of observations, and of the sink for
+events.
 """
 
 from collections import deque

@@ -1,4 +1,5 @@
-"""An executor without a model. Its tokens depend on every KV slot that a request reads.
+"""An executor without a model, and its cost model. The executor's tokens depend on every KV slot that a
+request reads.
 
 Each KV slot contains a number that is computed from the slot's token and from the media feature at the
 token's position. The sum of the numbers in a sequence's slots determines the next token. A wrong block table,

@@ -1,4 +1,6 @@
-"""A simulation's workload: requests with their arrival times, and events at certain steps."""
+"""A simulation's workload: requests with their arrival times, events at certain steps, and generated prompts
+and images.
+"""
 
 import hashlib
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Counts the work that a chat template does while it renders, and measures the sizes of its values.
+"""Counts the work that a chat template does while it renders, measures the sizes of its values, and raises an
+error beyond the limits.
 
 A value is measured as if every list and object inside the value were copied, because the value's text and
 comparisons with the value cost as much as the copies. For example, nest lists thirty levels deep, such that

@@ -1,4 +1,4 @@
-"""Fetches the URLs and files in untrusted messages, and returns their bytes.
+"""Fetches the URLs and files in untrusted messages, and returns their bytes. Also resolves the host names.
 
 Fetches wait in a queue for a free slot and run on threads of this module. A server only sets the limits.
 """

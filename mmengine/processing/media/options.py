@@ -1,4 +1,6 @@
-"""Checks the options of images and videos. The names of the options are those of transformers."""
+"""Checks the options of images and videos, and returns them as typed objects. The options have transformers'
+names.
+"""
 
 import math
 from collections.abc import Mapping

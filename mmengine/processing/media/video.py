@@ -1,4 +1,5 @@
-"""Converts a video file, or a sequence of frames, to patches and timestamps.
+"""Converts a video file, or a sequence of frames, to patches and timestamps. Defines the interfaces for
+sources of frames and for a model's sampling rules.
 
 The timestamps equal those of transformers' video processors. The model's rules choose the frames to sample,
 and the size of these frames. Only sampled frames are decoded to pixels, and each frame is resized

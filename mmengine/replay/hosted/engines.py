@@ -1,5 +1,6 @@
-"""Selects the engine that derives a recorded log's decisions: this build with the host's rules, or the host's
-own scheduler. The host is the engine that the log was recorded in.
+"""The interface of engines that derive a recorded log's decisions, and functions that load the host's own
+scheduler. The decisions are derived by this build with the host's rules, or by the host's own scheduler. The
+host is the engine that the log was recorded in.
 """
 
 from collections import deque

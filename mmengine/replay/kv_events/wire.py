@@ -1,4 +1,5 @@
-"""The messages in which KV events are sent. The format is vLLM's, which Dynamo and llm-d read.
+"""The messages in which KV events are sent, and the ids of media in them. The format is vLLM's, which Dynamo
+and llm-d read.
 
 A batch is a msgpack array [ts, events, rank], and an event is a map with a `type`. A field without a default
 is always present. A field with a default is present only if its value differs from the default. Hashes are

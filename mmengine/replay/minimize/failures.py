@@ -1,4 +1,5 @@
-"""Replays a script, and reports the first failure of a given kind, with the step in which it occurred.
+"""Replays a script, and reports the first failure of a given kind, with the step in which the failure
+occurred. Also writes the log of such a replay.
 
 A kind is an invariant's name, "any" for all invariants, or a failure that only a run can show. The kinds that
 only a run can show are "stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens"

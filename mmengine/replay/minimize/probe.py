@@ -1,5 +1,5 @@
-"""Probes, which find out whether and how a log fails. A probe looks for a kind of failure, runs a command, or
-compares this build with another build.
+"""The interface of probes, which find out whether and how a log fails, and the probe for a kind of failure. A
+probe looks for a kind of failure, runs a command, or compares this build with another build.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Collects, from a grammar's source, hints: keys, values and string patterns that the grammar's texts may
+"""Collects hints from a grammar's source: keys, values and string patterns that the grammar's texts may
 contain.
 
 Hints make the search for completions (search.py) fast. A hint need not fit at every position, so the search

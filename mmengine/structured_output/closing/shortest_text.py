@@ -1,4 +1,4 @@
-"""Finds the shortest text that matches regex patterns and begins with a given text.
+"""Finds the shortest text that matches given regex patterns and begins with a given text.
 
 A pattern becomes an automaton. For each state, the number of characters to the nearest end is computed. If a
 text must match several patterns or has a minimum length, an A* search uses this distance as its estimate.

@@ -1,4 +1,4 @@
-"""Finds the values in a JSON text, with their positions in bytes."""
+"""Finds the values in a JSON text, with their JSON pointers and their positions in bytes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The syntax tree nodes of regular expressions and grammars."""
+"""The syntax tree nodes of regular expressions and grammars, and a function that writes a node as a regex."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Writes shapes as the small JSON Schema subset that the grammar engine enforces exactly.
+"""Writes shapes as a JSON Schema in the small subset that the grammar engine enforces exactly.
 
 The terms part, place, conjunction, constraint and shape are explained in constraints/json_types.py.
 """

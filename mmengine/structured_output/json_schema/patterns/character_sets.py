@@ -1,4 +1,6 @@
-"""Writes character sets such that the grammar engine and Python agree on their meaning."""
+"""Writes character sets such that the grammar engine and Python agree on their meaning. Defines the errors
+for patterns.
+"""
 
 import re
 from functools import lru_cache

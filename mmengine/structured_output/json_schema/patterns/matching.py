@@ -1,4 +1,5 @@
-"""Matches names and values against patterns in bounded time.
+"""Matches names and values against patterns in bounded time, and refuses patterns with too many simultaneous
+states.
 
 Python's own matcher backtracks, and some patterns would block the process for longer than a client waits.
 This module's matcher follows all possible states of a pattern at once, so its time is at most proportional to

@@ -1,4 +1,5 @@
-r"""Writes a pattern for the keys that an object's schema does not name, and the schema for their values.
+r"""Writes a pattern for the keys that an object's schema does not name, and the schema for these keys'
+values.
 
 A key without a name in the schema is called an "other key". Other keys are written as a pattern, because
 `additionalProperties` would treat `"\u0061"` and `"a"` as different keys.
