@@ -12,8 +12,8 @@ from mmengine.errors import MMEngineError
 MAX_FAILED_LOADS = 5  # Maximum number of consecutive processes that end before their model is loaded.
 BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the step is blamed.
 STEADY_S = 60.0  # A process that serves at least this many seconds counts as progress.
-# Pause before the second consecutive restart and maximum pause, in seconds. The pause doubles with each
-# restart.
+# Seconds: the pause before the second consecutive restart, and the maximum pause. Each restart doubles the
+# pause.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STAYS = "accepted requests stay in the log, and the same command continues with them"
 
@@ -42,7 +42,7 @@ class Life(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """Whether SIGKILL ended the process for no known reason, so that its step may not be at fault."""
+        """Whether SIGKILL ended the process for no known reason. The step is then perhaps not at fault."""
         return self.ended.code == -signal.SIGKILL and not self.by_memory
 
     @property

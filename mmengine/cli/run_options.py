@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 MAX_SCHEMA_BYTES = 2**26  # The engine's own limit is lower.
 MAX_SHARDS = 65536  # Maximum number of shards in a batch.
-SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", "Files"
+SAMPLING, MODEL, FILES = "Sampling (a request file sets these on each line)", "Model", "Files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class Question:
     ] = None
     on_truncation: Annotated[
         Literal["length", "close"],
-        typer.Option(help="With --schema, at --max-tokens: cut the answer, or complete it within the limit."),
+        typer.Option(
+            help="If an answer with --schema is too long: cut it at --max-tokens, or close it before."
+        ),
     ] = "length"
     reasoning: Annotated[
         bool | None, typer.Option(help="With --schema: whether the model reasons first.", show_default="auto")
@@ -198,15 +200,15 @@ class Model:
         Literal["int8"] | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="Rounding of activations for int8 and int4 weights; results are outside parity.",
+            help="Round activations too, with int8 or int4 weights; tokens may differ from transformers'.",
         ),
     ] = None
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
         typer.Option(
             rich_help_panel=MODEL,
-            help="Model implementation: native (a description), transformers (its modules), or auto (native "
-            "if there is one).",
+            help="Model implementation: native (mmengine's own), transformers (modules of "
+            "transformers), or auto (native if mmengine has one for the architecture).",
         ),
     ] = "auto"
     tensor_parallel: Annotated[
@@ -320,8 +322,8 @@ class Files:
             min=1,
             max=MAX_SHARDS,
             rich_help_panel=FILES,
-            help="Number of parts into which the batch is divided. Run the same command in as many processes "
-            "that share a folder, each with another --shard. --log is then a folder of logs.",
+            help="Number of parts into which the batch is divided. Run the same command once per part, "
+            "in processes that share a folder, each with its own --shard. --log is then a folder of logs.",
         ),
     ] = 1
     shard: Annotated[
@@ -344,8 +346,8 @@ class Files:
         Literal["strict", "tail", "salvage"],
         typer.Option(
             rich_help_panel=FILES,
-            help="Accepted damage in an interrupted batch's log: none; a truncated end; also records in the "
-            "middle, if a later snapshot exists.",
+            help="Accepted damage in an interrupted batch's log. strict: none. tail: a truncated end. "
+            "salvage: a truncated end, and damaged records before a snapshot.",
         ),
     ] = "tail"
     log_bytes: Annotated[
@@ -365,6 +367,7 @@ class Files:
         typer.Option(
             "--no-media-store",
             rich_help_panel=FILES,
-            help="Store no images and videos beside the log; requests that need them after a crash fail.",
+            help="Store no images and videos beside the log. Unfinished requests with media then fail after "
+            "a crash.",
         ),
     ] = False

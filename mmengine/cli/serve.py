@@ -108,7 +108,9 @@ def serve(
     check_loras(model, settings, admin_keys)
     if fleet.ray:
         if routers.kv_events:
-            raise ConfigError("--kv-events reads a single log, and --ray has a log per replica; leave it out")
+            raise ConfigError(
+                "--kv-events reads a single log, and --ray has a log per replica; leave --kv-events out"
+            )
         if model.lora or settings.lora_root:
             raise ConfigError("--ray does not support adapters; leave --lora and --lora-root out")
         from mmengine.cli.serve_ray import serve_ray  # Lazy: most servers do without Ray

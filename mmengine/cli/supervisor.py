@@ -1,10 +1,10 @@
 """The supervisor of `mmengine run`, and functions that the server's supervisor shares.
 
-A process is restarted after a hung step (which the process reports in the log, with exit code HANG_EXIT), and
-after a signal that users do not send, such as a crash in native code. The log records the restart. The next
-process isolates the requests of the blamed step, so that all other requests continue without the request that
-caused the crash. `mmengine run` is not restarted after an out-of-memory kill, because the kill would repeat:
-the user gets an error and can restart with smaller settings.
+A process is restarted after a hung step, and after a signal that users do not send, such as the SIGSEGV of a
+crash in native code. A process with a hung step writes STALLED to the log and ends with HANG_EXIT. The log
+records the restart. The next process isolates the requests of the blamed step, so that all other requests
+continue without the request that caused the crash. `mmengine run` is not restarted after an out-of-memory
+kill, because the kill would repeat. The user gets an error and can restart with smaller settings.
 """
 
 import os
@@ -145,7 +145,7 @@ def started(
 
     `cause`: how the previous process ended. `environment`: additional variables. `fds`: descriptors that the
     child inherits. `own_group`: whether the child gets its own process group, so that signals from a terminal
-    reach only this process. Raises CannotStart.
+    reach only the parent. Raises CannotStart.
     """
     with ExitStack() as opened:
         try:

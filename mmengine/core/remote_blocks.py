@@ -28,14 +28,16 @@ class RemoteBlocks(Protocol):
         """
 
     def accept(self, request_id: str, count: int) -> None:
-        """Let the step that is dispatched next copy `count` more blocks that ARRIVED events have reported."""
+        """Allow a copy of `count` more blocks that ARRIVED events have reported. The step that is dispatched
+        next makes the copy.
+        """
 
     def forget(self, request_id: str) -> None:
         """Stop the work for a request that no longer waits. Blocks that were passed to `accept` are still
         copied."""
 
     def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
-        """Write these blocks' contents (int [n]) to the store. The step that computed the blocks has
+        """Write the contents of `blocks` (int [n]) to the store. The step that computed the blocks has
         returned, and no dispatched step overwrites them.
         """
 

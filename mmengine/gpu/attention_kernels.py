@@ -36,8 +36,8 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     """Return `x` in `dtype`. With IS_FP8, `x` contains float8_e4m3fn bytes.
 
-    Sign, exponent and mantissa of the byte are moved to their positions in a float16. The result is the
-    byte's value divided by 256.
+    Sign, exponent and mantissa of the byte are moved to their positions in a float16. This
+    float16 is the byte's value divided by 256, so it is multiplied by 256.
     """
     if IS_FP8:
         bits = x.to(tl.uint16)

@@ -40,7 +40,7 @@ from mmengine.replay.rules.observations import check_observation
 
 _CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
 _OBSERVATIONS = frozenset(ev.OBSERVATIONS)
-# Maximum number of cells (rows x tokens, or KV slots) that a replay must hold for the settings of a log.
+# Limit on the cells (rows x tokens, or KV slots) that the settings of a log may demand of a replay.
 MAX_CELLS = 2**31
 
 

@@ -90,7 +90,10 @@ class HostedNetwork:
     ) -> Tensor:
         """See VisionLanguageModel. Raises ConfigError for draft heads, which hosted models do not support."""
         if aux_hidden_states is not None:
-            raise ConfigError("draft heads need a model that mmengine describes; use spec none or ngram")
+            raise ConfigError(
+                "draft heads need a native implementation, and this model runs on modules of transformers; "
+                "use spec none or ngram"
+            )
         report_step()
         return self._body(self._input_ids, embeds, positions, attention, deepstack)
 
@@ -120,7 +123,7 @@ def load_network(
         for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
             setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
         body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
-        if media_rules(config).runs == "prompt":  # Its own forward cannot split a prompt.
+        if media_rules(config).runs == "prompt":  # transformers' forward has no chunks to compare with.
             fuse_norms(parts.decoder, where, kind)
         else:
             check_masks(parts, layers, where)
@@ -165,7 +168,11 @@ def spec_of(
         longest = limit
     limit = temperature_limit(parts.model.config)
     if limit and limit < longest:
-        _log.warning("max_model_len is at most %d: later tokens have a temperature that is not served", limit)
+        _log.warning(
+            "max_model_len is at most %d: the model gives later tokens an attention temperature, which is "
+            "not supported",
+            limit,
+        )
         longest = limit
     rules = media_rules(parts.model.config)
     is_plain = all(layer == LayerAttention(index) for index, layer in enumerate(layers))

@@ -155,7 +155,7 @@ HOLDS = "held = bytearray(200 * 2**20); held[::4096] = b'x' * len(held[::4096]);
     [
         (None, "killed (SIGKILL), probably by the kernel, for memory"),
         (1, "killed (SIGKILL), by the kernel, for memory"),
-        (0, "killed (SIGKILL), not by the kernel for memory"),
+        (0, "killed (SIGKILL), but not for memory"),
     ],
 )
 def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):

@@ -113,7 +113,7 @@ def test_a_reader_finds_segments_packed_meanwhile(days):
     assert [record.sequence for record in (first, *records)] == list(range(20))
     reader = LogReader(days.folder)
     days.folder.joinpath(f"{days.firsts[1]:020d}.mmlog.zst").unlink()
-    with pytest.raises(LogError, match="went away"):
+    with pytest.raises(LogError, match="was removed while the log was read"):
         list(reader)
 
 

@@ -64,7 +64,7 @@ def test_each_request_ends_once_with_the_tokens_of_an_undisturbed_run(folder):
 def test_changes_that_give_other_tokens_are_refused_by_name(folder, name):
     before = [record.event for record in LogReader(folder)]
     opened = open_log(folder, Resume(), config())
-    with pytest.raises(LogError, match=rf"other {name} \(was {FINGERPRINTS[name][:12]}, is 2222"):
+    with pytest.raises(LogError, match=rf"a different {name} \(was {FINGERPRINTS[name][:12]}, is 2222"):
         opened.check_fingerprints({**FINGERPRINTS, name: "2" * 64}, Resume())
     opened.sink.close()
     assert [record.event for record in LogReader(folder)] == before, "the log is unchanged"

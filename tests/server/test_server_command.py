@@ -218,7 +218,7 @@ def test_mistakes_are_reported_before_a_model_is_loaded(tmp_path):
         (["--config", tmp_path / "b.yaml"], "cannot be read: No such file"),
         (["--config", tmp_path / "day.yaml"], "day.yaml is not valid YAML"),
         (["--config", tmp_path / "deep.yaml"], "deep.yaml is not valid YAML"),
-        (["--config", tmp_path / "large.yaml"], "large.yaml has more than 1048576 bytes"),
+        (["--config", tmp_path / "large.yaml"], "it has more than 1,048,576 bytes"),
         (["--port", "99999"], "port must lie in 0 to 65535, not 99999"),
         (["--api-key-file", tmp_path / "empty"], "holds no API key"),
         (["--ssl-certfile", "x"], "ssl_certfile and ssl_keyfile require each other"),

@@ -3,8 +3,8 @@
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
 Here q and k are L2-normalised. If a row has many tokens, they are computed in chunks with matrix products.
-Few tokens are computed one after another. Both ways use float32. Values are rounded where transformers rounds
-them, and chunks follow `torch_chunk_gated_delta_rule` in transformers. The CPU kernels
+If a row has few tokens, they are computed one after another. Both ways use float32. Values are rounded where
+transformers rounds them, and chunks follow `torch_chunk_gated_delta_rule` in transformers. The CPU kernels
 (native/src/layers/delta.cpp) compute all tokens one after another.
 """
 

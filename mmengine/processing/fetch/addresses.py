@@ -64,8 +64,8 @@ def unwrapped(address: IPAddress) -> IPAddress:
 def _is_ours(address: IPAddress) -> bool:
     """Return whether the address belongs to this machine.
 
-    For an address of this machine, the system would use the address as the sender of packets to it. The test
-    sends no packet.
+    The system would send packets to an address of this machine from that same address. The test asks the
+    system for the sender address, and sends no packet.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:

@@ -115,7 +115,7 @@ class CpuDevice:
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return a gloo group that connects processes on this machine."""
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # theirs: Options
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has no public name
         options._timeout = timeout
         # Only this machine may connect. By default gloo would listen on the address of the host name.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]

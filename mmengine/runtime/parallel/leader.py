@@ -29,7 +29,7 @@ POLL_S, LOOK_S = 5e-5, 0.2
 
 
 class LeadingModel:
-    """Rank 0's part of the model. Token ids that only rank 0 may know are sent to the other ranks."""
+    """Rank 0's part of the model. Token ids that the other ranks may lack are sent to them."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group

@@ -1,5 +1,5 @@
-r"""Writes the request for the grammar of an answer with tool calls, reads the request back, and examines the
-tools' schemas. Chat templates use one of two syntaxes for calls:
+r"""Converts tools to a GrammarRequest, which asks for the grammar of an answer with tool calls, and back. The
+module also examines the tools' schemas. Chat templates use one of two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
@@ -135,7 +135,7 @@ def _tool(tool: RequestedTool, form: CallFormat) -> CallableTool:
     schema = msgspec.json.decode(tool.parameters, type=dict)
     if schema.setdefault("type", "object") != "object":
         raise InvalidRequest(
-            f"{FIELD} must be object, not {shown(schema['type'])}: arguments are named",
+            f"{FIELD} must be object, not {shown(schema['type'])}, because arguments have names",
             path=(*tool.place, "type"),
         )
     if tool.lark:
@@ -242,7 +242,7 @@ def _others(schema: Json) -> object:
     if patterns and list(patterns) != [_ANY_KEY]:
         return False
     found = [patterns[_ANY_KEY]] if patterns else []
-    # The loop reads the form in which normalization writes additionalProperties with a schema.
+    # Normalization turns an additionalProperties that is a schema into a branch of allOf.
     for each in schema.get("allOf", ()):
         if each.get("patternProperties") or any(
             one is not True for one in each.get("properties", {}).values()

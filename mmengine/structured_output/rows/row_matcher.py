@@ -182,8 +182,8 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come next in the draft grammar. Without a draft grammar, the
-        tokens must come next in the grammar.
+        """Return at most `most` tokens that are forced: the draft grammar allows no others. Without a draft
+        grammar, they are the tokens that the grammar itself forces.
         """
         if self.pending_start is not None or not most:
             return ()

@@ -17,7 +17,7 @@ Answer = tuple[list[int], str, dict[int, tuple[int, int]]]
 
 
 class RecordedHost:
-    """A Host for `serve` whose calls are recorded. Its events from outside are events of a log."""
+    """A Host for `serve` that records the calls. Requests, aborts and other input are events of a log."""
 
     def __init__(self, engine: OwnScheduler):
         self.engine, self.scheduler = engine, engine.scheduler
@@ -45,7 +45,7 @@ class ServedScript:
         self.num_calls, self.stall, self.calls = 0, "", list[int]()
 
     def records(self, max_steps: int) -> Iterator[Record]:
-        """Serve the script for at most `max_steps` steps, and yield its log's records."""
+        """Serve the script for at most `max_steps` steps, and yield the records of the new log."""
         host, script = RecordedHost(self.engine), self.script
         calls = serve(
             host,
