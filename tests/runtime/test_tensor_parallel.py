@@ -143,7 +143,7 @@ def test_a_dead_rank_ends_the_engine_and_the_log_resumes(tmp_path):
         engine.step()
         os.kill(engine.built.executor._followers._processes[0].pid, signal.SIGKILL)
         for _ in range(2):
-            with pytest.raises(ExecutorLost, match="rank 1 of 2 was killed by signal 9; start"):
+            with pytest.raises(ExecutorLost, match="rank 1 of 2 was killed by signal 9; restart the engine"):
                 while not engine.is_idle:
                     engine.step()
         assert "rank 1 of 2" in engine.readiness().reasons[0]
@@ -174,7 +174,7 @@ def test_a_diverged_rank_reports_it(noticed_by):
         if noticed_by != "whoever is first":
             channel.send = send_and_wait
         engine.built.executor.frames.take = lambda: b"no frame"
-        with pytest.raises(ExecutorLost, match="rank 1: .*cut short.*; .*start the engine again"):
+        with pytest.raises(ExecutorLost, match="rank 1: .*cut short.*; .*restart the engine"):
             while not engine.is_idle:
                 engine.step()
 

@@ -181,7 +181,7 @@ def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp
         asked = asyncio.create_task(session.ask("q" * 40, max_tokens=60))
         await asyncio.to_thread(begun.wait, 20)
         killer = asyncio.create_task(answer(engine, "killer"))
-        with pytest.raises(RequestFailed, match="send it again"):
+        with pytest.raises(RequestFailed, match="send the request again"):
             await late
         done, facts = await asked, await session.facts()
         assert done.text == "<ABC" + "Q" * 40 + ">" and len(done.prompt_token_ids) == 45

@@ -159,7 +159,7 @@ def test_damaged_or_newer_stores_are_refused(tmp_path):
     path = tmp_path / NAME
     good = path.read_bytes()
     path.write_bytes(b"not a database, but long enough to look like one" * 100)
-    with pytest.raises(ConfigError, match="damaged .*move it away"):
+    with pytest.raises(ConfigError, match="damaged .*move the file away"):
         Database(tmp_path)
     path.write_bytes(good[:4096] + bytes(4096) + good[8192:])
     with pytest.raises(ConfigError, match="damaged"):
