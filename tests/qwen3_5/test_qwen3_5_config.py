@@ -103,7 +103,7 @@ def test_missing_fields_have_transformers_defaults(tmp_path):
         ("Qwen3_5Moe", {"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is"),
         ("Qwen3_5Moe", {"num_experts": None}, "num_local_experts is missing"),
         ("Qwen3_5Moe", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9; it must be an integer"),
-        ("Qwen3_5Moe", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported: only softmax routers are"),
+        ("Qwen3_5Moe", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported: only softmax"),
     ],
 )
 def test_unsupported_configs_are_refused(tmp_path, kind, fields, words):
