@@ -155,6 +155,14 @@ def test_json_lines_have_the_value_as_the_model_wrote_it(tmp_path):
     assert csv_rows(tmp_path / "a.csv")[0]["/count"] == str(10**40)
 
 
+def test_json_lines_keep_the_line_separators_in_texts(tmp_path):
+    value = {"customer": {"name": "a\u2028b\u2029c\x85d"}}
+    text = json.dumps(value, ensure_ascii=False, indent=1).replace("\n", "\r\n")
+    write_table(results_of(tmp_path, [text]), TEXT, tmp_path / "a.jsonl")
+    (line,) = (tmp_path / "a.jsonl").read_bytes().splitlines()
+    assert json.loads(line)["value"] == value
+
+
 def test_answers_that_are_cut_or_wrong_are_invalid(tmp_path):
     cut = list(results_of(tmp_path, ['{"total": 1'], finish_reason="length"))
     assert cut[0].status == "invalid" and "--max-tokens" in cut[0].error and cut[0].value is None
