@@ -10,6 +10,7 @@ from PIL import Image
 from mmengine.config import EngineConfig
 from mmengine.errors import InvalidMedia
 from mmengine.processing.media.pages import MAX_PAGE_PIXELS
+from mmengine.serve.extraction import plan
 from mmengine.serve.extraction.documents import Document, find_documents
 from mmengine.serve.extraction.pages import COPY_SIDE, PagePainter
 from mmengine.serve.extraction.plan import Job, WorkFolder
@@ -79,6 +80,24 @@ def test_a_plan_that_was_interrupted_is_the_same_afterwards(tmp_path):
     assert not work.is_planned
     work.plan(job, documents, PagePainter(EngineConfig(), 96, 9), lambda: None)
     assert work.requests.read_bytes() == before and second.exists() and first.stat().st_mtime_ns == stamp
+
+
+def test_a_work_folder_whose_beginning_was_killed_is_begun_again(tmp_path, monkeypatch):
+    def killed(path, data):
+        path.with_name(f"{path.name}.part").write_bytes(data[:9])
+        raise SystemExit
+
+    pdf.write_scenes(tmp_path / "a.pdf", [1])
+    documents = find_documents([tmp_path], 2**20)
+    job = Job(b"{}", "?", "page", 9, None, None, 96, 9, 2**20, "", {})
+    work = WorkFolder(tmp_path / "work", "page")
+    with monkeypatch.context() as before, pytest.raises(SystemExit):
+        before.setattr(plan, "write_whole", killed)
+        work.begin(job, documents)
+    for _ in range(2):
+        work.begin(job, documents)
+    work.plan(job, documents, PagePainter(EngineConfig(), 96, 9), lambda: None)
+    assert work.is_planned and len(list(work.path.glob("pages/*/*.png"))) == 1
 
 
 def test_a_huge_page_is_drawn_smaller(painter, tmp_path):

@@ -84,9 +84,11 @@ class WorkFolder:
         if manifest.exists():
             self._check(manifest, wanted)
             return
-        if self.path.exists() and any(self.path.iterdir()):
+        # After a kill in the middle of write_whole, the folder has an incomplete manifest.
+        part = f"{MANIFEST}.part"
+        if self.path.exists() and any(each.name != part for each in self.path.iterdir()):
             raise InvalidRequest(f"{self.path} is not the work folder of an extraction; name another --work")
-        (self.path / "pages").mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         write_whole(manifest, msgspec.json.encode(wanted))
 
     def _check(self, manifest: Path, wanted: dict[str, object]) -> None:
@@ -108,6 +110,7 @@ class WorkFolder:
         document.
         """
         found: list[Planned] = []
+        (self.path / "pages").mkdir(exist_ok=True)
         with closing(painter), ThreadPoolExecutor(painter.num_workers) as pool:
             for planned in pool.map(lambda each: self._planned(painter, *each), enumerate(documents)):
                 found.append(planned)
