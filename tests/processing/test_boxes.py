@@ -9,6 +9,8 @@ from PIL import ExifTags, Image, ImageOps
 from mmengine.errors import InvalidMedia, InvalidRequest
 from mmengine.models.box_unit import BoxUnit, unit_of
 from mmengine.processing.media.boxes import Box, ImageFrame, frame_of, restore
+from mmengine.processing.media.images import load_rgb
+from mmengine.processing.media.sources import Access
 from mmengine.serve.engine.boxes import answer_boxes
 from mmengine.serve.engine.engine import Engine
 
@@ -115,6 +117,20 @@ def test_boxes_of_an_answer_are_found_by_their_key_and_by_the_schema():
     assert box == Box((0, 0, 40, 25))  # of 224 x 140 pixels
     with pytest.raises(InvalidMedia, match="cannot be read"):
         answer_boxes(value, SCHEMA, b"no image", THOUSANDTHS, None)
+
+
+def test_damaged_exif_data_do_not_rotate_a_box():
+    """The model saw the image as it is stored, because its pixels are good."""
+    Image.new("RGB", (80, 50)).save(data := io.BytesIO(), "PNG", exif=b"Exif\0\0damaged!")
+    (box,) = answer_boxes({"bbox_2d": [0, 0, 500, 500]}, True, data.getvalue(), THOUSANDTHS, None).values()
+    assert load_rgb(data.getvalue(), Access(), "the image").size == (80, 50)
+    assert box == Box((0, 0, 40, 25))
+
+
+def test_an_image_with_too_many_pixels_is_refused(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InvalidMedia, match="cannot be read"):
+        answer_boxes({}, True, stored(1), THOUSANDTHS, None)
 
 
 def test_an_engine_knows_the_family_of_its_model():

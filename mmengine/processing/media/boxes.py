@@ -5,12 +5,16 @@ use. The model sees the image rotated by its EXIF orientation and resized. The c
 returns are pixels of the stored image.
 """
 
+import io
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from PIL import ExifTags, Image
 
+from mmengine.errors import InvalidMedia
 from mmengine.models.box_unit import BoxUnit
 
 KEY = "bbox_2d"  # The key under which models write boxes.
@@ -43,8 +47,19 @@ class Box(NamedTuple):
     problem: str = ""
 
 
+def open_image(source: str | Path | bytes) -> Image.Image:
+    """Open an image file. Raises InvalidMedia."""
+    try:
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    except Exception as error:  # Pillow's parsers raise nearly any exception on invalid bytes.
+        raise InvalidMedia(f"the image cannot be read: {error}") from None
+
+
 def frame_of(image: Image.Image) -> ImageFrame:
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    """Return an image file's frame. Damaged EXIF data do not rotate the image, as in `load_rgb`."""
+    orientation = 1
+    with suppress(Exception):
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     return ImageFrame(*image.size, orientation if orientation in range(1, 9) else 1)
 
 

@@ -1,16 +1,14 @@
 """Converts the boxes in an engine's answers to pixels in the image file."""
 
-import io
 import json
 from pathlib import Path
 
 from PIL import Image
 
 from mmengine.checkpoint.model_files import read_model_json
-from mmengine.errors import InvalidMedia
 from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
-from mmengine.processing.media.boxes import MARK, Box, ImageFrame, box_pointers, frame_of, restore
+from mmengine.processing.media.boxes import MARK, Box, ImageFrame, box_pointers, frame_of, open_image, restore
 from mmengine.structured_output.field_confidence.schema_values import has_keyword
 from mmengine.structured_output.field_confidence.spans import Path as JsonPath
 from mmengine.structured_output.field_confidence.spans import pointer_of
@@ -33,7 +31,7 @@ def answer_boxes(
 
 
 def _frame(image: ImageSource, unit: BoxUnit, processor: Processor) -> ImageFrame:
-    opened = _opened(image)
+    opened = image if isinstance(image, Image.Image) else open_image(image)
     try:
         frame = frame_of(opened)
         if unit.kind == "pixels":
@@ -45,15 +43,6 @@ def _frame(image: ImageSource, unit: BoxUnit, processor: Processor) -> ImageFram
         if opened is not image:
             opened.close()
     return frame
-
-
-def _opened(image: ImageSource) -> Image.Image:
-    try:
-        if isinstance(image, bytes):
-            return Image.open(io.BytesIO(image))
-        return image if isinstance(image, Image.Image) else Image.open(image)
-    except (OSError, ValueError) as error:
-        raise InvalidMedia(f"the image cannot be read: {error}") from None
 
 
 def _paths(value: object) -> list[JsonPath]:

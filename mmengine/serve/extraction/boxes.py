@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from PIL import Image
 
 from mmengine.errors import InvalidMedia
 from mmengine.events.file_system import write_whole
 from mmengine.models.box_unit import BoxUnit
-from mmengine.processing.media.boxes import KEY, MARK, Box, ImageFrame, frame_of, restore
+from mmengine.processing.media.boxes import KEY, MARK, Box, ImageFrame, frame_of, open_image, restore
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.extraction.results import PlacedBox, Result, RowBoxes
 
@@ -38,20 +37,13 @@ def write_boxes(engine: Engine, results: Iterable[Result], schema: bytes, folder
             path = folder / result.pictures[0]
             try:
                 boxes = engine.boxes(result.value, decoded, path)
-                frame = _frame(path)
+                with open_image(path) as image:
+                    frame = frame_of(image)
             except InvalidMedia:  # The file was deleted or changed after the request was answered.
                 continue
             placed = {pointer: _placed(box, frame) for pointer, box in boxes.items()}
             lines.append(msgspec.json.encode(RowBoxes(result.request, placed)) + b"\n")
     write_whole(out, b"".join(lines))
-
-
-def _frame(path: Path) -> ImageFrame:
-    try:
-        with Image.open(path) as image:
-            return frame_of(image)
-    except (OSError, ValueError) as error:
-        raise InvalidMedia(f"the image cannot be read: {error}") from None
 
 
 def _placed(box: Box, frame: ImageFrame) -> PlacedBox:
