@@ -1,6 +1,5 @@
 """`mmengine extract`: reads the fields of many documents into a table."""
 
-import codecs
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mmengine.cli.grouped import grouped
-from mmengine.cli.run_options import Files, Model
+from mmengine.cli.run_options import Files, Model, read_schema
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.extras import install_hint
 
@@ -108,17 +107,9 @@ class Extraction:
 
     def schema_text(self) -> bytes:
         """Return the schema. Raises InvalidRequest for a file that cannot be read or enforced."""
-        import msgspec  # Lazy: not needed for help
+        from mmengine.structured_output.request.spec import grammar_of  # Lazy: not needed for help
 
-        from mmengine.structured_output.request.spec import grammar_of
-
-        try:
-            found = self.schema.read_bytes().removeprefix(codecs.BOM_UTF8)
-            msgspec.json.decode(found)
-        except OSError as error:
-            raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({error})") from None
+        found = read_schema(self.schema)
         grammar_of({"type": "json_schema", "json_schema": {"schema": found}}, None)
         return found.strip()
 

@@ -19,6 +19,26 @@ MAX_SHARDS = 65536  # Maximum number of shards in a batch.
 SAMPLING, MODEL, FILES = "Sampling (a request file sets these on each line)", "Model", "Files"
 
 
+def read_schema(path: Path) -> bytes:
+    """Return the JSON schema in the file `path` as text, because decoded JSON would hide repeated keys.
+    Raises InvalidRequest.
+    """
+    import msgspec  # Lazy: not needed for help
+
+    from mmengine.bounded_files import read_bounded
+    from mmengine.decode_errors import utf16_hint
+
+    try:
+        found = read_bounded(path, MAX_SCHEMA_BYTES).removeprefix(codecs.BOM_UTF8)
+        msgspec.json.decode(found)
+    except OSError as error:
+        raise InvalidRequest(f"--schema {path} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        why = utf16_hint(found) or error
+        raise InvalidRequest(f"--schema {path} is not valid JSON ({why})") from None
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """The options for a single question and for the answer's format."""
@@ -86,21 +106,7 @@ class Question:
         """Return the response format with the schema from the file, or None. Raises InvalidRequest."""
         if self.schema is None:
             return None
-        import msgspec  # Lazy: not needed for help
-
-        from mmengine.bounded_files import read_bounded
-        from mmengine.decode_errors import utf16_hint
-
-        try:
-            found = read_bounded(self.schema, MAX_SCHEMA_BYTES).removeprefix(codecs.BOM_UTF8)
-            msgspec.json.decode(found)
-        except OSError as error:
-            raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            why = utf16_hint(found) or error
-            raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({why})") from None
-        # The schema is passed as text, because decoded JSON would hide repeated keys.
-        form = {"type": "json_schema", "json_schema": {"schema": found}}
+        form = {"type": "json_schema", "json_schema": {"schema": read_schema(self.schema)}}
         return {**form, "on_truncation": self.on_truncation, "reasoning": self.reasoning}
 
 

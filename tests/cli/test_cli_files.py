@@ -9,6 +9,7 @@ import pytest
 
 from mmengine import bounded_files
 from mmengine.bounded_files import read_bounded
+from mmengine.cli.extract import Extraction
 from mmengine.cli.logs.redact import _key_in
 from mmengine.cli.run_options import Question
 from mmengine.cli.schema_reports import CheckOptions, check_all
@@ -32,6 +33,7 @@ READERS = {
     "--chat-template": _template,
     "--config": lambda path: read_config(None, path),
     "--schema": lambda path: Question(schema=path).response_format(),
+    "extract --schema": lambda path: Extraction([], path, path).schema_text(),
     "schema check": schema_check,
     "log redact --key": _key_in,
 }
