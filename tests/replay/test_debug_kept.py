@@ -1,5 +1,7 @@
 """Tests that the debugger opens a long log with the states that it kept, and only the same log."""
 
+import errno
+import os
 import random
 import stat
 
@@ -103,6 +105,44 @@ def test_other_logs_and_damaged_files_are_not_used(cache, log, tmp_path):
     for file in other.iterdir():
         file.rename(log / file.name)
     assert len(opened(log).navigator.marks.all) == 1, "the folder has another log now"
+
+
+def test_a_new_log_in_the_folder_is_opened(cache, log, tmp_path):
+    """Its records have other sizes, so that no record begins where the last kept state was."""
+    kept(log, cache)
+    longer = (
+        msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, request_id="x" * 999))
+        if isinstance(each.event, ev.Queued)
+        else each
+        for each in LogReader(log)
+    )
+    other = rewrite(longer, tmp_path / "other")
+    for file in log.iterdir():
+        file.unlink()
+    for file in other.iterdir():
+        file.rename(log / file.name)
+    assert len(opened(log).navigator.marks.all) == 1
+
+
+def test_incomplete_files_do_not_stay(cache, log, monkeypatch):
+    cache.mkdir(parents=True)
+    (cache / "killed.123").write_bytes(bytes(9))
+    os.utime(cache / "killed.123", (1, 1))
+    monkeypatch.setattr(kept_states, "MAX_CACHED_BYTES", 8)
+    debugger = opened(log)
+    debugger.goto_end()
+    with monkeypatch.context() as full:
+        full.setattr(kept_states.Path, "replace", no_room)
+        debugger.navigator.keep()
+    assert [path.name for path in cache.iterdir()] == ["killed.123"]
+    debugger = opened(log)
+    debugger.goto_end()
+    debugger.navigator.keep()
+    assert not list(cache.iterdir())
+
+
+def no_room(self, target):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
 
 
 def test_only_long_sound_logs_are_kept(cache, log, tmp_path, monkeypatch):

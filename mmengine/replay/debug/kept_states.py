@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmengine.core.decide.scheduler import DECISION_VERSION
+from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.debug.saved_states import Mark, Marks, PackedState, states_of
@@ -82,15 +83,18 @@ class KeptStates:
             if seen_at[0] < end
         }
         body = msgspec.msgpack.encode(_Kept(marks.every_records, _digest_of(last), seen, states, kept))
-        with suppress(OSError):
+        part = self._path.with_suffix(f".{os.getpid()}")
+        try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = self._path.with_suffix(f".{os.getpid()}")
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(hashlib.sha256(body).digest() + body)
             part.replace(self._path)
             _prune(self._path.parent)
-            return True
-        return False
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            return False
+        return True
 
     def load(
         self, marks: Marks, records: Callable[[Mark], Iterator[Record]]
@@ -117,7 +121,10 @@ class KeptStates:
         ]
         if len(found) < 2 or found[0].position != marks.last.position:
             return nothing
-        record = next(records(found[-1]), None)
+        try:
+            record = next(records(found[-1]), None)
+        except CorruptLog:  # The folder has another log, in which no record begins at this byte.
+            return nothing
         if record is None or _digest_of(record) != kept.record:
             return nothing
         marks.every_records = kept.every_records
@@ -133,8 +140,10 @@ def _digest_of(record: Record) -> bytes:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the least recently used files, until the remaining files fit into MAX_CACHED_BYTES."""
-    files = sorted(folder.glob("*.states"), key=lambda path: path.stat().st_mtime, reverse=True)
+    """Delete the least recently used files, until the remaining files fit into MAX_CACHED_BYTES. A file that
+    a killed process left incomplete counts too.
+    """
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
     for path in files:
         total += path.stat().st_size
