@@ -1,5 +1,7 @@
 """Tests the debugger on two logs: it stops at the first difference, and keeps both logs aligned."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -98,6 +100,12 @@ def test_commands_run_on_the_other_log(logs):
     alone = Session(open_debugger(logs[0], Findings()))
     with pytest.raises(InvalidRequest, match="only one log is open"):
         alone.run("difference")
+
+
+def test_a_log_in_the_current_folder_has_a_name(logs, monkeypatch):
+    monkeypatch.chdir(logs[0])
+    session, _ = pair_of(Path(), logs[1])
+    assert session.pair.names == ("a", "b")
 
 
 def test_equal_logs_and_logs_that_end_early(logs, tmp_path):

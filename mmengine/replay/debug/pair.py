@@ -22,7 +22,7 @@ class Pair:
 
     def __init__(self, debugger: Debugger, other: Debugger):
         self.debugger, self.other = debugger, other
-        folders = [each.navigator.folder for each in (debugger, other)]
+        folders = [each.navigator.folder.resolve() for each in (debugger, other)]
         same = folders[0].name == folders[1].name
         self.names = tuple(str(folder) if same else folder.name for folder in folders)
         self._found: LogDifference | None = None
