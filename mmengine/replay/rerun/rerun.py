@@ -111,7 +111,7 @@ def rerun(
         Calibration(),
     )
     if result.is_exact:
-        result.again = result.what_if = _priced(folder, times, count, logged)
+        result.again, result.what_if = _priced(folder, times, count, logged), result.logged
         return result
     if timeline.started.host and overlaps:
         raise NoPrediction(
