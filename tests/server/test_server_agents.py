@@ -180,6 +180,9 @@ def test_other_unknown_blocks_and_items_stay_refused(server):
     status, _, answer = server.respond(ITEMS, store=False)
     assert (status, answer["error"]["param"]) == (400, "input")
     assert "no message and no call" in answer["error"]["message"]
+    for content in (HISTORY, []):
+        status, _, answer = message(server, messages=[{"role": "user", "content": content}])
+        assert status == 400 and answer["error"]["message"].startswith("messages contain no block"), content
 
 
 def test_documents_of_text_are_read(server, strict):

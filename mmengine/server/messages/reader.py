@@ -85,6 +85,9 @@ class MessagesReader:
         if body.system is not None:
             conversation.add_instructions(body.system)
         conversation.add_input(body.messages)
+        if not conversation.messages:
+            text = f"{FIELD} contain no block that the model can read; add a user message"
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
         tools = _tools(body.tools or (), unsupported)
         names = FieldNames(conversation.places, _RENAMES, media="source", tools=tuple(tools))
         chat = self._as_chat(body, conversation, list(tools.values()), unsupported)
