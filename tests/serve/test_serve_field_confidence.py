@@ -19,6 +19,8 @@ from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
+from mmengine.serve.text.choice_deltas import ChoiceDeltas
+from mmengine.serve.text.reasoning import NO_REASONING
 from mmengine.structured_output.request.spec import grammar_of
 from tests.forked import exit_code_of
 
@@ -243,6 +245,18 @@ def test_first_tokens_of_another_engine_have_no_confidence(random_weights, plain
             for pointer, field in rest.items():
                 assert field.p == pytest.approx(whole.field_confidence[pointer].p, rel=1e-4)
         assert len(rest) < len(whole.field_confidence)
+
+
+def test_deltas_know_the_text_of_tokens_without_confidences(random_weights, plain):
+    """A snapshot of many answers leaves the confidences of an answer's first tokens out."""
+    whole, half = plain[0], len(plain[0].token_ids) // 2
+    with Engine(random_weights, dtype="float32") as engine:
+        deltas = ChoiceDeltas(engine.processor.tokenizer, make_sampling({}), NO_REASONING, grammar_of(FORM))
+    deltas.push(whole.token_ids[:half])
+    deltas.push(whole.token_ids[half:], confidences=whole.confidences[half:])
+    rest = deltas.finish().field_confidence
+    assert 0 < len(rest) < len(whole.field_confidence)
+    assert all(field == whole.field_confidence[pointer] for pointer, field in rest.items())
 
 
 def test_formats_without_fields_are_refused():

@@ -98,8 +98,8 @@ class ChoiceDeltas:
         self._last = 0
         self._scored = grammar if grammar is not None and grammar.field_confidence else None
         self._after = reasoning.end if reasoning.is_open else ()  # `grammar.after` may not be known yet
-        self._confidences: list[TokenConfidence] = []
-        self._tokens: list[int] = []  # the tokens of `_confidences`
+        self._confidences: list[TokenConfidence] = []  # for the last of `_tokens`
+        self._tokens: list[int] = []  # all tokens, if the request asks for confidences
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
         # Whether the answer has neither reasoning nor tool calls.
@@ -144,9 +144,9 @@ class ChoiceDeltas:
     ) -> list[Delta]:
         """Return the deltas for these tokens."""
         found = []
-        if self._scored is not None and confidences is not None:
+        if self._scored is not None:
             self._tokens += token_ids
-            self._confidences += confidences
+            self._confidences += confidences or ()
         if self._is_text and entries is None:
             for token in token_ids:
                 self._last = token
