@@ -89,6 +89,15 @@ def test_the_values_that_a_schema_names():
         assert values_at(source, path) == values, path
 
 
+def test_branches_with_the_same_schema_do_not_hide_another():
+    digit = {"anyOf": [{"const": number} for number in range(20)]}
+    same = [{"properties": {"x": {"$ref": "#/$defs/digit"}}} for _ in range(20)]
+    schema = {"anyOf": [*same, {"properties": {"x": {"const": "none"}}}], "$defs": {"digit": digit}}
+    assert values_at(json.dumps(schema), ("x",)) == [*range(20), "none"]
+    endless = {"anyOf": [{"$ref": "#"}, {"items": {"$ref": "#"}}, {"const": 1}]}
+    assert values_at(json.dumps(endless), (0,) * 50) == [1]
+
+
 class Tokens:
     """Tokens of a text, each with the likelihoods of the tokens in its place."""
 
@@ -157,6 +166,12 @@ def test_a_number_ends_where_no_token_continues_it():
     assert found["/0"].entropy == pytest.approx(tokens.confidences[2].entropy)
     assert others_of(found["/0"]) == [(10, 0.2), (2, 0), (3, 0)]
     assert found["/1"].p == pytest.approx(0.5) and others_of(found["/1"]) == [(3, 0.5), (1, 0), (10, 0)]
+
+
+def test_the_token_after_a_separator_is_not_the_number_s():
+    tokens = Tokens(("[", {}), ("1,", {"1,": 1.0}), ("2", {"2": 0.5, "3": 0.5}), ("]", {"]": 1.0}))
+    first = tokens.fields({"items": {"type": "integer"}})["/0"]
+    assert (first.p, first.entropy, others_of(first)) == (1, 0, [])
 
 
 def test_forced_values_and_containers_are_certain():

@@ -67,14 +67,16 @@ def _steps(
     confidences: Sequence[TokenConfidence | None],
     bytes_of: Callable[[int], bytes],
 ) -> list[Step] | None:
-    """Return the tokens that contain bytes of the value, and the next token, if any.
+    """Return the tokens that contain bytes of the value. If they end with the value, also return the next
+    token, if any.
 
     Returns None if a token with bytes of the value has no confidence.
     """
     first = bisect_right(ends, span.start)
     last = bisect_left(ends, span.end)
+    stop = last + 2 if ends[last] == span.end else last + 1
     steps = []
-    for place in range(first, min(last + 2, len(pieces))):
+    for place in range(first, min(stop, len(pieces))):
         confidence = confidences[place]
         if confidence is None:
             if place > last:
@@ -89,7 +91,7 @@ def _steps(
 def _confidence(text: bytes, span: Span, steps: Sequence[Step], names: Sequence[Scalar]) -> FieldConfidence:
     logprobs = [step.confidence.logprob for step in steps if step.is_value and not step.confidence.is_forced]
     after = steps[-1]
-    if not after.is_value and after.start == span.end and is_number(text[span.start : span.end]):
+    if not after.is_value and is_number(text[span.start : span.end]):
         logprobs += _number_end(after)
     choice = first_choice(text, span, steps)
     return FieldConfidence(

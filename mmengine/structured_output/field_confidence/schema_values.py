@@ -43,30 +43,29 @@ def has_keyword(source: str, path: Path, keyword: str) -> bool:
 def _schemas_at(source: str, path: Path) -> list[Schema]:
     """Return the schemas that apply to the value at `path`."""
     root = _decoded(source)
-    schemas = list(_alternatives(root, root))
+    schemas = _alternatives(root, [root])
     for place in path:
-        found = [below for schema in schemas for below in _below(schema, place)]
-        schemas = [each for below in found for each in _alternatives(root, below)][:_MAX_SCHEMAS]
+        schemas = _alternatives(root, [below for schema in schemas for below in _below(schema, place)])
     return schemas
 
 
-def _alternatives(root: object, schema: object) -> Iterator[Schema]:
-    """Yield the schema, and all schemas to which its references and unions lead."""
-    pending, seen = [schema], set[str]()
-    for _ in range(_MAX_SCHEMAS):
-        if not pending:
-            return
+def _alternatives(root: object, schemas: list[object]) -> list[Schema]:
+    """Return the schemas, and all schemas to which their references and unions lead. Each schema is visited
+    once, because many branches may refer to the same schema.
+    """
+    pending, seen, found = schemas[::-1], set[int](), list[Schema]()
+    while pending and len(found) < _MAX_SCHEMAS:
         each = pending.pop()
-        if not isinstance(each, dict):
+        if not isinstance(each, dict) or id(each) in seen:
             continue
-        reference = each.get("$ref")
-        if isinstance(reference, str) and reference not in seen:
-            seen.add(reference)
+        seen.add(id(each))
+        found.append(each)
+        if isinstance(reference := each.get("$ref"), str):
             pending.append(_target(root, reference))
         for union in _UNIONS:
-            if isinstance(schemas := each.get(union), list):
-                pending += reversed(schemas)
-        yield each
+            if isinstance(branches := each.get(union), list):
+                pending += reversed(branches)
+    return found
 
 
 def _target(root: object, reference: str) -> object:

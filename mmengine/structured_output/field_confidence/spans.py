@@ -53,7 +53,6 @@ def value_spans(text: bytes) -> Iterator[Span]:
                 containers[-1] = b"}", json.loads(key.group())
                 at = _skip(text, _after(colon))
                 byte = text[at : at + 1]
-            path = tuple(place for _, place in containers)
             if byte in _CLOSED_BY:
                 end = _skip(text, at + 1)
                 if text[end : end + 1] != _CLOSED_BY[byte]:
@@ -66,7 +65,7 @@ def value_spans(text: bytes) -> Iterator[Span]:
                 if found is None or (found.end() == len(text) and containers and byte != b'"'):
                     return
                 end = found.end()
-            yield Span(path, at, end)
+            yield Span(tuple(place for _, place in containers), at, end)
             at = _skip(text, end)
         if not containers:
             return
