@@ -12,6 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from mmengine.errors import ConfigError
 from mmengine.replay import verify
 from mmengine_vllm import Scheduler
 from tests.vllm.fake_workers import EOS, Workers, answer
@@ -73,20 +74,25 @@ def _result(told):
     )
 
 
-@pytest.mark.parametrize("rules", ["", "vllm"], ids=["own rules", "vLLM's rules"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_answers_are_those_of_vllms_asynchronous_scheduler(tmp_path, monkeypatch, name, rules):
+def test_answers_are_those_of_vllms_asynchronous_scheduler(tmp_path, monkeypatch, name):
     monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
-    monkeypatch.setenv("MMENGINE_COMPAT", rules)
     requests, theirs, preempted = run(AsyncScheduler, SETTINGS[name])
     _, ours, own_preempted = run(Scheduler, SETTINGS[name])
     common = theirs.keys() & ours.keys()
     right = {each.request_id: answer(each, MAX_LEN) for each in requests if each.request_id in common}
     equal = sum(theirs[key] == ours[key] == right[key] for key in common)
     print(
-        f"\nasynchronous, {name}, {rules or 'own'} rules: {equal} of {len(common)} answers equal, "
+        f"\nasynchronous, {name}: {equal} of {len(common)} answers equal, "
         f"{preempted} preemptions by vLLM and {own_preempted} by mmengine"
     )
     assert equal == len(common) > NUM_REQUESTS / 2
     assert preempted and own_preempted
     assert verify(tmp_path / "log", invariants=True).divergence is None
+
+
+def test_vllms_rules_are_refused_with_asynchronous_scheduling(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMENGINE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("MMENGINE_COMPAT", "vllm")
+    with pytest.raises(ConfigError, match="max_in_flight 2 cannot go with compat vllm"):
+        run(Scheduler, next(iter(SETTINGS.values())))

@@ -25,6 +25,7 @@ def run(folder, scheduler, *arguments, processes=False, **environment):
         "MMENGINE_LOG": str(folder / "log"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(processes)),
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE / "plugins"))),
+        "VLLM_LOGGING_LEVEL": "INFO",  # tests that import mmengine_vllm.deriving set ERROR
         **environment,
     }
     command = [sys.executable, "-m", "tests.vllm.live_run", scheduler, *arguments]
