@@ -358,18 +358,18 @@ def test_idle_time_counts_from_a_waiting_frame_too():
     with Engine(builder=builder(processor=TurnEcho())) as engine:
         session = engine.session(idle_s=100)
         engine.step()
-        time.sleep(0.05)
+        time.sleep(0.5)
         before = left(engine)
-        assert session.frame(picture(0), 0.0) is None and before < 100 - 0.05 < left(engine)
+        assert session.frame(picture(0), 0.0) is None and before < left(engine)
 
     async def run():
         async with AsyncEngine(builder=builder(processor=TurnEcho())) as engine:
             session = await engine.session(idle_s=100)
             await session.facts()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
             before = await engine.on_engine(left)
             assert await session.frame(picture(0), 0.0) is None
-            assert before < 100 - 0.05 < await engine.on_engine(left)
+            assert before < await engine.on_engine(left)
             async with session.turn():
                 assert await engine.on_engine(left) is None
 
