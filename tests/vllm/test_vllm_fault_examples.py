@@ -43,7 +43,8 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "--rootdir
 
 def run_test(folder, name=""):
     """Run the written test without mmengine, on the class `name` or on vLLM's own."""
-    second = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if "second" in path]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    second = [str(ROOT / path) for path in paths if "second" in path]  # `make vllm` has a relative path
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*second, str(ROOT)]), "SCHEDULER_CLASS": name}
     command = [sys.executable, "-c", _ALONE, str(folder)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
