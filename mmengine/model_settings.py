@@ -14,7 +14,7 @@ from mmengine.setting_fields import described
 
 
 class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of EngineSettings, and those that describe the model."""
+    """EngineSettings, extended by the settings that describe the model."""
 
     atomic_runs: Annotated[
         bool,

@@ -41,7 +41,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_no_file_is_refused_without_waiting(tmp_path, monkeypatch, name):
-    """/dev/zero never ends, and opening a pipe that nobody writes waits."""
+    """/dev/zero never ends, and opening a pipe without a writer blocks."""
     monkeypatch.setattr(bounded_files, "PIPE_S", 0.01)
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as bound:

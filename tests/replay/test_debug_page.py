@@ -39,7 +39,7 @@ SCRIPT = (
     "goto 9", "diff here all", "diff 3 40 all", "last block 5", "last row 2", "last free_blocks",
     "print free_blocks",
     "print block 3", "goto r5", "next", "n", "rn", "request", "info request r5", "last request r5",
-    "goto time 1.5", "goto 99999", "goto event 99999", "goto nobody", "break nothing < 3", "break step <",
+    "goto time 1.5", "goto 99999", "goto event 99999", "goto no-request", "break nothing < 3", "break step <",
     "break x", "watch 1 + 1", "print 1 + 1", "zzz", "in", "help break", "help", "help fields", "difference",
     "delete", "goto end", "where", "rc", "break reason ~ blocks", "c", "b finished if request ~ r1", "c",
     "info findings", "print time_ms", "print step",

@@ -18,7 +18,7 @@ from mmengine.request import MediaItem, num_before
 
 NO_BLOCKS = np.zeros(0, np.int32)
 NO_REQUEST = ""
-IDLE = "idle"  # the reason in SESSIONCLOSED for a session that was closed because nobody used it
+IDLE = "idle"  # the reason in SESSIONCLOSED for a session that had no calls for too long
 
 
 class Chunk(NamedTuple):

@@ -1,4 +1,4 @@
-"""Draws tokens on a GPU. The tokens equal those that filters.py and gumbel.py draw. Not yet run on a GPU.
+"""Draws tokens on a GPU: the same tokens as filters.py and gumbel.py draw. Not yet run on a GPU.
 
 The filters are converted to a lower bound for a row's logits. A row's token must be the same in any
 batch. Therefore the kernels sum probabilities themselves: the cumsum of torch depends on the number of rows,

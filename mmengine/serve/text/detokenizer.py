@@ -209,7 +209,9 @@ def _detokenizer(tokenizer: Tokenizer) -> "Detokenizer | ByteDetokenizer":
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
-    """Return where the first stop string begins, among those that end after the first `old` characters."""
+    """Return where the first stop string begins. A stop string within the first `old` characters does not
+    count. Returns None without a match.
+    """
     places = [text.find(string, max(0, old - len(string) + 1)) for string in stop]
     return min((place for place in places if place >= 0), default=None)
 
