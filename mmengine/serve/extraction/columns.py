@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from mmengine.serve.extraction.results import JsonValue
+from mmengine.structured_output.json_pointer import local_target
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 OTHER = "other"
@@ -50,7 +51,7 @@ def _properties(
         return
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in followed:
-        yield from _properties(root, _referred(root, reference), followed | {reference})
+        yield from _properties(root, local_target(root, reference), followed | {reference})
     for keyword in _BRANCHES:
         branches = schema.get(keyword)
         for branch in branches if isinstance(branches, list) else ():
@@ -58,16 +59,6 @@ def _properties(
     named = schema.get("properties")
     for name, inner in named.items() if isinstance(named, Mapping) else ():
         yield name, inner, followed
-
-
-def _referred(root: object, reference: str) -> object:
-    found = root
-    if not reference.startswith("#"):
-        return None
-    for name in reference[1:].split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def flatten(value: JsonValue, columns: Sequence[str]) -> dict[str, JsonValue]:

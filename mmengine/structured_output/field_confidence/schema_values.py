@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from mmengine.structured_output.field_confidence.spans import Path
+from mmengine.structured_output.json_pointer import local_target
 
 Scalar = str | int | float | bool | None
 Schema = dict[str, object]
@@ -61,26 +62,10 @@ def _alternatives(root: object, schemas: list[object]) -> list[Schema]:
         seen.add(id(each))
         found.append(each)
         if isinstance(reference := each.get("$ref"), str):
-            pending.append(_target(root, reference))
+            pending.append(local_target(root, reference))
         for union in _UNIONS:
             if isinstance(branches := each.get(union), list):
                 pending += reversed(branches)
-    return found
-
-
-def _target(root: object, reference: str) -> object:
-    """Return the schema to which a local reference leads, or None for any other reference."""
-    if not reference.startswith("#"):
-        return None
-    found = root
-    for part in reference[1:].split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
     return found
 
 

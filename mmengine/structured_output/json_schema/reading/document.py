@@ -4,10 +4,10 @@ A place is an index into the list.
 """
 
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 import msgspec
 
+from mmengine.structured_output.json_pointer import pointer_names
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.reading.translation import Names
 from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIONS, ASSERTIONS, show_value
@@ -170,8 +170,3 @@ def split_uri(uri: str) -> tuple[str, str]:
     """Split a URI into (URI without the fragment, fragment)."""
     uri, _, fragment = uri.partition("#")
     return uri, fragment
-
-
-def pointer_names(fragment: str) -> list[str]:
-    """Return the names in a JSON pointer that is a URI's fragment."""
-    return [unquote(name).replace("~1", "/").replace("~0", "~") for name in fragment[1:].split("/")]

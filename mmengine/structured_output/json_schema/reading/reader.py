@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
 
-from mmengine.structured_output.json_schema.reading.document import Document, Node, pointer_names, split_uri
+from mmengine.structured_output.json_pointer import pointer_names
+from mmengine.structured_output.json_schema.reading.document import Document, Node, split_uri
 from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES, dumps, loads, parse_schema
 from mmengine.structured_output.json_schema.reading.translation import (
     TranslatedSchema,
