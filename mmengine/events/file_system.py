@@ -9,7 +9,8 @@ before the file is opened, and the file system's journal writes new names to the
 import errno
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # A flag is 0 on systems that lack it. O_BINARY exists only on Windows, which distinguishes text and binary
@@ -33,18 +34,29 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
     """Write `data` to a new file, rename the file to `path`, and sync both to the disk. An existing file is
     replaced completely or not at all. If OSError is raised, no partial file remains.
     """
+    with (
+        replacing(path) as part,
+        open(open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file,
+    ):
+        file.write(data)  # continues until all bytes are written
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path for a new file. At the context's end the file is renamed to `path`, or deleted after an
+    error.
+    """
     part = path.with_name(path.name + ".part")
     try:
-        with open(open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)  # continues until all bytes are written
-            file.flush()
-            os.fsync(file.fileno())
+        yield part
         part.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             part.unlink()
         raise
-    sync_folder(path.parent)
 
 
 def sync_data(fd: int) -> None:

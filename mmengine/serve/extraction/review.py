@@ -9,11 +9,9 @@ no network.
 import base64
 import hashlib
 import heapq
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from html import escape
 from importlib.resources import files
 from itertools import islice
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from msgspec import UnsetType
 
+from mmengine.events.file_system import replacing
 from mmengine.serve.extraction.columns import text_of
 from mmengine.serve.extraction.pages import PagePainter
 from mmengine.serve.extraction.results import STATUSES, JsonValue, PlacedBox, Result
@@ -49,18 +48,11 @@ def write_review(
             yield result
 
     rows = heapq.nsmallest(MAX_ROWS, counted(), key=_order)
-    part = out.with_name(out.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(_head(counts, len(rows)))
-            for result, pictures in _with_pictures(rows, work, painter):
-                file.write(_card(result, pictures, min_confidence))
-            file.write("</main>\n</body>\n</html>\n")
-        os.replace(part, out)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
+    with replacing(out) as part, part.open("w", encoding="utf-8", errors="replace") as file:
+        file.write(_head(counts, len(rows)))
+        for result, pictures in _with_pictures(rows, work, painter):
+            file.write(_card(result, pictures, min_confidence))
+        file.write("</main>\n</body>\n</html>\n")
     return len(rows)
 
 

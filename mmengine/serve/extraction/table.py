@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mmengine.errors import ConfigError
+from mmengine.events.file_system import replacing
 from mmengine.extras import install_hint
 from mmengine.serve.extraction.columns import OTHER, columns_of, flatten, text_of
 from mmengine.serve.extraction.results import JsonValue, Result
@@ -45,15 +44,9 @@ def check_format(out: Path) -> None:
 
 def write_table(results: Iterable[Result], schema: bytes, out: Path) -> None:
     """Write the results to `out`, in the format of its suffix. `results` may be iterated several times."""
-    part = out.with_name(out.name + ".part")
     write = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}[out.suffix.lower()]
-    try:
+    with replacing(out) as part:
         write(results, columns_of(json.loads(schema)), part)
-        os.replace(part, out)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
 
 
 def _write_jsonl(results: Iterable[Result], columns: list[str], path: Path) -> None:
