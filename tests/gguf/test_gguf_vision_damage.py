@@ -3,14 +3,13 @@ random. The reader refuses them with a one-line ModelError and little memory, or
 """
 
 import random
-import tracemalloc
 
 import pytest
 
 from mmengine.checkpoint.gguf.model import GGUFModel
 from mmengine.errors import ModelError
 from mmengine_qwen3_vl.config import read_config
-from tests.gguf.test_gguf_damage import WILD, written_over
+from tests.gguf.test_gguf_damage import WILD, measured, written_over
 from tests.gguf.vision import text_keys, vision_keys
 from tests.gguf.writing import UINT32, Tensor, packed, vocabulary, write
 from tests.qwen3_vl.qwen3_vl_reference import TINY
@@ -65,16 +64,7 @@ def files(tmp_path):
 
 def refused(path, measures: bool) -> bool:
     """Return whether the reader refuses the model. `measures`: also check the memory used."""
-    if not measures:
-        return read(path)
-    tracemalloc.start()
-    try:
-        found = read(path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < MEMORY, f"{peak} bytes"
-    return found
+    return measured(read, path, MEMORY) if measures else read(path)
 
 
 def read(path) -> bool:
