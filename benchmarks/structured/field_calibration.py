@@ -31,6 +31,7 @@ from benchmarks.common.report import Table, machine_lines, markdown, show  # noq
 from benchmarks.structured.calibration_forms import FORM_KINDS, Task, forms, scenes  # noqa: E402
 from mmengine.config import EngineConfig  # noqa: E402
 from mmengine.serve.engine.engine import Engine  # noqa: E402
+from mmengine.serve.extraction.columns import leaves  # noqa: E402
 from mmengine.serve.prompt.options import Options, make_sampling  # noqa: E402
 from mmengine.serve.prompt.prompt import Prompt  # noqa: E402
 from mmengine.structured_output.request.spec import grammar_of  # noqa: E402
@@ -67,16 +68,6 @@ def answered(engine: Engine, tasks: Iterable[Task], max_tokens: int) -> Iterator
             is_right = pointer in expected and said[pointer] == expected[pointer]
             kind = FORM_KINDS.get(pointer) or pointer.rpartition("/")[2]
             yield Field(kind, field.p, is_right)
-
-
-def leaves(value: object, pointer: str = "") -> Iterator[tuple[str, object]]:
-    children = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    if not children:
-        yield pointer, value
-    for key, child in children:
-        yield from leaves(child, f"{pointer}/{key}")
 
 
 def bins_of(fields: Iterable[Field]) -> list[list[Field]]:

@@ -12,6 +12,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mmengine.cli.supervisor import INTERRUPTED
 from mmengine.core.resume import Resume, ResumeState
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.serve.batch.progress import AnswerFile, RequestIndex, answered_in, num_errors
@@ -20,7 +21,6 @@ from mmengine.serve.batch.run_batch import run_batch
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.text.request_output import Completion
 
-INTERRUPTED = 130
 HAS_ERRORS = 1
 
 

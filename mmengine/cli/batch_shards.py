@@ -16,7 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mmengine.cli.batch import INTERRUPTED, check_apart
+from mmengine.cli.batch import check_apart
+from mmengine.cli.supervisor import INTERRUPTED
 from mmengine.errors import InvalidRequest, LogError, MMEngineError
 from mmengine.events.file_system import sync_data
 from mmengine.events.lock import is_locked, lock

@@ -44,7 +44,6 @@ HELP = """Read the fields of many pictures and PDF documents into a table.
     "continue. The first Ctrl-C finishes running documents, the second stops. Exit code: 0 if each row has a "
     "valid answer, 1 if any is invalid or has an error, 130 if the command was stopped."
 )
-INTERRUPTED = 130
 MAX_PAGES = 1024  # Maximum number of pictures in a prompt.
 
 
@@ -188,6 +187,7 @@ def _run(
     """Plan the extraction, answer its requests, and write the table. Return the exit code."""
     from mmengine.cli.batch import run_batch_file  # Lazy: numpy, msgspec
     from mmengine.cli.run import load_engine
+    from mmengine.cli.supervisor import INTERRUPTED
     from mmengine.serve.extraction.boxes import has_boxes
     from mmengine.serve.extraction.pages import PagePainter
     from mmengine.serve.extraction.results import Results

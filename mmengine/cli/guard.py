@@ -19,7 +19,7 @@ from types import FrameType
 from mmengine.cli.loading import say
 from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.cli.restarts import Life, Restarts
-from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
+from mmengine.cli.supervisor import HANG_EXIT, INTERRUPTED, CannotStart, Ended, Process, started
 from mmengine.server.http.errors import LATER_S
 from mmengine.server.lifecycle.health_port import Health, HealthPort, reported, silent
 from mmengine.server.lifecycle.heartbeat import LATE_S, STUCK_S, Beat, HeartbeatReceiver
@@ -27,7 +27,6 @@ from mmengine.server.lifecycle.heartbeat import LATE_S, STUCK_S, Beat, Heartbeat
 SOCKET = "MMENGINE_SOCKET"  # Environment variable for the descriptor of the listening socket.
 BEATS = "MMENGINE_BEATS"  # Environment variable for the descriptor to which the engine sends heartbeats.
 HASTE = "MMENGINE_IN_HASTE"  # Environment variable that is set if an earlier process has served.
-INTERRUPTED = 130
 ENDS = (signal.SIGTERM, signal.SIGINT)
 FROZEN_S = 600.0  # Seconds without a heartbeat after which the engine's process is killed.
 LAST_WORDS_S = 5.0  # Seconds between the second signal and killing the engine's process.

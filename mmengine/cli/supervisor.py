@@ -25,6 +25,7 @@ CHILD = "MMENGINE_SUPERVISED_BY"  # Environment variable for the process id of t
 CAUSE = "MMENGINE_ENDED_BY"  # Environment variable that says how the previous process ended.
 TRACE = "MMENGINE_CRASH_FILE"  # Environment variable for the path of the file for native crash traces.
 HANG_EXIT = 75
+INTERRUPTED = 130  # Exit code after a signal that stops the command.
 GOES_ON = (
     "All accepted requests are in the log: the same command continues with them. If memory is short, free "
     "some first, or lower media_workers or media_cache_bytes"

@@ -1,4 +1,4 @@
-"""Flattens JSON values to the columns of a table.
+"""Flattens JSON values to the columns of a table, and lists the leaves of a value.
 
 The schema alone decides the columns. Each property has a column, whose name is the property's JSON pointer.
 For a nested object, its properties have columns instead of the object. An array has a single column with JSON
@@ -81,6 +81,18 @@ def flatten(value: JsonValue, columns: Sequence[str]) -> dict[str, JsonValue]:
 
     visit("", value)
     return {**found, OTHER: other} if other else found
+
+
+def leaves(value: JsonValue, pointer: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield the JSON pointer and the value of each scalar, and of each empty array and object."""
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from leaves(each, join_pointer(pointer, name))
+    elif isinstance(value, list) and value:
+        for index, each in enumerate(value):
+            yield from leaves(each, join_pointer(pointer, index))
+    else:
+        yield pointer, value
 
 
 def text_of(value: JsonValue) -> str:

@@ -20,12 +20,11 @@ from pathlib import Path
 from msgspec import UnsetType
 
 from mmengine.events.file_system import replacing
-from mmengine.serve.extraction.columns import text_of
+from mmengine.serve.extraction.columns import leaves, text_of
 from mmengine.serve.extraction.pages import PagePainter
 from mmengine.serve.extraction.results import STATUSES, JsonValue, PlacedBox, Result
 from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.field_confidence.others import OtherValue
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 MAX_ROWS = 500  # Maximum number of rows on the page. The least certain rows are shown.
 MAX_PICTURES = 8  # Maximum number of pictures for a row.
@@ -136,7 +135,7 @@ def _boxes(boxes: dict[str, PlacedBox]) -> str:
 
 def _fields(result: Result, min_confidence: float) -> str:
     """Return the table of a row's fields, the least certain first."""
-    values = dict(islice(_leaves(result.value), MAX_FIELDS)) if result.text else {}
+    values = dict(islice(leaves(result.value), MAX_FIELDS)) if result.text else {}
     names = sorted(
         islice(dict.fromkeys((*result.check, *values)), MAX_FIELDS),
         key=lambda pointer: result.confidence[pointer].p if pointer in result.confidence else 2.0,
@@ -147,18 +146,6 @@ def _fields(result: Result, min_confidence: float) -> str:
     return (
         "<table>\n<tr><th>field</th><th>value</th><th>probability</th></tr>\n" + "".join(rows) + "</table>\n"
     )
-
-
-def _leaves(value: JsonValue, pointer: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield the JSON pointer and the value of each scalar, and of each empty array and object."""
-    if isinstance(value, dict) and value:
-        for name, each in value.items():
-            yield from _leaves(each, join_pointer(pointer, name))
-    elif isinstance(value, list) and value:
-        for index, each in enumerate(value):
-            yield from _leaves(each, join_pointer(pointer, index))
-    else:
-        yield pointer, value
 
 
 def _field(
