@@ -1,6 +1,16 @@
-"""Reads JSON pointers, and follows references within a schema."""
+"""Writes and reads JSON pointers, and follows references within a schema."""
 
 from urllib.parse import unquote
+
+
+def join_pointer(pointer: str, *names: str | int) -> str:
+    """Return `pointer` extended by `names`, which are escaped by RFC 6901."""
+    for name in names:
+        text = str(name)
+        if "~" in text or "/" in text:
+            text = text.replace("~", "~0").replace("/", "~1")
+        pointer = f"{pointer}/{text}"
+    return pointer
 
 
 def pointer_names(fragment: str) -> list[str]:

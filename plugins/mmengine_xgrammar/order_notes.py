@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.patterns.other_keys import Json, expand_other_keys
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK, describe_order
 from mmengine.structured_output.json_schema.vocabulary.notes import Note, Notes
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 WHY = "grammar_backend xgrammar supports no other order"
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NoReturn
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.patterns.other_keys import expand_other_keys
 from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.vocabulary.keywords import to_fraction
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 from mmengine.structured_output.regex.tree import Chars, Node, Repeat
 from mmengine_xgrammar.numbers import NumberRefused, Range, write_number, write_range
 from mmengine_xgrammar.regex import ANY, RegexRefused, parse_whole_regex, with_width, write_regex

@@ -8,7 +8,8 @@ from msgspec import UNSET
 
 from mmengine.structured_output.field_confidence.fields import field_confidences
 from mmengine.structured_output.field_confidence.schema_values import values_at
-from mmengine.structured_output.field_confidence.spans import pointer_of, value_spans
+from mmengine.structured_output.field_confidence.spans import value_spans
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.token_confidence import TokenConfidence, pairs_of, split_entries
 
@@ -54,7 +55,7 @@ def test_of_a_cut_text_only_complete_leaves_are_found():
 
 
 def test_pointers_escape_names():
-    assert pointer_of(("a/b", "m~n", 0, "")) == "/a~1b/m~0n/0/" and pointer_of(()) == ""
+    assert join_pointer("", "a/b", "m~n", 0, "") == "/a~1b/m~0n/0/" and join_pointer("") == ""
 
 
 SCHEMA = {

@@ -11,7 +11,7 @@ from mmengine.models.plugin import Processor
 from mmengine.processing.media.boxes import MARK, Box, ImageFrame, box_pointers, frame_of, open_image, restore
 from mmengine.structured_output.field_confidence.schema_values import has_keyword
 from mmengine.structured_output.field_confidence.spans import Path as JsonPath
-from mmengine.structured_output.field_confidence.spans import pointer_of
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.types.types import schema_of
 
 ImageSource = str | Path | bytes | Image.Image
@@ -26,7 +26,7 @@ def answer_boxes(
     """
     frame = _frame(image, unit, processor)
     written = json.dumps(schema_of(schema))
-    marked = {pointer_of(path): True for path in _paths(value) if has_keyword(written, path, MARK)}
+    marked = {join_pointer("", *path): True for path in _paths(value) if has_keyword(written, path, MARK)}
     return {pointer: restore(box, unit, frame) for pointer, box in box_pointers(value, marked)}
 
 

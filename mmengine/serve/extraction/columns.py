@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from mmengine.serve.extraction.results import JsonValue
-from mmengine.structured_output.json_pointer import local_target
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
+from mmengine.structured_output.json_pointer import join_pointer, local_target
 
 OTHER = "other"
 MAX_COLUMNS = 1_000

@@ -18,7 +18,8 @@ from mmengine.structured_output.field_confidence.others import (
     other_values,
 )
 from mmengine.structured_output.field_confidence.schema_values import Scalar, values_at
-from mmengine.structured_output.field_confidence.spans import Span, pointer_of, value_spans
+from mmengine.structured_output.field_confidence.spans import Span, value_spans
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.token_confidence import TokenConfidence
 
 
@@ -56,7 +57,7 @@ def field_confidences(
         steps = _steps(span, pieces, ends, confidences, bytes_of)
         if steps is not None:
             names = values_at(source, span.path)
-            found[pointer_of(span.path)] = _confidence(text, span, steps, names)
+            found[join_pointer("", *span.path)] = _confidence(text, span, steps, names)
     return found
 
 

@@ -21,11 +21,6 @@ class Span(NamedTuple):
     end: int
 
 
-def pointer_of(path: Path) -> str:
-    """Return a path as a JSON pointer (RFC 6901)."""
-    return "".join(f"/{str(each).replace('~', '~0').replace('/', '~1')}" for each in path)
-
-
 def value_spans(text: bytes) -> Iterator[Span]:
     """Yield the complete scalars and the empty arrays and objects in a JSON text, in order.
 

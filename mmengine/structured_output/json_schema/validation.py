@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping
 from itertools import combinations
 
-from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer, join_pointer
+from mmengine.structured_output.json_pointer import join_pointer
+from mmengine.structured_output.json_schema.vocabulary.refusal import format_pointer
 
 MAX_STEPS = 2_000  # Maximum number of times that a schema is applied to a value; each takes 1 to 2 µs.
 MAX_DEPTH = 64  # Maximum nesting depth of schemas and values.

@@ -4,10 +4,10 @@ because of the bounds.
 
 from collections.abc import Iterator
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.emission.bounds import MAX_PLACES, Bounds
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.vocabulary.notes import MAX_NOTES, Note
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 _CLOCK = "no leap seconds, and at most six digits of a second"
 _ASCII = "only ASCII characters, and "

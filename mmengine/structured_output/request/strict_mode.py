@@ -4,9 +4,9 @@ them.
 
 from collections import deque
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.reading.translation import subschemas
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 # OpenAI's limits for a whole schema:
 MAX_PROPERTIES = 5_000  # Maximum number of properties in all objects together.

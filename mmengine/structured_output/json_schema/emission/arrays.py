@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Literal
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.item_automata import ItemAutomaton
 from mmengine.structured_output.json_schema.constraints.json_types import Array, Conjunction
 from mmengine.structured_output.json_schema.rewriting.satisfiability import Satisfiable
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 Json = dict[str, object]
 Part = Callable[[Conjunction], Json | Literal[True]]

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.json_types import (
     Array,
     Boolean,
@@ -31,10 +32,9 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK, Key
 from mmengine.structured_output.json_schema.rewriting.key_patterns import exclude_names, exclude_patterns
 from mmengine.structured_output.json_schema.rewriting.satisfiability import Satisfiable
 from mmengine.structured_output.json_schema.vocabulary.keywords import check_multiple, show_value, to_number
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# Maximum nesting depth of written schemas, since JSON readers limit the depth. Deeper parts become
-# definitions.
+# Maximum nesting depth of written schemas (JSON readers limit it). Deeper parts become definitions.
 MAX_DEPTH = 24
 # Maximum number of sets of optional properties that are listed for minProperties and maxProperties.
 MAX_COMBINATIONS = 128

@@ -9,6 +9,7 @@ from math import ceil, floor, inf, nextafter
 
 from msgspec.structs import replace
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.json_types import Limit, Number, intersect
 from mmengine.structured_output.json_schema.emission.bounds import MAX_PLACES, Bounds
 from mmengine.structured_output.json_schema.vocabulary.keywords import (
@@ -19,7 +20,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     to_number,
 )
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 DOUBLE = 15  # Number of decimal digits that a double always represents exactly.
 LARGEST = 2**63 - 1  # Largest 64-bit integer, which is the engine's integer type.

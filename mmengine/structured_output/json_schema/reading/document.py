@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mmengine.structured_output.json_pointer import pointer_names
+from mmengine.structured_output.json_pointer import join_pointer, pointer_names
 from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 from mmengine.structured_output.json_schema.reading.translation import Names
 from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIONS, ASSERTIONS, show_value
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
-from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
 # A subschema below one of these keywords is replaced by its target if it is only a $ref. Subschemas that
 # apply to their parent's value (as in allOf) are not replaced, because two of them could become one place.

@@ -5,9 +5,10 @@ have one outermost resource, the target is unique, and the keyword is treated li
 schema is refused.
 """
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.reading.document import Document, split_uri
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
-from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
 MAX_WAYS = 100_000  # Maximum number of (place, outermost resource) pairs for an anchor.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
 
-from mmengine.structured_output.json_pointer import pointer_names
+from mmengine.structured_output.json_pointer import join_pointer, pointer_names
 from mmengine.structured_output.json_schema.reading.document import Document, Node, split_uri
 from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES, dumps, loads, parse_schema
 from mmengine.structured_output.json_schema.reading.translation import (
@@ -28,12 +28,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     check_values,
     show_value,
 )
-from mmengine.structured_output.json_schema.vocabulary.refusal import (
-    SchemaRefused,
-    format_pointer,
-    join_pointer,
-    refuse,
-)
+from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, format_pointer, refuse
 
 MAX_DEPTH = 64  # Maximum nesting depth of subschemas.
 MAX_SUBSCHEMAS = 20_000

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.vocabulary.dialects import (
     ANNOTATION_KEYWORDS,
     KNOWN_IN,
@@ -28,7 +29,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
     TYPE_NAMES,
     show_value,
 )
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # Keywords whose subschemas have an effect only if a reference leads to them.
 _HOLDING = ("$defs", "definitions")

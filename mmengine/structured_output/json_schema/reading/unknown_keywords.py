@@ -6,10 +6,11 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import NoReturn
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.reading.translation import TranslatedSchema
 from mmengine.structured_output.json_schema.vocabulary.dialects import ALL_KEYWORDS, KNOWN_IN, NAMES
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # Maximum length of a keyword that is checked for a spelling mistake.
 MAX_KEYWORD = 40

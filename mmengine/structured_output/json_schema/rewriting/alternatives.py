@@ -6,11 +6,12 @@ The terms part, place, conjunction, constraint and shape are explained in constr
 
 from itertools import combinations
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.comparison import ShapesOf, are_disjoint
 from mmengine.structured_output.json_schema.constraints.json_types import Conjunction
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.rewriting.negation import Origin, Parts
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 from mmengine.structured_output.json_schema.work import comparisons_of
 
 Choice = list[Conjunction]

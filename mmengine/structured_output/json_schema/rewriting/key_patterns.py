@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.json_types import (
     Blocked,
     Conjunction,
@@ -32,7 +33,6 @@ from mmengine.structured_output.json_schema.patterns.matching import BudgetExcee
 from mmengine.structured_output.json_schema.patterns.other_keys import Json
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.vocabulary.keywords import show_value
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 MAX_NAMES = 1_000  # Maximum number of names that propertyNames may list.
 MAX_KINDS = 16  # Maximum number of pattern combinations into which overlapping patterns are split.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.json_types import (
     UNCONSTRAINED,
     Array,
@@ -45,7 +46,6 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
 from mmengine.structured_output.json_schema.vocabulary.refusal import (
     UnenforceablePart,
     format_pointer,
-    join_pointer,
     refuse,
 )
 

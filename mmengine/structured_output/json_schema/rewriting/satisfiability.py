@@ -9,6 +9,7 @@ The terms part, place, conjunction, constraint and shape are explained in constr
 
 from dataclasses import dataclass, field
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.item_automata import Sequence, build_sequence
 from mmengine.structured_output.json_schema.constraints.json_types import (
     Array,
@@ -19,7 +20,7 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 from mmengine.structured_output.json_schema.rewriting.expansion import parts_of
 from mmengine.structured_output.json_schema.rewriting.shapes import Shapes
 from mmengine.structured_output.json_schema.vocabulary.keywords import find_contradiction
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ The terms part, place, conjunction, constraint and shape are explained in constr
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.constraints.json_types import (
     UNCONSTRAINED,
     Array,
@@ -21,7 +22,7 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.reading.document import Document
 from mmengine.structured_output.json_schema.rewriting.keyword_shapes import key_pattern
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 

@@ -6,7 +6,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TypeGuard
 
-from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
+from mmengine.structured_output.json_pointer import join_pointer
+from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 ANNOTATIONS = frozenset(
     [

@@ -1,6 +1,4 @@
-"""The errors for a refused schema, with the keyword, the JSON pointer and the reason, and functions that
-write JSON pointers.
-"""
+"""The errors for a refused schema, with the keyword, the JSON pointer and the reason."""
 
 from typing import NoReturn
 
@@ -38,13 +36,3 @@ def format_pointer(pointer: str) -> str:
     A pointer into another document is unchanged, because it has "#" after the document's URI.
     """
     return f"#{pointer}" if pointer[:1] in ("", "/") else pointer
-
-
-def join_pointer(pointer: str, *names: str | int) -> str:
-    """Return `pointer` extended by `names`, which are escaped by RFC 6901."""
-    for name in names:
-        text = str(name)
-        if "~" in text or "/" in text:
-            text = text.replace("~", "~0").replace("/", "~1")
-        pointer = f"{pointer}/{text}"
-    return pointer
