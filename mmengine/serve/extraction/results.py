@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from mmengine.serve.extraction.plan import Row, WorkFolder
+from mmengine.serve.prompt.request_lines import read_head
 from mmengine.structured_output.field_confidence.fields import FieldConfidence
 from mmengine.structured_output.json_schema.validation import TOO_LARGE, find_violation
 
@@ -64,7 +65,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Answer(msgspec.Struct):
-    custom_id: str
     text: str = ""
     content: str | None = None  # The answer after its reasoning.
     finish_reason: str = ""
@@ -157,6 +157,6 @@ def _answer_offsets(path: Path) -> dict[str, int]:
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                found[_read_answer(line).custom_id] = offset
+                found[str(read_head(line).custom_id)] = offset
             offset += len(line)
     return found
