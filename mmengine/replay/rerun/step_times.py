@@ -61,8 +61,9 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
     cost = FittedCost(fit(work, device_ns), host)
     logged, fitted = device_ns, work @ cost.prices
     if not overlaps:
-        fitted = fitted + host[0] + host[1] * rows
-        logged = logged + np.where(known, host_ns, host[0] + host[1] * rows)
+        modelled_ns = host[0] + host[1] * rows
+        fitted = fitted + modelled_ns
+        logged = logged + np.where(known, host_ns, modelled_ns)
     ratios = logged / np.maximum(fitted, 1.0)
     kinds = np.array([each.work.kind for each in steps])
     return StepTimes(cost, tuple(ratios[kinds == kind] for kind in range(len(KINDS))), overlaps)
