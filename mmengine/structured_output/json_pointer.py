@@ -1,6 +1,10 @@
 """Writes and reads JSON pointers, and follows references within a schema."""
 
+import re
+from functools import reduce
 from urllib.parse import unquote
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")  # An array's index by RFC 6901. No array here has 10^9 elements.
 
 
 def join_pointer(pointer: str, *names: str | int) -> str:
@@ -18,18 +22,17 @@ def pointer_names(fragment: str) -> list[str]:
     return [unquote(name).replace("~1", "/").replace("~0", "~") for name in fragment[1:].split("/")]
 
 
+def child_of(value: object, name: str) -> object:
+    """Return the property or the element that `name` names in a JSON value, or None."""
+    if isinstance(value, dict):
+        return value.get(name)
+    if isinstance(value, list) and _INDEX.fullmatch(name) and int(name) < len(value):
+        return value[int(name)]
+    return None
+
+
 def local_target(root: object, reference: str) -> object:
     """Return the schema to which a reference within `root` leads, or None for any other reference."""
     if reference == "#":
         return root
-    if not reference.startswith("#/"):
-        return None
-    found = root
-    for name in pointer_names(reference[1:]):
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found
+    return reduce(child_of, pointer_names(reference[1:]), root) if reference.startswith("#/") else None

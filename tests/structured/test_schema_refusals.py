@@ -29,6 +29,7 @@ CASES = [
         "anyOf",
         "#/anyOf",
     ),
+    ({"anyOf": [True], "items": {"$ref": "#/anyOf/" + "1" * 5_000}}, "$ref", "#/items/$ref"),
     ({"properties": {"a/b": {"$dynamicRef": "#x"}}}, "$dynamicRef", "#/properties/a~1b/$dynamicRef"),
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "oneOf", "#/oneOf"),
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", "#/oneOf"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 from urllib.parse import urljoin
 
-from mmengine.structured_output.json_pointer import join_pointer, pointer_names
+from mmengine.structured_output.json_pointer import child_of, join_pointer, pointer_names
 from mmengine.structured_output.json_schema.reading.document import Document, Node, split_uri
 from mmengine.structured_output.json_schema.reading.loading import MAX_BYTES, dumps, loads, parse_schema
 from mmengine.structured_output.json_schema.reading.translation import (
@@ -237,11 +237,7 @@ class Reader:
             return
         given, scope = self.given[resource], self.scopes[resource]
         for name in names:
-            if isinstance(given, dict) and name in given:
-                given = given[name]
-            elif isinstance(given, list) and name.isdecimal() and int(name) < len(given):
-                given = given[int(name)]
-            else:
+            if (given := child_of(given, name)) is None:
                 return
             pointer = join_pointer(pointer, name)
             scope = self.scopes.get(self.document.places.get(pointer, -1), scope)
