@@ -16,6 +16,7 @@ from PIL import ExifTags, Image
 
 from mmengine.errors import InvalidMedia
 from mmengine.models.box_unit import BoxUnit
+from mmengine.structured_output.json_pointer import join_pointer
 
 KEY = "bbox_2d"  # The key under which models write boxes.
 MARK = "x-mmengine-box"  # The keyword that marks another schema as a box.
@@ -73,10 +74,9 @@ def box_pointers(
         if key == KEY or is_marked.get(place):
             yield place, each
         elif isinstance(each, dict) and place.count("/") < _MAX_DEPTH:
-            names = ((name, name.replace("~", "~0").replace("/", "~1")) for name in reversed(each))
-            pending += [(f"{place}/{escaped}", name, each[name]) for name, escaped in names]
+            pending += [(join_pointer(place, name), name, each[name]) for name in reversed(each)]
         elif isinstance(each, list) and place.count("/") < _MAX_DEPTH:
-            pending += [(f"{place}/{index}", "", each[index]) for index in reversed(range(len(each)))]
+            pending += [(join_pointer(place, index), "", each[index]) for index in reversed(range(len(each)))]
 
 
 def restore(value: object, unit: BoxUnit, frame: ImageFrame) -> Box:
