@@ -16,7 +16,7 @@ from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.models.box_unit import BoxUnit
 from mmengine.processing.media.boxes import frame_of, restore
 from mmengine.serve.extraction.boxes import write_boxes
-from mmengine.serve.extraction.columns import MAX_COLUMNS, columns_of, flatten
+from mmengine.serve.extraction.columns import MAX_COLUMNS, Columns
 from mmengine.serve.extraction.documents import find_documents
 from mmengine.serve.extraction.plan import WorkFolder
 from mmengine.serve.extraction.results import Results
@@ -65,37 +65,42 @@ def csv_rows(path):
 
 
 def test_the_schema_decides_the_columns():
-    assert columns_of(SCHEMA) == ["/total", "/count", "/paid", "/customer/name", "/items"]
-    assert columns_of({"type": "string"}) == [""]
+    assert Columns(SCHEMA).names == ["/total", "/count", "/paid", "/customer/name", "/items"]
+    assert Columns({"type": "string"}).names == [""]
     branches = {
         "anyOf": [{"$ref": "#/$defs/a"}, {"properties": {"b/c": {}}}],
         "$defs": {"a": {"properties": {"a~": {}}}},
     }
-    assert columns_of(branches) == ["/a~0", "/b~1c"]
+    assert Columns(branches).names == ["/a~0", "/b~1c"]
 
 
 def test_an_object_that_contains_itself_is_one_column():
     tree = {"$ref": "#/$defs/t", "$defs": {"t": {"properties": {"l": {"$ref": "#/$defs/t"}, "n": {}}}}}
-    assert columns_of(tree) == ["/l", "/n"]
+    assert Columns(tree).names == ["/l", "/n"]
     loop = {"allOf": [{"$ref": "#"}] * 50}
-    assert columns_of(loop) == [""]
-    assert (
-        len(columns_of({"properties": {str(number): {} for number in range(3 * MAX_COLUMNS)}})) == MAX_COLUMNS
-    )
+    assert Columns(loop).names == [""]
+    wide = {"properties": {str(number): {} for number in range(3 * MAX_COLUMNS)}}
+    assert len(Columns(wide).names) == MAX_COLUMNS
 
 
 def test_values_without_a_column_are_in_other():
-    columns = columns_of(SCHEMA)
+    columns = Columns(SCHEMA)
     value = {"total": 1, "customer": {"name": "A", "id": 7}, "items": ["a"], "more": {"x": []}}
-    assert flatten(value, columns) == {
+    assert columns.flatten(value) == {
         "/total": 1,
         "/customer/name": "A",
         "/items": ["a"],
         "other": {"/customer/id": 7, "/more": {"x": []}},
     }
-    assert flatten({"customer": None}, columns) == {}
-    assert flatten({"customer": "A"}, columns) == {"other": {"/customer": "A"}}
-    assert flatten("text", [""]) == {"": "text"}
+    assert columns.flatten({"customer": None}) == {}
+    assert columns.flatten({"customer": "A"}) == {"other": {"/customer": "A"}}
+    assert Columns(True).flatten("text") == {"": "text"}
+
+
+def test_a_value_in_a_column_has_the_columns_pointer():
+    columns = Columns(SCHEMA)
+    pointers = ("/total", "/items/3/a", "/customer/name", "/customer/id", "/more/x")
+    assert [columns.column_of(each) for each in pointers] == ["/total", "/items", "/customer/name", "", ""]
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "－1"])

@@ -7,7 +7,7 @@ into the column OTHER, as a JSON object that maps pointers to values.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from mmengine.serve.extraction.results import JsonValue
 from mmengine.structured_output.json_pointer import join_pointer, local_target
@@ -17,13 +17,44 @@ MAX_COLUMNS = 1_000
 _BRANCHES = ("allOf", "anyOf", "oneOf")
 
 
-def columns_of(schema: object) -> list[str]:
-    """Return the columns' JSON pointers in the schema's order. Returns [""] for a schema without
-    properties.
+class Columns:
+    """The columns of a schema. `names`: their JSON pointers in the schema's order, and [""] for a schema
+    without properties.
     """
-    found: dict[str, None] = {}
-    _add(schema, schema, "", frozenset(), found)
-    return list(found)
+
+    def __init__(self, schema: object) -> None:
+        found: dict[str, None] = {}
+        _add(schema, schema, "", frozenset(), found)
+        self.names = list(found)
+        self._known = frozenset(found)
+        self._inner = frozenset(
+            pointer[:end] for pointer in found for end, char in enumerate(pointer) if char == "/"
+        )
+
+    def flatten(self, value: JsonValue) -> dict[str, JsonValue]:
+        """Return a value's cells by column. The cell OTHER maps pointers to undeclared values. Arrays and
+        objects stay unchanged.
+        """
+        found: dict[str, JsonValue] = {}
+        other: dict[str, JsonValue] = {}
+
+        def visit(pointer: str, value: JsonValue) -> None:
+            if pointer in self._known:
+                found[pointer] = value
+            elif isinstance(value, dict) and pointer in self._inner:
+                for name, each in value.items():
+                    visit(join_pointer(pointer, name), each)
+            elif value is not None or pointer not in self._inner:
+                other[pointer] = value
+
+        visit("", value)
+        return {**found, OTHER: other} if other else found
+
+    def column_of(self, pointer: str) -> str:
+        """Return the column that holds the value at `pointer`, or "" for a value without a column."""
+        while pointer not in self._known and pointer:
+            pointer = pointer.rpartition("/")[0]
+        return pointer
 
 
 def _add(
@@ -58,28 +89,6 @@ def _properties(
     named = schema.get("properties")
     for name, inner in named.items() if isinstance(named, Mapping) else ():
         yield name, inner, followed
-
-
-def flatten(value: JsonValue, columns: Sequence[str]) -> dict[str, JsonValue]:
-    """Return a value's cells by column. The cell OTHER maps pointers to undeclared values. Arrays and objects
-    stay unchanged.
-    """
-    known = set(columns)
-    inner = {pointer[:end] for pointer in known for end, char in enumerate(pointer) if char == "/"}
-    found: dict[str, JsonValue] = {}
-    other: dict[str, JsonValue] = {}
-
-    def visit(pointer: str, value: JsonValue) -> None:
-        if pointer in known:
-            found[pointer] = value
-        elif isinstance(value, dict) and pointer in inner:
-            for name, each in value.items():
-                visit(join_pointer(pointer, name), each)
-        elif value is not None or pointer not in inner:
-            other[pointer] = value
-
-    visit("", value)
-    return {**found, OTHER: other} if other else found
 
 
 def leaves(value: JsonValue, pointer: str = "") -> Iterator[tuple[str, JsonValue]]:

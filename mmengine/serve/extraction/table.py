@@ -12,7 +12,7 @@ import msgspec
 from mmengine.errors import ConfigError
 from mmengine.events.file_system import replacing
 from mmengine.extras import install_hint
-from mmengine.serve.extraction.columns import OTHER, columns_of, flatten, text_of
+from mmengine.serve.extraction.columns import OTHER, Columns, text_of
 from mmengine.serve.extraction.results import JsonValue, Result
 
 if TYPE_CHECKING:  # An optional dependency.
@@ -46,10 +46,10 @@ def write_table(results: Iterable[Result], schema: bytes, out: Path) -> None:
     """Write the results to `out`, in the format of its suffix. `results` may be iterated several times."""
     write = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}[out.suffix.lower()]
     with replacing(out) as part:
-        write(results, columns_of(json.loads(schema)), part)
+        write(results, Columns(json.loads(schema)), part)
 
 
-def _write_jsonl(results: Iterable[Result], columns: list[str], path: Path) -> None:
+def _write_jsonl(results: Iterable[Result], columns: Columns, path: Path) -> None:
     with path.open("wb") as file:
         for result in results:
             # A lone surrogate becomes its JSON escape.
@@ -74,10 +74,12 @@ def json_line(result: Result) -> str:
     return f'{json.dumps(head, ensure_ascii=False)[:-1]}, "value": {text}}}'
 
 
-def _write_csv(results: Iterable[Result], columns: list[str], path: Path) -> None:
+def _write_csv(results: Iterable[Result], columns: Columns, path: Path) -> None:
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
-        writer.writerow([*HEAD, *(column or "value" for column in columns), OTHER, *map(_p_name, columns)])
+        writer.writerow(
+            [*HEAD, *(column or "value" for column in columns.names), OTHER, *map(_p_name, columns.names)]
+        )
         for result in results:
             cells = cells_of(result, columns)
             writer.writerow([_csv_cell(cells[name]) for name in cells])
@@ -94,11 +96,11 @@ def plain_text(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def cells_of(result: Result, columns: list[str]) -> dict[str, JsonValue]:
+def cells_of(result: Result, columns: Columns) -> dict[str, JsonValue]:
     """Return a row's cells by column: HEAD, the values, OTHER, and the values' probabilities. An array or an
     object has the lowest probability among its fields.
     """
-    flat = flatten(result.value, columns)
+    flat = columns.flatten(result.value)
     other = flat.get(OTHER)
     found: dict[str, JsonValue] = {
         "document": result.document,
@@ -107,24 +109,21 @@ def cells_of(result: Result, columns: list[str]) -> dict[str, JsonValue]:
         "error": result.error or None,
         "check": " ".join(result.check) or None,
         "confidence": result.lowest,
-        **{column or "value": flat.get(column) for column in columns},
+        **{column or "value": flat.get(column) for column in columns.names},
         OTHER: other and json.dumps(other, ensure_ascii=False),
     }
     lowest: dict[str, float] = {}
-    known = set(columns)
     for pointer, field in result.confidence.items():
-        column = pointer
-        while column not in known and column:
-            column = column.rpartition("/")[0]
+        column = columns.column_of(pointer)
         lowest[column] = min(field.p, lowest.get(column, 1.0))
-    return {**found, **{_p_name(column): lowest.get(column) for column in columns}}
+    return {**found, **{_p_name(column): lowest.get(column) for column in columns.names}}
 
 
 def _p_name(column: str) -> str:
     return P + (column or "value")
 
 
-def _write_parquet(results: Iterable[Result], columns: list[str], path: Path) -> None:
+def _write_parquet(results: Iterable[Result], columns: Columns, path: Path) -> None:
     import pyarrow  # Lazy: an optional dependency
     from pyarrow.parquet import ParquetWriter
 
@@ -140,7 +139,7 @@ def _write_parquet(results: Iterable[Result], columns: list[str], path: Path) ->
             writer.write_batch(record)
 
 
-def _batches(results: Iterable[Result], columns: list[str]) -> Iterator[list[dict[str, JsonValue]]]:
+def _batches(results: Iterable[Result], columns: Columns) -> Iterator[list[dict[str, JsonValue]]]:
     batch: list[dict[str, JsonValue]] = []
     for result in results:
         batch.append(cells_of(result, columns))
@@ -152,7 +151,7 @@ def _batches(results: Iterable[Result], columns: list[str]) -> Iterator[list[dic
 
 
 def _types(
-    results: Iterable[Result], columns: list[str]
+    results: Iterable[Result], columns: Columns
 ) -> "dict[str, tuple[DataType, Callable[[JsonValue], object]]]":
     """Return each column's type, and a function that converts a cell to the type. If a column's values have
     different types, the column holds text.
@@ -165,7 +164,7 @@ def _types(
             if value is not None:
                 kinds.setdefault(name, set()).add(_kind(value))
     found: dict[str, tuple[DataType, Callable[[JsonValue], object]]] = {}
-    names = [*HEAD, *(column or "value" for column in columns), OTHER, *map(_p_name, columns)]
+    names = [*HEAD, *(column or "value" for column in columns.names), OTHER, *map(_p_name, columns.names)]
     for name in names:
         seen = kinds.get(name, set())
         if (
