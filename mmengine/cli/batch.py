@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mmengine.cli.progress_bar import progress_bar
 from mmengine.cli.supervisor import INTERRUPTED
 from mmengine.core.resume import Resume, ResumeState
 from mmengine.errors import InvalidRequest, MMEngineError
@@ -78,14 +78,16 @@ def _answer_all(
         )
     counts = _Counts()
     drain, stop = threading.Event(), threading.Event()
-    with index.path.open("rb") as source, _signals(drain, stop), _progress(console) as progress:
+    bar_of_lines = progress_bar("answering", len(index), stays=True)
+    with index.path.open("rb") as source, _signals(drain, stop), bar_of_lines as bar:
+        bar.update(before)
         file = RequestFile(source, index.path.parent, answers.answered, media_options, index.shard)
-        task = progress.add_task("answering", total=len(index), completed=before, tokens=0)
         for place, answer in run_batch(engine, file, received=False, drain=drain, stop=stop):
             counts.take(answer)
             answers.write(file.answer_line(place, answer), _request_id(answer))
             _deliver(engine, answers, now=False)
-            progress.update(task, advance=1, tokens=counts.tokens_a_second)
+            bar.advance()
+            bar.note(f"{counts.tokens_a_second} tokens/s")
     _deliver(engine, answers, now=True)
     console.print(counts.line(answers.path, log), highlight=False, soft_wrap=True)
     for line in draft_lines(engine):
@@ -158,18 +160,6 @@ class _Counts:
             f"{self.answered} answers and {self.failed} errors in {out}, {self.tokens} tokens in "
             f"{seconds:.1f} s{where}"
         )
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]} tokens/s"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 @contextmanager

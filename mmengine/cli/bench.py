@@ -73,9 +73,7 @@ def serve(
 ) -> None:
     import asyncio  # All imports are in functions, so that help is fast and a supervisor stays small.
 
-    from rich.console import Console
-    from rich.progress import Progress
-
+    from mmengine.cli.progress_bar import progress_bar
     from mmengine.server.bench.load import Load, run
     from mmengine.server.bench.streamed_call import Target
     from mmengine.server.bench.summary import Limits, draw, markdown, rows_of, summary_of
@@ -95,9 +93,8 @@ def serve(
         not ends,
     )
     load.check()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("calls", total=requests)
-        calls, seconds = asyncio.run(run(target, load, lambda: progress.advance(task)))
+    with progress_bar("calls", requests) as bar:
+        calls, seconds = asyncio.run(run(target, load, bar.advance))
     summary = summary_of(calls, seconds, limits)
     title = f"{url}: {requests} calls of {prompt_words} words and {max_tokens} tokens"
     _print_table(title, rows_of(summary))

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mmengine.cli.grouped import grouped
+from mmengine.cli.progress_bar import progress_bar
 from mmengine.cli.run_options import Files, Model, read_schema
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.extras import install_hint
@@ -194,8 +195,8 @@ def _run(
 
     painter = partial(PagePainter, config, what.dpi, what.max_pages)
     if not work.is_planned:
-        with _progress("reading documents", len(documents)) as advance:
-            work.plan(job, documents, painter(), advance)
+        with progress_bar("reading documents", len(documents)) as bar:
+            work.plan(job, documents, painter(), bar.advance)
     if _num_bytes(work.requests):
         load = partial(load_engine, model, Files(), config, True)
         opened: list[Engine] = []
@@ -242,16 +243,3 @@ def _write(what: Extraction, job: "Job", work: "WorkFolder", painter: "Callable[
             write_review(results, work.path, opened, what.min_confidence, what.review)
         print(f"{what.review}: open it in a browser to check the rows")
     return 1 if counts["error"] or counts["invalid"] else 0
-
-
-@contextmanager
-def _progress(text: str, total: int) -> "Iterator[Callable[[], None]]":
-    """While the context lasts, show a progress bar on a terminal. Yields a function that adds 1 to it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda: bar.advance(task)

@@ -1,12 +1,12 @@
 """`mmengine simulate`: runs the engine's scheduler on a workload from a file, without a model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
+from mmengine.cli.progress_bar import progress_bar
 from mmengine.errors import ConfigError
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -63,9 +63,9 @@ def simulate(
             # Without wall-clock times, equal runs write equal bytes.
             sink = LogWriter(log, wall_ns=lambda: 0)
             stack.callback(sink.close)
-        progress = stack.enter_context(_progress(len(work.requests)))
+        bar = stack.enter_context(progress_bar("simulating", len(work.requests)))
         recorder = _recorder(work, settings, out, actual)
-        report = Driver(work, settings, recorder=recorder, log=sink, progress=progress).run()
+        report = Driver(work, settings, recorder=recorder, log=sink, progress=bar.update).run()
     print_report(work, settings, report, actual)
     if plot is not None:
         draw(report.meter.timeline, settings.config, work.name, plot)
@@ -97,15 +97,3 @@ def _recorder(
     if out is not None and not is_scenario:
         out.write(record_line({"config": settings.config.as_dict()}))
     return Recorder(write, work.media_names, queues=is_scenario)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console  # Lazy import.
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("simulating", total=total)
-        yield lambda ended: progress.update(task, completed=ended)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json, printable
+from mmengine.cli.progress_bar import progress_bar
 from mmengine.errors import LogError, MMEngineError, code_of
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -269,20 +270,13 @@ def _print(result: _Result, deadline: "Deadline", json_output: bool) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[["Progress"], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(file=sys.stderr)  # A probed command replaces sys.stderr in this process.
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("reading the log", total=1)
+    with progress_bar("reading the log", 1, count="") as bar:
         whole = 0
 
-        def tell(now: "Progress") -> None:
+        def show(now: "Progress") -> None:
             nonlocal whole
             whole = whole or now.num_requests
             text = f"{now.phase}: {now.num_requests} requests, {now.num_tokens} tokens, {now.tried} tried"
-            bar.update(task, description=text, total=whole, completed=whole - now.num_requests)
+            bar.update(whole - now.num_requests, whole, text)
 
-        yield tell
+        yield show

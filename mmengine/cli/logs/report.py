@@ -1,7 +1,5 @@
 """`mmengine log report`: writes a log as an HTML page."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +8,7 @@ import typer
 from mmengine.cli.logs import fleet
 from mmengine.cli.logs.findings import reported
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
+from mmengine.cli.progress_bar import progress_bar
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.events.codec import Record
@@ -41,8 +40,13 @@ def report(
         fleet.write_page(folder, out, json_output)
         return
     with reported(folder) as findings:
-        with _progress() as progress:
-            counts = write_report(folder, out, progress, findings)
+        with progress_bar("reading the log", count="") as bar:
+
+            def show(record: "Record") -> None:
+                if record.sequence % 1024 == 0:
+                    bar.update(text=f"step {record.step}")
+
+            counts = write_report(folder, out, show, findings)
         _print(out, *counts, json_output)
 
 
@@ -64,20 +68,3 @@ def _print(out: Path, num_steps: int, num_requests: int, json_output: bool) -> N
         print_json({"page": str(out), **counts})
         return
     print(f"{out}: {num_steps} steps of {num_requests} requests, {num_bytes / 1e6:.1f} MB")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[["Record"], None]]:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("reading the log")
-
-        def tell(record: "Record") -> None:
-            if record.sequence % 1024 == 0:
-                bar.update(task, description=f"step {record.step}")
-
-        yield tell

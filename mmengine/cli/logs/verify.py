@@ -9,6 +9,7 @@ import typer
 
 from mmengine.cli.logs.decoding import TokenizerFile, decoder_of
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, printable, short
+from mmengine.cli.progress_bar import progress_bar
 from mmengine.errors import NO_END, CorruptLog, LogError, code_of
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -355,23 +356,18 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
     """On a terminal, show a progress bar over the bytes of all logs. Yields a function that returns the
     progress callback of a log, or None.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    err = Console(stderr=True)
-    if not err.is_terminal:
-        yield lambda log: None
-        return
-    sizes = {log: sum(path.stat().st_size for path in log.glob("*.mmlog*")) for log in logs}
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("verifying", total=sum(sizes.values()))
+    with progress_bar("verifying", count="percent") as bar:
+        if not bar.is_shown:
+            yield lambda log: None
+            return
+        sizes = {log: sum(path.stat().st_size for path in log.glob("*.mmlog*")) for log in logs}
+        bar.update(total=sum(sizes.values()))
         before = 0
 
         def begin(log: Path) -> "Callable[[Record], None]":
             nonlocal before
             start, before = before, before + sizes[log]
-            bar.update(task, completed=start, description=f"verifying {clean(log.name)}")
+            bar.update(start, text=f"verifying {printable(log.name)}")
             full = last = 0  # Bytes of earlier segments; offset in the current segment.
 
             def move(record: "Record") -> None:
@@ -380,7 +376,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
                     full += last
                 last = record.offset
                 if not record.sequence & 1023:
-                    bar.update(task, completed=start + min(full + last, sizes[log]))
+                    bar.update(start + min(full + last, sizes[log]))
 
             return move
 
