@@ -90,6 +90,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug, tmp_path, monkeypatch):
     for target, name, replacement in PLANTED[bug]:

@@ -24,6 +24,7 @@ def test_no_request_is_lost_in_the_long_run(seed, tmp_path):
     check_seed(seed, tmp_path / "log")
 
 
+@pytest.mark.long
 def test_every_fault_is_met(tmp_path):
     met = Counter()
     for seed in range(6):

@@ -154,6 +154,7 @@ def told(model, parents, blocks, ids, contents):
                 parents.append(content_id)
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(OPERATIONS)
 def test_against_a_model(operations):
@@ -162,6 +163,7 @@ def test_against_a_model(operations):
         replay_operations(operations, collisions=False)
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(OPERATIONS)
 def test_hits_are_exact_though_all_keys_collide(operations):

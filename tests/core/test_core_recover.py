@@ -101,6 +101,7 @@ def undisturbed(config, requests):
     return life.events
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_crash_between_any_two_records(tmp_path, in_flight):
     config = settings_of(

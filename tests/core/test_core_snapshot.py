@@ -88,6 +88,7 @@ def fold(state, events):
     return digests
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_replay_from_any_event_equals_replay_from_zero(seed):
     config, events = random_run(seed)

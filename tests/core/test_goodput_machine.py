@@ -56,6 +56,7 @@ def test_it_loses_little_against_the_best_fixed_choice(
     assert share < 1.12 + (16 + 40 // rows) * drafted / step / RUN
 
 
+@pytest.mark.long
 def test_drafts_lose_at_most_the_cost_of_finding_out():
     """Machines, drafters and request lengths are random. The costs of all trials in about 1,500 steps are
     included.

@@ -157,6 +157,7 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
     assert bench.core.stats().drafts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
     """While drafters draft, steps do not overlap, so the engine's own time between two steps adds to a

@@ -65,6 +65,7 @@ def test_prefill_first_lets_decodes_wait():
     assert seen[:5] == [["first"], [], [], ["long"], ["first", "long"]]
 
 
+@pytest.mark.long
 def test_the_example_shortens_the_mean(capsys):
     runpy.run_path(str(ROOT / "examples" / "shortest_remaining.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()

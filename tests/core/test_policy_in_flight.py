@@ -105,6 +105,7 @@ def follow(seed):
     return follower.preemptions
 
 
+@pytest.mark.long
 def test_the_policy_holds_with_two_steps_in_flight():
     assert sum(follow(seed) for seed in SEEDS) > len(SEEDS), "there were preemptions, so blocks were short"
 

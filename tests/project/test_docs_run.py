@@ -43,6 +43,7 @@ def run(folder, command, code=0):
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_simulator_runs_as_shown(folder):
     (block,) = blocks("docs/how-to/simulation.md", "")
     for command in commands(block):
@@ -111,6 +112,7 @@ def test_a_batch_is_resumed_as_shown(tmp_path, monkeypatch):
     assert "engine" in found
 
 
+@pytest.mark.long
 def test_a_command_is_minimized_against_as_shown(folder):
     (folder / "check.py").write_text(
         "import glob, sys\n"

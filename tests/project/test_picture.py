@@ -13,6 +13,7 @@ def picture():
     return runpy.run_path(str(ROOT / "docs" / "site" / "picture.py"))
 
 
+@pytest.mark.long
 def test_the_picture_is_current(picture):
     assert picture["PICTURE"].read_text() == picture["draw"](), "run `make picture`"
 
