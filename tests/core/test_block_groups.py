@@ -71,13 +71,9 @@ def any_block(view, req_state, cached):
     """Use all of the first group's hits, and the first free block for a window's block that is missing."""
     computed = len(cached) * view.block_size
     first = view.windows.first_needed(computed)[:, 0].tolist() if len(cached) else []
-    contents = np.asarray(view.blocks.content[cached]).tolist()
-    found = [
-        max(1, view.blocks.find_window(content, group))
-        for group, number in enumerate(first)
-        for content in contents[number:]
-    ]
-    return np.concatenate((cached, np.array(found, np.int32))), computed
+    blocks = np.maximum(1, view.blocks.find_windows(np.asarray(view.blocks.content[cached])))
+    shared = (blocks[group, number:] for group, number in enumerate(first))
+    return np.concatenate((cached, *shared)), computed
 
 
 PLANTED = {
@@ -163,7 +159,7 @@ def test_without_a_windows_block_a_request_starts_earlier():
     bench.run()
     state = bench.state
     contents = state.blocks.content[state.blocks.find_first(np.array(PROMPT, np.int32).reshape(-1, 4), {})]
-    lost = state.blocks.find_window(int(contents[18]), 2)
+    lost = int(state.blocks.find_windows(contents[18:19])[2, 0])
     state.blocks.windows.forget(np.array([lost]))
     second = request("second", [*PROMPT, 9], max_tokens=1)
     bench.submit(second)
@@ -188,10 +184,10 @@ def test_a_broken_row_leaves_no_content_in_windows():
     bench.step()
     state = bench.state
     contents = state.blocks.content[state.block_table[0, :20]].copy()
-    assert any(state.blocks.find_window(int(each), 0) > 0 for each in contents)
+    assert (state.blocks.find_windows(contents)[0] > 0).any()
     state.ended[0] = 2  # BROKEN
     evolve(state, ev.Finished("one", "error"))
-    assert not any(state.blocks.find_window(int(each), group) > 0 for each in contents for group in range(3))
+    assert not (state.blocks.find_windows(contents)[:3] > 0).any()
 
 
 def random_run(seed, folder):

@@ -17,35 +17,42 @@ def window_hits(view: View, req_state: RequestView, cached: np.ndarray) -> tuple
     """Return (blocks, token count) for the longest prefix that the request can share. The blocks, int32,
     are each block group's blocks in turn. `cached`: the first group's blocks that hold the request's prefix.
     """
-    contents = np.asarray(view.blocks.content[cached]).tolist()
+    contents = np.asarray(view.blocks.content[cached])
     count = len(cached)
     while count:
-        found = _with_windows(view, contents, count)
-        allowed = found
+        allowed = _with_windows(view, contents, count)
         if view.config.atomic_runs:
-            allowed = whole_hits(req_state.request.media, found, view.block_size)
+            allowed = whole_hits(req_state.request.media, allowed, view.block_size)
         if allowed == count:
             break
         count = allowed
     num_computed = count * view.block_size
-    first = view.windows.first_needed(num_computed)[:, 0].tolist() if count else []
-    shared = [
-        view.blocks.find_window(content, group)
-        for group, start in enumerate(first)
-        for content in contents[start:count]
-    ]
-    return np.concatenate((cached[:count], np.array(shared, np.int32))), num_computed
+    if not count:
+        return cached[:0], 0
+    first = view.windows.first_needed(num_computed)[:, 0].tolist()
+    low = min(first)
+    found = view.blocks.find_windows(contents[low:count])
+    shared = (blocks[start - low :] for blocks, start in zip(found, first, strict=True))
+    return np.concatenate((cached[:count], *shared)), num_computed
 
 
-def _with_windows(view: View, contents: list[int], count: int) -> int:
-    """Return how many of the first `count` blocks a request can share, considering only the windows."""
-    find = view.blocks.find_window
-    number = count
-    first = view.windows.first_needed(count * view.block_size)[:, 0].tolist()
-    while number > min(first, default=0):
-        number -= 1
-        needed = (group for group, start in enumerate(first) if start <= number)
-        if any(find(contents[number], group) == NO_BLOCK for group in needed):
-            count = number
-            first = view.windows.first_needed(count * view.block_size)[:, 0].tolist()
-    return count
+def _with_windows(view: View, contents: np.ndarray, count: int) -> int:
+    """Return how many of the first `count` blocks a request can share, considering only the windows.
+
+    The search goes from the end to the start, in spans whose length doubles, because a decode step repeats it
+    while the first waiting request waits for free blocks.
+    """
+    length = 0
+    while count:
+        low = min(int(view.windows.first_needed(count * view.block_size).min()), max(0, count - length))
+        length, numbers = 2 * (count - low), np.arange(low, count)
+        is_missing = view.blocks.find_windows(contents[low:count]) == NO_BLOCK
+        last_missing = np.maximum.accumulate(np.where(is_missing, numbers, -1), axis=1)
+        first = view.windows.first_needed((numbers + 1) * view.block_size)
+        fitting = numbers[(last_missing < first).all(axis=0)]
+        # Before `low`, blocks of the window of `best` may be missing, unless `best` is `count`.
+        best = int(fitting[-1]) + 1 if len(fitting) else low
+        if best == count or not low:
+            return best
+        count = best
+    return 0

@@ -37,7 +37,7 @@ class BlockPool:
         self.index = PrefixIndex(num_blocks, content_width)
         self.windows = WindowIndex(num_blocks, num_windows)
         self.content, self.find_first = self.index.content, self.index.find_first
-        self.find_window = self.windows.find
+        self.find_windows = self.windows.find
         self.peek = self.free_list.peek
 
     @property

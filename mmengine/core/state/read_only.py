@@ -167,7 +167,7 @@ class BlocksView(ReadOnly):
     content: ReadOnlyArray
     peek: Callable[[int], np.ndarray]
     find_first: Callable[[np.ndarray, dict[int, bytes]], np.ndarray]
-    find_window: Callable[[int, int], int]
+    find_windows: Callable[[np.ndarray], np.ndarray]
 
 
 class WindowsView(ReadOnly):
@@ -175,7 +175,7 @@ class WindowsView(ReadOnly):
 
     num_groups: int
     tables: ReadOnlyArray
-    first_needed: Callable[[int], np.ndarray]
+    first_needed: Callable[[np.ndarray | int], np.ndarray]
 
 
 class EncoderCacheView(ReadOnly):

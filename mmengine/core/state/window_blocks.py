@@ -31,9 +31,13 @@ class WindowIndex:
         self.keys = np.full(num_blocks if num_groups else 0, NO_CONTENT, np.int64)
         self._block_of: dict[int, int] = {}
 
-    def find(self, content: int, group: int) -> int:
-        """Return the block that holds this content in the group, or NO_BLOCK."""
-        return self._block_of.get(content * self.num_groups + group, NO_BLOCK)
+    def find(self, contents: np.ndarray) -> np.ndarray:
+        """Return the blocks that hold these contents, int32 [num_groups, n], or NO_BLOCK. `contents`: int64
+        [n].
+        """
+        keys = contents * self.num_groups + np.arange(self.num_groups)[:, None]
+        found = map(self._block_of.get, keys.ravel().tolist(), repeat(NO_BLOCK))
+        return np.fromiter(found, np.int32, keys.size).reshape(keys.shape)
 
     def insert(self, blocks: np.ndarray, contents: np.ndarray) -> None:
         """Record the contents of `blocks`, int32 [num_groups, n]. `contents`: int64 [n]. Ignores entries with

@@ -121,11 +121,13 @@ def _window_hits(state: State, event: ev.Admitted, cached: np.ndarray, start: in
     group. `start`: the number of tokens in the first group's hits.
     """
     hits = place = start // state.block_size
-    contents = state.blocks.content[cached[:hits]].tolist()
-    for group, first in enumerate(state.windows.first_needed(start)[:, 0].tolist()):
-        own = cached[place : place + hits - first].tolist()
+    first = state.windows.first_needed(start)[:, 0].tolist()
+    low = min(first)
+    found = state.blocks.find_windows(state.blocks.content[cached[low:hits]])
+    for group, number in enumerate(first):
+        own = cached[place : place + hits - number]
         place += len(own)
-        same = sum(map(int.__eq__, own, (state.blocks.find_window(each, group) for each in contents[first:])))
+        same = int((found[group, number - low :] == own).sum())
         if same < len(own):
             text = f"request {event.request_id!r:.80} starts with {len(own)} prefix hits in group "
             text += f"{group + 1}, but {same} of these blocks hold its prefix"
