@@ -68,7 +68,7 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
     ours = [sys.executable, HERE / "mmengine_side.py", file, str(threads), "none", "model", "auto"]
     commands = {
         OURS: ours,
-        THEIRS: [sys.executable, HERE / "packaged_llama_side.py", file, str(threads), libraries],
+        THEIRS: [sys.executable, HERE / "llama_side.py", file, str(threads), libraries],
     }
     truth = _truth([*ours[:-1], "float32"], threads, text)
     sides = {name: Process(command, threads) for name, command in commands.items()}

@@ -1,35 +1,42 @@
-"""Runs llama.cpp for the comparison: python llama_side.py GGUF_FILE THREADS.
+"""Runs llama.cpp for the comparison: python llama_side.py GGUF_FILE THREADS [LIBRARIES].
 
-A single call of llama_decode computes all rows of a step.
+LIBRARIES is the folder of llama.cpp's npm package (packaged_llama.py). Without this argument, the library is
+the one that environment.sh compiles for the package llama_cpp. A single call of llama_decode computes all
+rows of a step.
 """
 
 import ctypes
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
+from packaged_llama import load, silent
 from side import MAX_ROWS, MAX_TOKENS, serve
 
 
 class Llama:
-    """llama.cpp with its own defaults, except for threads and sizes."""
+    """A Side (side.py): llama.cpp with its own defaults, except for threads and sizes. `llama`: the package's
+    module or the loaded library, which have the same functions.
+    """
 
-    def __init__(self, path: str, threads: int) -> None:
-        llama.llama_backend_init()
-        self._model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+    def __init__(self, llama: ModuleType | ctypes.CDLL, file: str, threads: int) -> None:
+        self._llama = llama
+        self._model = llama.llama_model_load_from_file(file.encode(), llama.llama_model_default_params())
         params = llama.llama_context_default_params()
-        params.n_ctx, params.n_seq_max = MAX_ROWS * MAX_TOKENS, MAX_ROWS
-        params.n_batch = MAX_TOKENS
-        params.n_threads = params.n_threads_batch = threads
+        params.n_ctx, params.n_seq_max, params.n_batch = MAX_ROWS * MAX_TOKENS, MAX_ROWS, MAX_TOKENS
+        if not self._model:
+            raise RuntimeError(f"llama.cpp cannot load {file}")
         self._context = llama.llama_init_from_model(self._model, params)
+        llama.llama_set_n_threads(self._context, threads, threads)
         self._batch = llama.llama_batch_init(MAX_TOKENS, 0, 1)
         self._num_tokens = 0  # Number of tokens in each row.
         self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self.weight_bytes = llama.llama_model_size(self._model)
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+        self._clear()
         length = len(prompts[0])
         items = [(row, at, prompt[at]) for row, prompt in enumerate(prompts) for at in range(length)]
         for first in range(0, len(items), MAX_TOKENS):
@@ -43,30 +50,35 @@ class Llama:
         self._num_tokens += 1
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
+        self._clear()
         self._decode([(0, at, token) for at, token in enumerate(tokens)], [True] * len(tokens))
-        found = llama.llama_get_logits(self._context)
+        found = self._llama.llama_get_logits(self._context)
         return np.ctypeslib.as_array(found, (len(tokens), self._vocab_size)).copy()
 
+    def _clear(self) -> None:
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
+
     def _decode(self, items: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> None:
-        """Compute the items (row, position, token). `wanted`: for each item, whether its logits are
-        needed.
-        """
+        """Compute the items (row, position, token). `wanted`: whether each item's logits are needed."""
         batch = self._batch
         batch.n_tokens = len(items)
-        for place, ((row, at, token), asked) in enumerate(zip(items, wanted, strict=True)):
-            batch.token[place], batch.pos[place], batch.logits[place] = token, at, asked
+        for place, ((row, at, token), is_wanted) in enumerate(zip(items, wanted, strict=True)):
+            batch.token[place], batch.pos[place], batch.logits[place] = token, at, is_wanted
             batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
-        if (failed := llama.llama_decode(self._context, batch)) != 0:
+        if (failed := self._llama.llama_decode(self._context, batch)) != 0:
             raise RuntimeError(f"llama_decode gave {failed}")
-        llama.llama_synchronize(self._context)
+        self._llama.llama_synchronize(self._context)
 
 
-@llama.llama_log_callback
-def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    """Discard llama.cpp's log, which does not belong in the table."""
+def _of_package() -> ModuleType:
+    """Return the module of the package llama_cpp, which only the environment of environment.sh has."""
+    from llama_cpp import llama_cpp
+
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
 
 
 if __name__ == "__main__":
-    llama.llama_log_set(_silent, ctypes.c_void_p(0))
-    serve(Llama(sys.argv[1], int(sys.argv[2])))
+    file, threads, *libraries = sys.argv[1:]
+    serve(Llama(load(Path(libraries[0])) if libraries else _of_package(), file, int(threads)))

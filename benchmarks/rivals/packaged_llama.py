@@ -6,10 +6,7 @@ versions.
 """
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 ROOM = 512  # Bytes for fields after the named ones.
 FILE_TYPES = {"Q8_0": 7, "Q4_K_M": 15}
@@ -50,7 +47,7 @@ Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 @Log
-def _silent(level: int, text: bytes, user_data: int) -> None:
+def silent(level: int, text: bytes, user_data: int) -> None:
     """Discard llama.cpp's log, which does not belong in a table."""
 
 
@@ -62,7 +59,7 @@ def load(libraries: Path) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(ggml_path), ctypes.RTLD_GLOBAL)
     ggml.ggml_backend_load_all_from_path.argtypes = (ctypes.c_char_p,)
     llama = ctypes.CDLL(str(llama_path), ctypes.RTLD_GLOBAL)
-    llama.llama_log_set(_silent, None)
+    llama.llama_log_set(silent, None)
     ggml.ggml_backend_load_all_from_path(str(libraries).encode())
     pointer, number, text = ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p
     declared = {
@@ -82,7 +79,6 @@ def load(libraries: Path) -> ctypes.CDLL:
         "llama_vocab_n_tokens": (number, (pointer,)),
         "llama_model_size": (ctypes.c_uint64, (pointer,)),
         "llama_model_quantize": (ctypes.c_uint32, (text, text, ctypes.POINTER(QuantizeParams))),
-        "llama_print_system_info": (text, ()),
     }
     for name, (result, arguments) in declared.items():
         function = getattr(llama, name)
@@ -98,57 +94,3 @@ def quantise(libraries: Path, source: Path, out: Path, kind: str) -> None:
     params.nthread, params.ftype, params.allow_requantize = 1, FILE_TYPES[kind], True
     if llama.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama.cpp did not quantise {source} to {kind}")
-
-
-class PackagedLlama:
-    """A Side (benchmarks/rivals/side.py): llama.cpp with its own defaults, except for threads and sizes."""
-
-    def __init__(self, libraries: Path, file: Path, threads: int, rows: int, tokens: int) -> None:
-        self._llama = llama = load(libraries)
-        self._model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
-        params = llama.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.n_batch = rows * tokens, rows, tokens
-        self._context = llama.llama_init_from_model(self._model, params)
-        if not self._model or not self._context:
-            raise RuntimeError(f"llama.cpp cannot load {file}")
-        llama.llama_set_n_threads(self._context, threads, threads)
-        self._most = tokens
-        self._batch = llama.llama_batch_init(tokens, 0, 1)
-        self._num_tokens = 0  # Number of tokens in each row.
-        self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
-        self.weight_bytes = llama.llama_model_size(self._model)
-        self.about = llama.llama_print_system_info().decode()
-
-    def prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._clear()
-        length = len(prompts[0])
-        items = [(row, at, prompt[at]) for row, prompt in enumerate(prompts) for at in range(length)]
-        for first in range(0, len(items), self._most):
-            part = items[first : first + self._most]
-            self._decode(part, [at == length - 1 for _, at, _ in part])
-        self._num_tokens = length
-
-    def step(self, tokens: Sequence[int]) -> None:
-        items = [(row, self._num_tokens, token) for row, token in enumerate(tokens)]
-        self._decode(items, [True] * len(items))
-        self._num_tokens += 1
-
-    def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        self._clear()
-        self._decode([(0, at, token) for at, token in enumerate(tokens)], [True] * len(tokens))
-        found = self._llama.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(found, (len(tokens), self._vocab_size)).copy()
-
-    def _clear(self) -> None:
-        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
-
-    def _decode(self, items: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> None:
-        """Compute the items (row, position, token). `wanted`: whether each item's logits are needed."""
-        batch = self._batch
-        batch.n_tokens = len(items)
-        for place, ((row, at, token), asked) in enumerate(zip(items, wanted, strict=True)):
-            batch.token[place], batch.pos[place], batch.logits[place] = token, at, asked
-            batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
-        if (failed := self._llama.llama_decode(self._context, batch)) != 0:
-            raise RuntimeError(f"llama_decode gave {failed}")
-        self._llama.llama_synchronize(self._context)
