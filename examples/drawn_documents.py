@@ -12,11 +12,11 @@ For your own documents, write truth.jsonl by hand: a line is {"document": "name.
 import argparse
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import ImageFilter
 
+from mmengine.serve.extraction.columns import leaves
 from mmengine_shapes.questions import scene_json, scene_schema
 from mmengine_shapes.scenes import random_scene
 
@@ -44,14 +44,6 @@ def draw(folder: Path) -> None:
     (folder / "truth.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "schema.json").write_text(json.dumps(scene_schema(), indent=2))
     print(f"{NUM_DOCUMENTS} documents are in {folder}")
-
-
-def leaves(value: object, pointer: str = "") -> Iterator[tuple[str, object]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    if not isinstance(value, dict | list):
-        yield pointer, value
-    for name, each in inner:
-        yield from leaves(each, f"{pointer}/{name}")
 
 
 def score(folder: Path, answers: Path) -> list[str]:

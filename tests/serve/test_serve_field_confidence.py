@@ -17,6 +17,7 @@ from mmengine.replay.verify import verify
 from mmengine.runtime.sampling.sampler import Sampler
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
+from mmengine.serve.extraction.columns import leaves
 from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
@@ -125,14 +126,6 @@ def expected_fields(engine, choice, steps):
             factors.append(1 - sum(after[token] for token in further))
         fields[pointer] = math.prod(factors), min(factors, default=1.0)
     return fields
-
-
-def leaves(value):
-    for key, each in value.items():
-        if isinstance(each, list):
-            yield from ((f"/{key}/{index}", item) for index, item in enumerate(each))
-        else:
-            yield f"/{key}", each
 
 
 def test_confidences_equal_a_softmax_over_the_whole_masked_vocabulary(random_weights, monkeypatch):
