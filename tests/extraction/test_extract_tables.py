@@ -16,7 +16,7 @@ from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.models.box_unit import BoxUnit
 from mmengine.processing.media.boxes import frame_of, restore
 from mmengine.serve.extraction.boxes import write_boxes
-from mmengine.serve.extraction.columns import MAX_COLUMNS, Columns
+from mmengine.serve.extraction.columns import MAX_COLUMNS, Columns, leaves
 from mmengine.serve.extraction.documents import find_documents
 from mmengine.serve.extraction.plan import WorkFolder
 from mmengine.serve.extraction.results import Results
@@ -95,6 +95,15 @@ def test_values_without_a_column_are_in_other():
     assert columns.flatten({"customer": None}) == {}
     assert columns.flatten({"customer": "A"}) == {"other": {"/customer": "A"}}
     assert Columns(True).flatten("text") == {"": "text"}
+
+
+def test_leaves_are_scalars_and_empty_containers_in_order():
+    value = {"a/b": [1, [], {"c": None}], "d": {}, "e": "x"}
+    expected = [("/a~1b/0", 1), ("/a~1b/1", []), ("/a~1b/2/c", None), ("/d", {}), ("/e", "x")]
+    assert list(leaves(value)) == expected and list(leaves(7)) == [("", 7)]
+    for _ in range(2 * sys.getrecursionlimit()):
+        value = [value]
+    assert [each for _, each in leaves(value)] == [each for _, each in expected]
 
 
 def test_a_value_in_a_column_has_the_columns_pointer():

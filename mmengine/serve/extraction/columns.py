@@ -91,16 +91,17 @@ def _properties(
         yield name, inner, followed
 
 
-def leaves(value: JsonValue, pointer: str = "") -> Iterator[tuple[str, JsonValue]]:
+def leaves(value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
     """Yield the JSON pointer and the value of each scalar, and of each empty array and object."""
-    if isinstance(value, dict) and value:
-        for name, each in value.items():
-            yield from leaves(each, join_pointer(pointer, name))
-    elif isinstance(value, list) and value:
-        for index, each in enumerate(value):
-            yield from leaves(each, join_pointer(pointer, index))
-    else:
-        yield pointer, value
+    pending = [("", value)]  # A stack, because an answer may be nested more deeply than Python calls.
+    while pending:
+        pointer, each = pending.pop()
+        if isinstance(each, dict) and each:
+            pending += [(join_pointer(pointer, name), each[name]) for name in reversed(each)]
+        elif isinstance(each, list) and each:
+            pending += [(join_pointer(pointer, index), each[index]) for index in reversed(range(len(each)))]
+        else:
+            yield pointer, each
 
 
 def text_of(value: JsonValue) -> str:
