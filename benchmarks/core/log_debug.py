@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.common.report import cpu_model
 from benchmarks.core.report_page import write_log
 from mmengine.replay.debug import Debugger, open_debugger
-from mmengine.replay.debug.saved_states import states_of
+from mmengine.replay.debug.saved.marks import states_of
 
 SEEKS = 100
 

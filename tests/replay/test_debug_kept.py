@@ -12,7 +12,8 @@ from mmengine.core.state.digest import state_digest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay.checked_log import CheckedLog
-from mmengine.replay.debug import kept_states, navigator, open_debugger
+from mmengine.replay.debug import navigator, open_debugger
+from mmengine.replay.debug.saved import kept_states
 from mmengine.replay.findings import Findings
 from mmengine.replay.timeline import fold
 from tests.events.logs import rewrite

@@ -16,6 +16,17 @@ from mmengine.request import Request
 
 
 def fill(state: State, body: Body) -> None:
+    """Fill a new state with the values in a body."""
+    state.grammar_slots.restore(body.grammar_slots)
+    requests = [request_state_of(state, each) for each in body.requests]
+    by_id = {each.request.request_id: each for each in requests}
+    fill_around(state, body, requests, [by_id[name] for name in body.waiting])
+
+
+def fill_around(state: State, body: Body, requests: list[RequestState], waiting: list[RequestState]) -> None:
+    """Fill a new state with its live requests, its waiting queue, and the other values in a body. The state's
+    grammar slots must be restored already.
+    """
     for name in PLAIN:
         setattr(state, name, body.plain[name])
     for name in NAMES:
@@ -28,11 +39,11 @@ def fill(state: State, body: Body) -> None:
     for wide, rows in ((state.token_ids, body.tokens), (state.block_table, body.tables)):
         for row, values in rows:
             wide[row, : len(values) // 4] = array(values)
-    state.grammar_slots.restore(body.grammar_slots)
-    requests = [_add_request(state, req_state) for req_state in body.requests]
+    for req_state in requests:
+        _add_request(state, req_state)
     owners = [req_state.request for req_state in requests]
     owners += [request_of(state.grammar_slots.whole(queued)) for queued in body.gone]
-    _fill_queue(state, body)
+    _fill_queue(state, body, waiting)
     state.free_rows[:] = body.free_rows
     state.running, state.last_rows = as_rows(body.running), as_rows(body.last_rows)
     _fill_pool(state, body.pool)
@@ -57,14 +68,13 @@ def fill(state: State, body: Body) -> None:
         state.goodput.restore(body.goodput)
 
 
-def _fill_queue(state: State, body: Body) -> None:
+def _fill_queue(state: State, body: Body, waiting: list[RequestState]) -> None:
     for req_state in state.requests.values():
         state.tenants.join(req_state)
         if req_state.row != NO_ROW:
             state.tenants.restore_row(req_state)
-    for name in body.waiting:
-        state.waiting.append(state.requests[name])
-        state.tenants.enqueue(state.requests[name])
+    state.waiting.extend(waiting)
+    state.tenants.restore_waiting(waiting)
     # Snapshots of builds without tenants have a single queue. Its number of passed requests is stored here.
     passed = body.plain.get("scan_from", 0)
     state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
@@ -94,8 +104,12 @@ def _fill_adapters(state: State, saved: Adapters | None) -> None:
     pool.nameless.update({loaded.adapter.digest: loaded for loaded in saved.nameless})
 
 
-def _add_request(state: State, saved: Known) -> RequestState:
-    request = request_of(state.grammar_slots.whole(saved.queued))
+def request_state_of(state: State, saved: Known, request: Request | None = None) -> RequestState:
+    """Return the live request that `saved` describes. The state's grammar slots must be restored already.
+    `request`: the request if it is known; `saved.queued` is then ignored.
+    """
+    if request is None:
+        request = request_of(state.grammar_slots.whole(saved.queued))
     req_state = fill_fields(
         RequestState,
         saved,
@@ -105,13 +119,17 @@ def _add_request(state: State, saved: Known) -> RequestState:
         media_keys=media_keys_of(request),
     )
     state.weigh_media(req_state)
+    return req_state
+
+
+def _add_request(state: State, req_state: RequestState) -> None:
+    name = req_state.request.request_id
     state.num_large += req_state.has_large
-    state.requests[request.request_id] = req_state
+    state.requests[name] = req_state
     if req_state.num_fetching:
-        state.fetching[request.request_id] = None
+        state.fetching[name] = None
     if req_state.row != NO_ROW:
         state.requests_by_row[req_state.row] = req_state
-    return req_state
 
 
 def _flight(state: State, saved: Step, owners: list[Request]) -> Flight:

@@ -32,6 +32,17 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
     """Return a copy of the state as a snapshot's body. `started`: the log's first event. `sequence`: the
     number of the last record that was applied to the state.
     """
+    body = body_without_requests(state, started, sequence)
+    body.digest = state_digest(state)
+    body.requests = tuple(known_of(each, state.grammar_slots) for each in state.requests.values())
+    body.waiting = tuple(req_state.request.request_id for req_state in state.waiting)
+    return body
+
+
+def body_without_requests(state: State, started: ev.Started, sequence: int) -> Body:
+    """Return a copy of the state without its live requests, its waiting queue and its digest. For the
+    arguments, see `body_of`.
+    """
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
     kept = state.grammar_slots
@@ -45,7 +56,7 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
     held = np.flatnonzero(state.num_blocks).tolist()
     return Body(
         sequence=sequence,
-        digest=state_digest(state),
+        digest=b"",
         started=started,
         plain={name: np.asarray(getattr(state, name)).item() for name in PLAIN},
         names={name: tuple(getattr(state, name)) for name in NAMES},
@@ -53,11 +64,11 @@ def body_of(state: State, started: ev.Started, sequence: int) -> Body:
         columns={name: getattr(state, name).tobytes() for name in COLUMNS},
         tokens=tuple((row, _row_tokens(state, row)) for row in state.running.tolist()),
         tables=tuple((row, state.block_table[row, : state.num_blocks[row]].tobytes()) for row in held),
-        requests=tuple(_known_of(req_state, kept) for req_state in state.requests.values()),
+        requests=(),
         open=_step_of(state, state.open_step(), place_of),
         flights=tuple(_step_of(state, flight, place_of) for flight in state.flights),
         gone=tuple(gone),
-        waiting=tuple(req_state.request.request_id for req_state in state.waiting),
+        waiting=(),
         free_rows=tuple(state.free_rows),
         running=ints(state.running),
         last_rows=ints(state.last_rows),
@@ -115,7 +126,8 @@ def _row_tokens(state: State, row: int) -> bytes:
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
 
-def _known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
+def known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
+    """Return a copy of a live request. Its grammar is named by the slot in `kept` that stores it."""
     outputs = req_state.tokens[req_state.num_prompt :].tobytes()
     return take_fields(Known, req_state, queued=kept.named(queued_of(req_state.request)), outputs=outputs)
 

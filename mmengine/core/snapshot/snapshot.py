@@ -10,16 +10,19 @@ and of the undelivered answers, which are compared after restoring. No pickle is
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from mmengine.config import EngineConfig
 from mmengine.core.snapshot.body import Body, SavedAnswers
-from mmengine.core.snapshot.restoring import fill
+from mmengine.core.snapshot.restoring import fill, fill_around
 from mmengine.core.snapshot.saving import body_of
 from mmengine.core.state.digest import state_digest
+from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.errors import ConfigError, CorruptLog, LogError
 from mmengine.events import vocabulary as ev
@@ -29,6 +32,8 @@ from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 VERSION = 1
 _OLD_MAGIC = b"MMSN"  # the magic in snapshots of builds before 0.1.0
 MAX_CELLS = 2**31  # maximum number of rows x tokens, and of KV slots, in the settings of a log
+
+Live: TypeAlias = tuple[list[RequestState], list[RequestState]]  # live requests, waiting requests
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
@@ -65,16 +70,39 @@ def restore(data: bytes) -> tuple[State, Body]:
 
 def filled(body: Body) -> State:
     """Return the state that a body describes. Raises CorruptLog if the body is invalid."""
-    try:
-        state = State(_config_of(body.started))
-        state.constants = body.started.constants
+    with _naming_contradictions():
+        state = _unfilled(body)
         fill(state, body)
         digest = state_digest(state)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, ConfigError) as error:
-        raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
     if digest != body.digest:
         raise CorruptLog("the restored state differs from the state that the snapshot was taken of")
     return state
+
+
+def filled_around(body: Body, live: Callable[[State], Live]) -> State:
+    """Return the state that a body without requests and digest describes. `live`: a function that returns the
+    state's live requests and the waiting ones among them, each in order. Raises CorruptLog if the body is
+    invalid.
+    """
+    with _naming_contradictions():
+        state = _unfilled(body)
+        state.grammar_slots.restore(body.grammar_slots)
+        fill_around(state, body, *live(state))
+    return state
+
+
+def _unfilled(body: Body) -> State:
+    state = State(_config_of(body.started))
+    state.constants = body.started.constants
+    return state
+
+
+@contextmanager
+def _naming_contradictions() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, ConfigError) as error:
+        raise CorruptLog(f"the snapshot contradicts itself: {type(error).__name__}: {error}") from None
 
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:

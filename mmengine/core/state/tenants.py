@@ -143,6 +143,12 @@ class Tenants:
             if num_passed:
                 self.num_passed[name] = num_passed
 
+    def restore_waiting(self, waiting: Iterable[RequestState]) -> None:
+        """Add the waiting requests of a saved state, sorted by rank. `restore` then sets the debts."""
+        for req_state in waiting:
+            self._of(req_state).waiting.append(req_state)
+            self.num_waiting += 1
+
     def restore_row(self, req_state: RequestState) -> None:
         self.of_row[req_state.row] = self._of(req_state).number
 

@@ -1,8 +1,8 @@
 """A debugger for logs, which moves forward or back to any position in a log and shows the engine's state at
 this position.
 
-    folder ──► records.py, saved_states.py ──► navigator.py (a position and its state)
-                                                   ▲
+    folder ──► records.py, saved/ ──► navigator.py (a position and its state)
+                                            ▲
                debugger.py (goto, step, continue, last write) ──► commands/ ──► a terminal or a page
 
 This package does not depend on HTTP, asyncio or a terminal.

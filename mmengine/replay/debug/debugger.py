@@ -11,7 +11,7 @@ from mmengine.replay.debug.event_text import event_text
 from mmengine.replay.debug.facts import FIELDS, Facts
 from mmengine.replay.debug.filters import checked_object, parse_filter
 from mmengine.replay.debug.navigator import Cursor, Navigator
-from mmengine.replay.debug.saved_states import MAX_BYTES
+from mmengine.replay.debug.saved.marks import MAX_BYTES
 from mmengine.replay.debug.search import EventsOf, Steps, Stops, Walker, search_back, search_forward
 from mmengine.replay.debug.state_diff import Change, changes, values_of
 from mmengine.replay.debug.stops import Condition, Stop, Watch, changed, compiled, evaluated, value_of

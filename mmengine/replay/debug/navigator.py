@@ -14,9 +14,13 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.segment import segment_paths
 from mmengine.replay.checked_log import CheckedLog
-from mmengine.replay.debug.kept_states import MIN_RECORDS, KeptStates
 from mmengine.replay.debug.records import RecordFile
-from mmengine.replay.debug.saved_states import MAX_BYTES, CopiedState, Mark, Marks, PackedState, SavedState
+from mmengine.replay.debug.saved.copied_state import CopiedState
+from mmengine.replay.debug.saved.kept_states import MIN_RECORDS, KeptStates
+from mmengine.replay.debug.saved.live_requests import LiveRequests
+from mmengine.replay.debug.saved.marks import MAX_BYTES, Mark, Marks, SavedState
+from mmengine.replay.debug.saved.packed_state import PackedState
+from mmengine.replay.debug.saved.request_table import RequestTable
 from mmengine.replay.findings import Findings
 from mmengine.replay.rerun.clock import SteadyClock
 
@@ -82,7 +86,9 @@ class Navigator:
         self._base: PackedState | None = None  # the copy that the next copies need not repeat
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
-        self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, self._saved(state, self.first)), max_bytes)
+        requests = LiveRequests(RequestTable())
+        saved = self._saved(state, self.first, requests)
+        self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, saved), requests, max_bytes)
         self.end: int | None = None  # The position after the last record, or None while it is unknown.
         self.arrivals: dict[str, list[int]] = {}  # Maps a request id to the positions of its QUEUED records.
         self._frontier = self.first  # All records before this position have been read.
@@ -168,15 +174,15 @@ class Navigator:
         every = self.marks.every_records
         is_good = isinstance(event, ev.Checkpoint) or num_unsaved >= 2 * every
         if num_unsaved >= every and is_good and not cursor.state.step_fetched:
-            saved = self._saved(cursor.state, record.sequence)
+            saved = self._saved(cursor.state, record.sequence, self.marks.requests)
             clock_ns = cursor.time_ns - record.mono_ns
             place = record.step, cursor.time_ns, clock_ns, record.offset
             self.marks.add(Mark(record.sequence, *place, saved))
 
-    def _saved(self, state: State, position: int) -> SavedState:
+    def _saved(self, state: State, position: int, requests: LiveRequests) -> SavedState:
         # If a broken build's decisions led to the state, a snapshot may not be able to hold the state.
         if self._can_pack and not self.findings:
-            copy = PackedState.of(state, self.started, position, self._base)
+            copy = PackedState.of(state, self.started, position, requests, self._base)
             if copy.base is None and self._base is not None:
                 self._base.unpacked_base = b""
             self._base = copy.base or copy

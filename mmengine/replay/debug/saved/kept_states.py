@@ -19,7 +19,10 @@ from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
-from mmengine.replay.debug.saved_states import Mark, Marks, PackedState, states_of
+from mmengine.replay.debug.saved.live_requests import LiveRequests
+from mmengine.replay.debug.saved.marks import Mark, Marks, states_of
+from mmengine.replay.debug.saved.packed_state import PackedState
+from mmengine.replay.debug.saved.request_table import Chunk, RequestTable
 from mmengine.version import __version__
 
 MIN_RECORDS = 100_000  # Shorter logs are not kept, but read again.
@@ -38,15 +41,24 @@ class _KeptMark(msgspec.Struct, array_like=True):
     state: int
 
 
+class _KeptState(msgspec.Struct, array_like=True):
+    """A packed state. `base`: index of its base among the kept states, or -1."""
+
+    data: bytes
+    live: bytes
+    base: int
+
+
 class _Kept(msgspec.Struct):
-    """A file's content. `record`: digest of the record at the last mark. `states`: for each state, its bytes,
-    and the index of its base or -1.
+    """A file's content. `record`: digest of the record at the last mark. `requests`: the live requests of the
+    states.
     """
 
     every_records: int
     record: bytes
     arrivals: dict[str, list[int]]
-    states: list[tuple[bytes, int]]
+    requests: list[Chunk]
+    states: list[_KeptState]
     marks: list[_KeptMark]
 
 
@@ -75,14 +87,17 @@ class KeptStates:
         places = {id(each): place for place, each in enumerate(packed)}
         if any(id(mark.saved) not in places for mark in marks.all):
             return False
-        states = [(each.data, -1 if each.base is None else places[id(each.base)]) for each in packed]
+        bases = (-1 if each.base is None else places[id(each.base)] for each in packed)
+        states = [_KeptState(each.data, each.live, base) for each, base in zip(packed, bases, strict=True)]
         kept = [_KeptMark(*mark[:-1], places[id(mark.saved)]) for mark in marks.all]
         seen = {
             name: [position for position in seen_at if position < end]
             for name, seen_at in arrivals.items()
             if seen_at[0] < end
         }
-        body = msgspec.msgpack.encode(_Kept(marks.every_records, _digest_of(last), seen, states, kept))
+        chunks = marks.requests.table.chunks()
+        content = _Kept(marks.every_records, _digest_of(last), seen, chunks, states, kept)
+        body = msgspec.msgpack.encode(content)
         part = self._path.with_suffix(f".{os.getpid()}")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,9 +127,10 @@ class KeptStates:
             kept = msgspec.msgpack.decode(body, type=_Kept)
         except (OSError, msgspec.DecodeError):
             return nothing
-        states: list[PackedState] = []
-        for data, base in kept.states:
-            states.append(PackedState(data, states[base] if base >= 0 else None))
+        requests, states = LiveRequests(RequestTable(kept.requests)), list[PackedState]()
+        for each in kept.states:
+            base = states[each.base] if each.base >= 0 else None
+            states.append(PackedState(each.data, each.live, requests, base))
         found = [
             Mark(each.position, each.step, each.time_ns, each.clock_ns, each.offset, states[each.state])
             for each in kept.marks
@@ -127,7 +143,7 @@ class KeptStates:
             return nothing
         if record is None or _digest_of(record) != kept.record:
             return nothing
-        marks.every_records = kept.every_records
+        marks.every_records, marks.requests = kept.every_records, requests
         for mark in found[1:]:
             marks.add(mark)
         with suppress(OSError):
