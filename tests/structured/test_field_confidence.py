@@ -6,9 +6,10 @@ import math
 import pytest
 from msgspec import UNSET
 
+from mmengine.structured_output.field_confidence import schema_values
 from mmengine.structured_output.field_confidence.fields import field_confidences
-from mmengine.structured_output.field_confidence.schema_values import values_at
-from mmengine.structured_output.field_confidence.spans import value_spans
+from mmengine.structured_output.field_confidence.schema_values import has_keyword, values_at
+from mmengine.structured_output.field_confidence.spans import MAX_DEPTH, value_spans
 from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.request.spec import grammar_of
 from mmengine.token_confidence import TokenConfidence, pairs_of, split_entries
@@ -52,6 +53,26 @@ def test_of_a_cut_text_only_complete_leaves_are_found():
         assert spans == all_spans[: len(spans)]
         missed = all_spans[len(spans) :]
         assert not missed or missed[0].end >= size or missed[0].end > size - 1
+
+
+def test_very_deep_values_are_left_out():
+    for depth, paths in ((MAX_DEPTH, [(0,) * MAX_DEPTH, (1,)]), (MAX_DEPTH + 1, [(1,)]), (5_000, [(1,)])):
+        text = b"[" * depth + b"1" + b"]" * (depth - 1) + b", 2]"
+        assert [span.path for span in value_spans(text)] == paths
+    tree = json.dumps({"items": {"$ref": "#"}, "enum": [1], "x-mark": True})
+    assert values_at(tree, (0,) * MAX_DEPTH) == [1] and has_keyword(tree, (0,) * MAX_DEPTH, "x-mark")
+    assert values_at(tree, (0,) * 5_000) == [] and not has_keyword(tree, (0,) * 5_000, "x-mark")
+
+
+def test_siblings_share_the_search_for_their_schemas(monkeypatch):
+    searched, search = [], schema_values._alternatives
+    monkeypatch.setattr(
+        schema_values, "_alternatives", lambda root, schemas: searched.append(1) or search(root, schemas)
+    )
+    tree = json.dumps({"items": {"$ref": "#"}, "enum": [2]})
+    for index in range(100):
+        assert values_at(tree, (*[0] * 50, index)) == [2]
+    assert len(searched) == 151
 
 
 def test_pointers_escape_names():

@@ -6,7 +6,7 @@ from functools import lru_cache
 import msgspec
 from msgspec import UNSET
 
-from mmengine.structured_output.field_confidence.spans import Path
+from mmengine.structured_output.field_confidence.spans import MAX_DEPTH, Path
 from mmengine.structured_output.json_pointer import local_target
 
 Scalar = str | int | float | bool | None
@@ -41,13 +41,19 @@ def has_keyword(source: str, path: Path, keyword: str) -> bool:
     return any(schema.get(keyword) is True for schema in _schemas_at(source, path))
 
 
+@lru_cache(maxsize=4 * MAX_DEPTH)
 def _schemas_at(source: str, path: Path) -> list[Schema]:
-    """Return the schemas that apply to the value at `path`."""
+    """Return the schemas that apply to the value at `path`, or [] for a path longer than MAX_DEPTH.
+
+    The results for containers stay cached, because the values in a container need them.
+    """
     root = _decoded(source)
-    schemas = _alternatives(root, [root])
-    for place in path:
-        schemas = _alternatives(root, [below for schema in schemas for below in _below(schema, place)])
-    return schemas
+    if not path:
+        return _alternatives(root, [root])
+    if len(path) > MAX_DEPTH:
+        return []
+    around = _schemas_at(source, path[:-1])
+    return _alternatives(root, [below for schema in around for below in _below(schema, path[-1])])
 
 
 def _alternatives(root: object, schemas: list[object]) -> list[Schema]:

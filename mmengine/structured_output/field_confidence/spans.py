@@ -11,6 +11,8 @@ _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ATOM = re.compile(rb"[^ \t\r\n,:\[\]{}\"]+")
 _CLOSED_BY = {b"{": b"}", b"[": b"]"}
+# Maximum length of a path. An answer of n tokens may have n / 2 values with n / 2 levels each.
+MAX_DEPTH = 64
 
 
 class Span(NamedTuple):
@@ -22,7 +24,8 @@ class Span(NamedTuple):
 
 
 def value_spans(text: bytes) -> Iterator[Span]:
-    """Yield the complete scalars and the empty arrays and objects in a JSON text, in order.
+    """Yield the complete scalars and the empty arrays and objects in a JSON text, in order. Values with more
+    than MAX_DEPTH levels around them are left out.
 
     The text may be cut at any position, or continue after the value. A number or literal at the end of a cut
     text counts as incomplete, unless it is the whole text.
@@ -60,7 +63,8 @@ def value_spans(text: bytes) -> Iterator[Span]:
                 if found is None or (found.end() == len(text) and containers and byte != b'"'):
                     return
                 end = found.end()
-            yield Span(tuple(place for _, place in containers), at, end)
+            if len(containers) <= MAX_DEPTH:
+                yield Span(tuple(place for _, place in containers), at, end)
             at = _skip(text, end)
         if not containers:
             return
