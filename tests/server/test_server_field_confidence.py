@@ -2,11 +2,13 @@
 
 import http.client
 import json
+import threading
 
 import pytest
 
 from mmengine import AsyncEngine
 from mmengine.core.resume import Resume
+from mmengine.serve.text import choice_deltas
 from tests.server.openai_answers import CHAT, events_of, named_events
 from tests.server.running import served
 
@@ -51,6 +53,24 @@ def test_a_stream_has_them_in_its_last_chunk(server, expected):
     *events, last = map(json.loads, server.events(response_format=FORM, **ASKED)[:-1])
     assert last["choices"][0]["delta"] == {"field_confidence": expected}
     assert not any("field_confidence" in each["choices"][0]["delta"] for each in events)
+
+
+def test_long_answers_compute_them_beside_the_event_loop(server, expected, monkeypatch):
+    threads, compute = [], choice_deltas.answer_confidence
+
+    def answer_confidence(*given):
+        threads.append(threading.current_thread())
+        return compute(*given)
+
+    monkeypatch.setattr(choice_deltas, "answer_confidence", answer_confidence)
+    for most, is_beside in ((0, True), (choice_deltas.MANY_SCORED_TOKENS, False)):
+        threads.clear()
+        monkeypatch.setattr(choice_deltas, "MANY_SCORED_TOKENS", most)
+        _, _, answer = server.chat(response_format=FORM, **ASKED)
+        assert answer["choices"][0]["message"]["field_confidence"] == expected
+        last = json.loads(server.events(response_format=FORM, **ASKED)[-2])
+        assert last["choices"][0]["delta"] == {"field_confidence": expected}
+        assert [thread is not server._thread for thread in threads] == [is_beside] * 2
 
 
 def test_a_message_with_them_may_be_sent_back(server, expected):

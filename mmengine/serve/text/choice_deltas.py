@@ -27,7 +27,7 @@ from mmengine.token_confidence import TokenConfidence
 # (token id, logprob) of the sampled token, then of the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
 
-
+MANY_SCORED_TOKENS = 256  # The confidences of more tokens are computed on another thread: 10,000 take 0.2 s.
 # vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
 # Values of `Choice.detail` for answers that a stop string may have ended.
@@ -198,6 +198,11 @@ class ChoiceDeltas:
             self._loose_calls[piece.number] = piece.name, []
         elif piece.number in self._loose_calls:
             self._loose_calls[piece.number][1].append(piece.arguments)
+
+    @property
+    def is_slow_to_finish(self) -> bool:
+        """Whether `argument_check` or `finish` may take long, so that they should run on another thread."""
+        return bool(self._loose_calls) or len(self._tokens) > MANY_SCORED_TOKENS
 
     def argument_check(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
         """Return a function that checks arguments in calls without an enforced schema, or None if no such

@@ -59,14 +59,17 @@ class PromptStream:
             return []
         return self._choices[output.index].push(output.token_ids, output.logprobs, output.confidences)
 
-    def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
+    def slow_end(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
         """Return a function that checks the arguments in a finished choice's tool calls and returns `end`'s
-        result. Returns None if there is nothing to check.
+        result. Returns None if `end` alone is enough and takes little time.
 
         The function may take long, so it should run on another thread.
         """
-        argument_check = self._choices[output.index].argument_check()
-        return None if argument_check is None else lambda: (self.end(output, argument_check()),)
+        choice = self._choices[output.index]
+        if not choice.is_slow_to_finish:
+            return None
+        argument_check = choice.argument_check()
+        return lambda: (self.end(output, () if argument_check is None else argument_check()),)
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> ChoiceUpdate:
         """Return a choice's last update, for an output with a `finish_reason`.

@@ -131,8 +131,8 @@ class ResponseBuilder:
                 yield ChoiceUpdate(prompt_stream.first + output.index, delta)
             if output.finish_reason is None:
                 continue
-            if (argument_check := prompt_stream.argument_check(output)) is not None:
-                self._run_in_background(argument_check)
+            if (slow_end := prompt_stream.slow_end(output)) is not None:
+                self._run_in_background(slow_end)
                 return
             yield prompt_stream.end(output)
 
