@@ -27,7 +27,7 @@ from mmengine.token_confidence import TokenConfidence
 # (token id, logprob) of the sampled token, then of the most likely tokens.
 Entry = tuple[tuple[int, float], ...]
 
-MANY_SCORED_TOKENS = 256  # The confidences of more tokens are computed on another thread: 10,000 take 0.2 s.
+MANY_SCORED_TOKENS = 256  # The confidences of more tokens are computed on another thread: 10,000 take 0.1 s.
 # vLLM's stop_reason for an answer that ended because of a repetition.
 REPETITION_DETECTED = "repetition_detected"
 # Values of `Choice.detail` for answers that a stop string may have ended.
