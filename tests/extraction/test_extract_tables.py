@@ -83,6 +83,13 @@ def test_an_object_that_contains_itself_is_one_column():
     assert len(Columns(wide).names) == MAX_COLUMNS
 
 
+def test_definitions_that_refer_to_one_another_are_visited_once():
+    names = [f"d{number}" for number in range(30)]
+    refs = [{"$ref": f"#/$defs/{name}"} for name in names]
+    ends = {name: {"anyOf": refs, "properties": {name: {"type": "integer"}}} for name in names}
+    assert Columns({"anyOf": refs, "$defs": ends}).names == [f"/{name}" for name in reversed(names)]
+
+
 def test_values_without_a_column_are_in_other():
     columns = Columns(SCHEMA)
     value = {"total": 1, "customer": {"name": "A", "id": 7}, "items": ["a"], "more": {"x": []}}

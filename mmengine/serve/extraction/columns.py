@@ -63,7 +63,7 @@ def _add(
     """Add a schema's columns. `followed`: the references that lead to this schema. An object that contains
     itself has a single column.
     """
-    properties = list(_properties(root, schema, followed))
+    properties = list(_properties(root, schema, followed, set()))
     if not properties:
         found[pointer] = None
     for name, inner, references in properties:
@@ -72,20 +72,21 @@ def _add(
 
 
 def _properties(
-    root: object, schema: object, followed: frozenset[str]
+    root: object, schema: object, followed: frozenset[str], seen: set[int]
 ) -> Iterator[tuple[str, object, frozenset[str]]]:
     """Yield the properties that a schema or one of its branches names, with the references that lead to the
-    properties.
+    properties. `seen`: the ids of the visited schemas, since many branches may refer to the same schema.
     """
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return
+    seen.add(id(schema))
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in followed:
-        yield from _properties(root, local_target(root, reference), followed | {reference})
+        yield from _properties(root, local_target(root, reference), followed | {reference}, seen)
     for keyword in _BRANCHES:
         branches = schema.get(keyword)
         for branch in branches if isinstance(branches, list) else ():
-            yield from _properties(root, branch, followed)
+            yield from _properties(root, branch, followed, seen)
     named = schema.get("properties")
     for name, inner in named.items() if isinstance(named, Mapping) else ():
         yield name, inner, followed
