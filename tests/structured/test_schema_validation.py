@@ -54,6 +54,11 @@ def test_unique_items_follow_the_rules_of_json_schema(values, found):
     assert find_violation({"uniqueItems": True}, json.dumps(values)) == found
 
 
+def test_an_integer_with_many_digits_is_too_large_and_is_json():
+    assert find_violation({}, "1" * 5_000) == TOO_LARGE
+    assert find_violation({}, "[1") == "it is not JSON"
+
+
 def test_many_unique_items_are_too_large():
     assert find_violation({"uniqueItems": True}, json.dumps(list(range(400)))) == ""
     assert find_violation({"uniqueItems": True}, json.dumps(list(range(500)))) == TOO_LARGE

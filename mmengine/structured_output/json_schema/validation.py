@@ -35,10 +35,14 @@ def find_violation(schema: object, text: str) -> str:
         _Validator(schema).at(schema, value, "", 0)
     except _Violation as wrong:
         return str(wrong)
-    except (_StepLimitReached, RecursionError):
-        return TOO_LARGE
-    except ValueError:
+    except json.JSONDecodeError:
         return "it is not JSON"
+    except (
+        _StepLimitReached,
+        RecursionError,
+        ValueError,
+    ):  # Python reads at most 4,300 digits of an integer.
+        return TOO_LARGE
     return ""
 
 
