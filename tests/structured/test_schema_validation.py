@@ -3,9 +3,14 @@
 import json
 
 import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from referencing.exceptions import Unresolvable
 
 from mmengine.structured_output.json_schema import validation
 from mmengine.structured_output.json_schema.validation import TOO_LARGE, find_violation
+from tests.structured.test_draft_random import DRAFTS, Source
 
 NULLS = {"prefixItems": [{"type": "null"}], "$defs": {"a/b%": {"type": "null"}}}
 
@@ -62,3 +67,43 @@ def test_an_integer_with_many_digits_is_too_large_and_is_json():
 def test_many_unique_items_are_too_large():
     assert find_violation({"uniqueItems": True}, json.dumps(list(range(400)))) == ""
     assert find_violation({"uniqueItems": True}, json.dumps(list(range(500)))) == TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"$schema": DRAFTS[2], "$ref": "#/definitions/a", "minimum": 2, "definitions": {"a": {}}}, "1"),
+        ({"$schema": DRAFTS[0], "const": 1}, "2"),
+        ({"$schema": DRAFTS[2], "prefixItems": [{"type": "null"}]}, "[1]"),
+        ({"properties": {"a": {"type": "string", "nullable": True}}}, '{"a": null}'),
+        (
+            {
+                "$defs": {"b": {"type": "null"}},
+                "items": {"$id": "x", "$ref": "#/$defs/b", "$defs": {"b": {}}},
+            },
+            "[1]",
+        ),
+    ],
+)
+def test_keywords_without_an_effect_in_the_draft_are_not_checked(schema, text):
+    assert find_violation(schema, text) == ""
+
+
+@pytest.mark.parametrize("draft", [*DRAFTS, None])
+def test_a_violation_is_one_for_the_draft_s_own_validator(draft):
+    source, violations = Source(11), 0
+    for _ in range(300):
+        schema = source.schema(3) if draft is None else {**source.schema(3), "$schema": draft}
+        kind = validator_for(schema, default=Draft202012Validator)
+        try:
+            kind.check_schema(schema)
+        except SchemaError:
+            continue
+        for value in (source.value(2) for _ in range(5)):
+            if find_violation(schema, json.dumps(value)):
+                try:
+                    assert not kind(schema).is_valid(value), (schema, value)
+                except (Unresolvable, RecursionError):  # A reference leads nowhere, or in a circle.
+                    continue
+                violations += 1
+    assert violations > 100
