@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from mmengine.config import EngineConfig
-from mmengine.core.decide.deciders import scheduler_of
+from mmengine.core.decide.deciders import nearest_compat, scheduler_of
 from mmengine.core.decide.scheduler import DECISION_VERSION
 from mmengine.core.state.request_state import queued_of
 from mmengine.errors import InvalidRequest
@@ -44,9 +44,21 @@ def started_of(
 
 
 def constants_of(config: EngineConfig, host: str = "") -> ev.FoldConstants:
-    """Return the constants for applying a log's events with these settings. `host`: as in `started_of`."""
-    constants = scheduler_of(config).constants(config.lookahead_tokens)
+    """Return the constants for applying a log's events with these settings.
+
+    `host`: as in `started_of`. If the settings name no version of vLLM, the host's version decides.
+    """
     if not host:
-        return constants
-    # vLLM's identifier of a media item already covers everything on which the encoder output depends.
-    return replace(constants, salts_media=False, is_asynchronous=config.max_in_flight > 1)
+        return scheduler_of(config).constants(config.lookahead_tokens)
+    compat: str = config.compat
+    if compat == "vllm":
+        compat = nearest_compat(host)[0] or compat
+    constants = scheduler_of(replace(config, compat=compat)).constants(config.lookahead_tokens)
+    overlaps = config.max_in_flight > 1
+    return replace(
+        constants,
+        # vLLM's identifier of a media item already covers everything on which the encoder output depends.
+        salts_media=False,
+        is_asynchronous=overlaps,
+        fills_with_results=overlaps or (config.num_draft_tokens > 0 and compat != "vllm-0.32"),
+    )

@@ -254,10 +254,7 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
             f"STARTED in {folder} has more rows or blocks than a replay can hold: max_num_seqs x "
             f"max_model_len x block groups and num_blocks x block_size may each be at most {MAX_CELLS}"
         )
-    constants = constants_of(config, started.host)
-    if started.host:
-        constants = msgspec.structs.replace(constants, knows_contents=started.constants.knows_contents)
-    if started.decision_version == DECISION_VERSION and started.constants != constants:
+    if started.decision_version == DECISION_VERSION and started.constants not in _constants(started, config):
         raise CorruptLog(
             f"STARTED in {folder} contradicts itself: its constants do not follow from its settings"
         )
@@ -269,3 +266,21 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
     if started.host and (rules := rules_for(started)).compat:
         return msgspec.structs.replace(config, compat=rules.compat)
     return config
+
+
+def _constants(started: ev.Started, config: EngineConfig) -> tuple[ev.FoldConstants, ...]:
+    """Return the constants that STARTED may have. Earlier recorders wrote the constants of vLLM's newest
+    version, without `fills_with_results`.
+    """
+    exact = constants_of(config, started.host)
+    if not started.host:
+        return (exact,)
+    exact = msgspec.structs.replace(exact, knows_contents=started.constants.knows_contents)
+    newest = constants_of(config)
+    older = msgspec.structs.replace(
+        exact,
+        fills_with_results=False,
+        media_ahead=newest.media_ahead,
+        media_held_ahead=newest.media_held_ahead,
+    )
+    return exact, older

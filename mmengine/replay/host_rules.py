@@ -5,14 +5,13 @@ another engine, such as vLLM, which is called the host. The rules depend on the 
 import re
 from typing import NamedTuple
 
+from mmengine.core.decide.deciders import nearest_compat
 from mmengine.events import vocabulary as ev
 
 # A key in STARTED's `fingerprints`. Its text lists features of the host that mmengine's copies of the host's
 # rules do not model.
 UNMODELLED = "not_derived"
-_COMPAT = {(0, 32): "vllm-0.32", (0, 33): "vllm-0.33"}
 _SETTING = "vllm."
-_VERSION = re.compile(r"vllm (\d+)\.(\d+)")
 
 
 def is_setting(fingerprint: str, value: str) -> bool:
@@ -38,17 +37,14 @@ def rules_for(started: ev.Started) -> HostRules:
         return HostRules("", "", f"the rules here do not model {changed}")
     if not started.constants.knows_contents:
         return HostRules("", "", "the log does not say what vLLM's prefix cache contained when the log began")
-    found = _VERSION.match(started.host)
-    if found is None:
+    compat, is_equal = nearest_compat(started.host)
+    if not compat:
         return HostRules("", "", f"this build has no rules of {started.host}; it only has rules of vllm")
-    version = int(found[1]), int(found[2])
-    nearest = min(_COMPAT, key=lambda known: (abs(_place(known) - _place(version)), known))
-    name = f"vllm {nearest[0]}.{nearest[1]}"
-    if nearest == version:
-        return HostRules(_COMPAT[nearest], name)
-    return HostRules(
-        _COMPAT[nearest], name, f"this build has no rules of {started.host}; those of {name} are the nearest"
-    )
+    name = compat.replace("-", " ")
+    if is_equal:
+        return HostRules(compat, name)
+    caveat = f"this build has no rules of {started.host}; those of {name} are the nearest"
+    return HostRules(compat, name, caveat)
 
 
 def _changed_settings(started: ev.Started) -> str:
@@ -69,7 +65,3 @@ def _changed_settings(started: ev.Started) -> str:
         for name, value in given.items()
         if value is not None and value not in expected[name]
     )
-
-
-def _place(version: tuple[int, int]) -> int:
-    return 1000 * version[0] + version[1]

@@ -1,6 +1,6 @@
 """Records the logs in tests/vllm/recordings with vLLM's own scheduler. Needs the environment of `make vllm`.
 
-    build/vllm/bin/python -m tests.vllm.make_recordings priority drafts asynchronous
+    build/vllm/bin/python -m tests.vllm.make_recordings priority drafts asynchronous asynchronous_drafts
 
 The log `images` is that of `python -m tests.vllm.live_run mmengine_vllm.RecordingScheduler`.
 """
@@ -19,12 +19,14 @@ RUNS = {
     "priority": {"scheduling_policy": "priority"},
     "drafts": {"drafts": 3},
     "asynchronous": {"overlaps": True},
+    "asynchronous_drafts": {"overlaps": True, "drafts": 3},
 }
+SEEDS = {"asynchronous_drafts": 110}  # a request is admitted again with a block that drafts completed
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         os.environ["MMENGINE_LOG"] = str(FOLDER / name)
-        print(name, drive(RecordingScheduler, 11, steps=STEPS, **RUNS[name]))
+        print(name, drive(RecordingScheduler, SEEDS.get(name, 11), steps=STEPS, **RUNS[name]))
         for path in (FOLDER / name).glob("*.mmlog"):
             pack(path)
         (FOLDER / name / "lock").unlink()

@@ -11,7 +11,8 @@ RECORDINGS = Path(__file__).parent / "recordings"
 
 
 @pytest.mark.parametrize(
-    "name, num_calls", [("images", 197), ("priority", 90), ("drafts", 90), ("asynchronous", 90)]
+    "name, num_calls",
+    [("images", 197), ("priority", 90), ("drafts", 90), ("asynchronous", 90), ("asynchronous_drafts", 89)],
 )
 def test_a_recording_verifies(name, num_calls):
     report = verify(RECORDINGS / name)

@@ -32,8 +32,7 @@ class DerivedEngine:
 
     def __init__(self, config: EngineConfig, host: str):
         self.config, self.state = config, State(config)
-        fills = config.max_in_flight > 1 or (config.num_draft_tokens > 0 and config.compat != "vllm-0.32")
-        self.state.constants = replace(constants_of(config, host), fills_with_results=fills)
+        self.state.constants = constants_of(config, host)
         self.view = View(self.state)
         self.ends: deque[Ended] = deque()
         self._scheduler = scheduler_of(config)
