@@ -9,12 +9,13 @@ _INDEX = re.compile("0|[1-9][0-9]{0,8}")  # An array's index by RFC 6901. No arr
 
 def join_pointer(pointer: str, *names: str | int) -> str:
     """Return `pointer` extended by `names`, which are escaped by RFC 6901."""
+    parts = [pointer]  # Joined once, because a reference may have a million names.
     for name in names:
         text = str(name)
         if "~" in text or "/" in text:
             text = text.replace("~", "~0").replace("/", "~1")
-        pointer = f"{pointer}/{text}"
-    return pointer
+        parts += ("/", text)
+    return "".join(parts)
 
 
 def pointer_names(fragment: str) -> list[str]:

@@ -184,3 +184,9 @@ def test_a_long_chain_of_references() -> None:
     assert grammar.accepts("[" * 100 + "null" + "]" * 100) and not grammar.accepts(
         "[" * 99 + "null" + "]" * 99
     )
+
+
+@pytest.mark.timeout(30)
+def test_a_reference_with_a_million_names_is_refused():
+    with pytest.raises(SchemaRefused, match="leads to no schema"):
+        normalize_schema({"items": {"$ref": "#" + "/" * 1_000_000}})
