@@ -69,12 +69,12 @@ def _config(
         raise ModelError(f"{folder / 'config.json'} is too large for a model's config")
     kind = values.get("model_type")
     expected = model_class.config_class
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        if expected is None or not isinstance(kind, str | None):
-            raise ModelError(f"{folder / 'config.json'}: transformers has no model_type {str(kind)[:60]!r}")
+    if expected is not None and kind in (None, expected.model_type):
         config_class = expected
-    else:
+    elif isinstance(kind, str) and kind in CONFIG_MAPPING:
         config_class = CONFIG_MAPPING[kind]
+    else:
+        raise ModelError(f"{folder / 'config.json'}: transformers has no model_type {str(kind)[:60]!r}")
     if expected is not None and not issubclass(config_class, expected):
         raise ModelError(
             f"{folder / 'config.json'}: model_type {str(kind)[:60]!r} does not belong to {architecture}"

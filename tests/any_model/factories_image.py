@@ -71,7 +71,6 @@ GEMMA3 = Words(
 )
 WINDOWED = {"head_dim": 16, "sliding_window": 12, "layer_types": HALF}
 PADDLE = "<|IMAGE_PLACEHOLDER|>"
-MISTRAL = Words(("[IMG]", "[IMG_BREAK]", "[IMG_END]"), {}, "[IMG]")
 LIGHTON = Words(
     ("<|image_pad|>", "<|vision_pad|>", "<|vision_end|>"),
     {
@@ -124,7 +123,10 @@ def _paddle(ids: Ids) -> torch.nn.Module:
     )
 
 
-def _pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids], torch.nn.Module]:
+def pixtral(kind: str, text_kind: str, image: str, name: str) -> Callable[[Ids], torch.nn.Module]:
+    """Return a function that builds a model with Pixtral's tower. `name`: the config's field with the id of
+    the token `image`.
+    """
     return lambda ids: build(
         kind, text_config=text(text_kind, head_dim=16), vision_config=PIXTRAL, **{name: ids[image]}
     )
@@ -181,7 +183,7 @@ FACTORIES: dict[str, Factory] = {
     ),
     "lighton_ocr": Factory(
         LIGHTON,
-        _pixtral("lighton_ocr", "qwen3", "<|image_pad|>", "image_token_id"),
+        pixtral("lighton_ocr", "qwen3", "<|image_pad|>", "image_token_id"),
         processor("LightOnOcrProcessor", "PixtralImageProcessor", PIXTRAL_SETTINGS, **MERGED),
     ),
     "llava": Factory(
@@ -210,10 +212,5 @@ FACTORIES: dict[str, Factory] = {
         PLAIN,
         _paligemma,
         processor("PaliGemmaProcessor", "SiglipImageProcessor", {"size": SIDE, "image_seq_length": 16}),
-    ),
-    "mistral3": Factory(
-        MISTRAL,
-        _pixtral("mistral3", "mistral", "[IMG]", "image_token_index"),
-        processor("PixtralProcessor", "PixtralImageProcessor", PIXTRAL_SETTINGS, **MERGED),
     ),
 }

@@ -1,17 +1,18 @@
-"""Factories for image-text architectures whose image processors need torchvision, or which cut images into
-tiles.
-"""
+"""Factories for image-text architectures that cut images into tiles, or whose processors need torchvision."""
 
 import torch
 
 from tests.any_model.factories import BASE, Factory, Ids, Words
 from tests.any_model.factories_image import (
+    MERGED,
+    PIXTRAL_SETTINGS,
     SIDE,
     SIGLIP,
     VISION,
     WINDOWED,
     Processor,
     build,
+    pixtral,
     processor,
 )
 from tests.any_model.factories_image import text as text_config
@@ -164,6 +165,11 @@ FACTORIES: dict[str, Factory] = {
             *("HunYuanVLProcessor", "HunYuanVLImageProcessor"),
             {"size": {"shortest_edge": 32 * 32 * 2, "longest_edge": 32 * 32 * 8}},
         ),
+    ),
+    "mistral3": Factory(
+        Words(("[IMG]", "[IMG_BREAK]", "[IMG_END]"), {}, "[IMG]"),
+        pixtral("mistral3", "mistral", "[IMG]", "image_token_index"),
+        processor("PixtralProcessor", "PixtralImageProcessor", PIXTRAL_SETTINGS, **MERGED),
     ),
     "ovis2": Factory(
         Words(OVIS_TOKENS, {}, "<image>"),

@@ -12,10 +12,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmengine.errors import MMEngineError, in_one_line
 from mmengine.models.registry import load_plugins
-from mmengine_transformers.classes import why_not
+from mmengine_transformers.classes import text_config, why_not
 from tests.any_model.exceptions import REASONS
 from tests.any_model.hosted_contract import HostedContract, contract_of
-from tests.any_model.shrunk import NoSmallModel, run_shrunk
+from tests.any_model.shrunk import NoSmallModel, check_empty, run_shrunk
 
 # The contract's test and its parameter for each column of the table.
 CHECKS: dict[str, tuple[str, str]] = {
@@ -35,6 +35,8 @@ CHECKS: dict[str, tuple[str, str]] = {
 }
 GOOD = frozenset({"equal", "-"})
 WORKS, REFUSED, BROKEN, DESCRIBED, UNKNOWN = "works", "refused", "broken", "described", "not checked"
+
+NO_PROCESSOR = "it takes media, and the contract has no checkpoint with a processor for it"
 
 
 class Row(NamedTuple):
@@ -84,8 +86,8 @@ def _cell(suite: HostedContract, test: Callable, parameter: str, folder: Path) -
 
 
 def run_class(name: str, kind: str) -> Row:
-    """Return the row of an architecture without a factory, from a model of transformers' default config with
-    small sizes.
+    """Return the row of an architecture without a factory, from transformers' default config: a text model
+    runs with small sizes, and a model with media is checked without weights.
     """
     if name in load_plugins():
         return Row(name, kind, DESCRIBED, "", {})
@@ -93,11 +95,15 @@ def run_class(name: str, kind: str) -> Row:
     if found is None:
         return Row(name, kind, REFUSED, "this transformers has no such class", {})
     try:
-        reason = why_not(found, CONFIG_MAPPING[kind]())
+        config = CONFIG_MAPPING[kind]()
+        reason = why_not(found, config)
     except Exception as error:  # A default config may be incomplete.
         return Row(name, kind, UNKNOWN, f"no default config: {type(error).__name__}", {})
     if reason:
         return Row(name, kind, REFUSED, reason, {})
+    if text_config(config) is not config:  # Its parts are a decoder and the encoders of its media.
+        reason = check_empty(found, config)
+        return Row(name, kind, REFUSED if reason else UNKNOWN, reason or NO_PROCESSOR, {})
     try:
         return Row(name, kind, *run_shrunk(found, kind), {})
     except NoSmallModel as error:

@@ -1,4 +1,6 @@
-"""Runs a text architecture without a factory: transformers' default config with small sizes by field."""
+"""Checks an architecture without a factory. A text model runs: transformers' default config with small sizes
+by field. A model with media is checked without weights, because it cannot run without a processor.
+"""
 
 import tempfile
 from pathlib import Path
@@ -12,6 +14,9 @@ from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError, ModelError, in_one_line
 from mmengine.replay import verify
 from mmengine.serve.engine.engine import Engine
+from mmengine_transformers.network import record_layers
+from mmengine_transformers.parts import parts_of
+from mmengine_transformers.weights import build_empty
 from tests.any_model.factories import BASE, VOCABULARY, Factory, Words, write_factory
 
 NUM_NEW = 8
@@ -106,6 +111,21 @@ def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]
         if [answer.token_ids for answer in answers] != wanted:
             return "broken", "the tokens differ from transformers'"
         return ("works", "") if verify(log).ok else ("broken", "the log does not verify")
+
+
+def check_empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
+    """Return, as one clause, why the plugin refuses this model after a run of its decoder on the meta device;
+    "" if the run shows no reason, or needs values.
+    """
+    try:
+        with torch.inference_mode():
+            parts = parts_of(build_empty(model_class, config, torch.bfloat16))
+            record_layers(parts, torch.device("meta"))
+    except ModelError as error:
+        return error.text[:300]
+    except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
+        return ""
+    return ""
 
 
 def _ids(folder: Path, text: str) -> torch.Tensor:

@@ -31,6 +31,8 @@ def folder_of(tmp_path, config):
         ),
         ({"architectures": ["json"]}, "has no class"),
         ({**LLAMA, "model_type": "qwen2"}, "model_type 'qwen2' does not belong to LlamaForCausalLM"),
+        ({**LLAMA, "model_type": "of_nothing"}, "transformers has no model_type 'of_nothing'"),
+        ({**LLAMA, "model_type": 3}, "transformers has no model_type '3'"),
         ({**LLAMA, "hidden_size": "wide"}, "no config that LlamaForCausalLM accepts"),
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "encoder-decoder"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent layers"),
