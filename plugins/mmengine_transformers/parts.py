@@ -39,8 +39,22 @@ def parts_of(model: PreTrainedModel) -> ModelParts:
         raise ModelError(f"{name} cannot be served: its language model head is not a model's own module")
     owner, decoder = owners[0], model.get_decoder()
     while decoder.get_output_embeddings() is not None:
-        decoder = decoder.get_decoder()
-    body_name = owner.base_model_prefix
-    if not isinstance(getattr(owner, body_name, None), PreTrainedModel):
-        raise ModelError(f"{name} cannot be served: it has no body {body_name!r} in front of the head")
-    return ModelParts(model, decoder, owner, body_name, head)
+        inner = decoder.get_decoder()
+        decoder = getattr(decoder, _body_name(name, decoder)) if inner is decoder else inner
+    return ModelParts(model, decoder, owner, _body_name(name, owner), head)
+
+
+def _body_name(name: str, owner: PreTrainedModel) -> str:
+    """Return the attribute of the body in front of the owner's head. Raises ModelError.
+
+    `name`: the architecture, for messages. Llama4ForCausalLM's prefix names no attribute, so its only inner
+    model is the body.
+    """
+    bodies = [each for each, child in owner.named_children() if isinstance(child, PreTrainedModel)]
+    if owner.base_model_prefix in bodies:
+        return owner.base_model_prefix
+    if len(bodies) != 1:
+        raise ModelError(
+            f"{name} cannot be served: it has no body {owner.base_model_prefix!r} in front of the head"
+        )
+    return bodies[0]
