@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from mmengine import Prompt
 from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError, ModelError, in_one_line
 from mmengine.replay import verify
@@ -102,7 +103,7 @@ def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]
         log = Path(place) / "log"
         try:
             with Engine(folder, device="cpu", dtype="float32", config=config, log=log) as engine:
-                prompts = [each[0].tolist() for each in ids]
+                prompts = [Prompt(token_ids=each[0].tolist()) for each in ids]
                 answers = engine.generate(prompts, max_tokens=NUM_NEW, ignore_eos=True)
         except ModelError as error:
             return "refused", error.text.replace(str(folder), "the folder")[:300]

@@ -1,0 +1,19 @@
+"""Tests the rows of the table for architectures without a checkpoint."""
+
+import pytest
+
+from tests.any_model.rows import NO_PROCESSOR, REFUSED, UNKNOWN, WORKS, run_class
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "verdict", "reason"),
+    [
+        ("OlmoForCausalLM", "olmo", WORKS, ""),
+        ("AriaForConditionalGeneration", "aria", UNKNOWN, NO_PROCESSOR),
+        ("MambaForCausalLM", "mamba", REFUSED, "recurrent layers"),
+        ("NewForCausalLM", "new", REFUSED, "no such class"),
+    ],
+)
+def test_a_class_gets_its_verdict_from_its_default_config(name, kind, verdict, reason):
+    row = run_class(name, kind)
+    assert row.verdict == verdict and reason in row.reason, row
