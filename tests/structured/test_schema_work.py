@@ -57,6 +57,18 @@ def test_many_key_patterns_are_refused_by_keyword(monkeypatch):
     assert (refused.value.keyword, refused.value.pointer) == ("patternProperties", "#/patternProperties")
 
 
+def test_large_multiples_are_refused_by_keyword():
+    """The grammar engine has a state for each remainder: a gigabyte and a minute for ten million."""
+    large = ({"multipleOf": 9_999_991}, {"allOf": [{"multipleOf": one} for one in (101, 103, 107, 109)]})
+    many = {"properties": {f"p{n}": {"type": "integer", "multipleOf": 9901 + 2 * n} for n in range(80)}}
+    for schema, text in (*((one, "more than 250,000 remainders") for one in large), (many, "take too long")):
+        with pytest.raises(SchemaRefused, match=text) as refused:
+            normalize_schema({"type": "integer", **schema} if schema is not many else schema)
+        assert refused.value.keyword == "multipleOf"
+    for multiple in (86_400, 1_000_000_000, 5_000_000, 0.01, 65_536):
+        normalize_schema({"type": "number", "multipleOf": multiple})
+
+
 def test_work_that_is_no_longer_needed_ends():
     class NotNeeded(Exception):
         pass

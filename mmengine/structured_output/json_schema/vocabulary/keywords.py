@@ -8,6 +8,7 @@ from typing import TypeGuard
 
 from mmengine.structured_output.json_pointer import join_pointer
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
+from mmengine.structured_output.json_schema.work import comparisons_of, spend_work
 
 ANNOTATIONS = frozenset(
     [
@@ -107,6 +108,9 @@ MAX_ENUM = 20_000  # Maximum number of values in an enum.
 MAX_COUNT = 100_000  # Maximum value of minItems, minLength and similar keywords.
 EXACT = 2**53  # Integers up to this value are exact in the grammar engine, which reads floats.
 MAX_DECIMALS = 15
+# Maximum number of remainders of a `multipleOf`. The grammar engine has a state for each remainder.
+MAX_REMAINDERS = 250_000
+REMAINDER_COST = 5  # Steps of work that a remainder costs, as the grammar engine takes about 10 µs for it.
 
 
 def to_fraction(value: int | float) -> Fraction:
@@ -229,6 +233,13 @@ def check_multiple(value: int | float, pointer: str) -> None:
         digits += 1
     if int(coefficient) >= 2**32 or to_fraction(value) != to_fraction(int(coefficient)) / 10**digits:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
+    if len(str(int(coefficient)).rstrip("0")) == 1:  # Only the last digits decide.
+        return
+    if coefficient > MAX_REMAINDERS:
+        text = f"steps of {value} have more than {MAX_REMAINDERS:,} remainders, the most that is enforced"
+        refuse("multipleOf", pointer, text)
+    with comparisons_of("multipleOf", pointer):
+        spend_work(REMAINDER_COST * int(coefficient))
 
 
 # Tuples (keywords, function that checks their values, description of valid values). The reader checks
