@@ -2,6 +2,8 @@
 pointer).
 """
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -122,6 +124,18 @@ STRICT = [
 @pytest.mark.parametrize(("schema", "found"), STRICT)
 def test_strict_mode_notes(schema: Any, found: list[tuple[str, str]]) -> None:
     assert places(strict_notes(schema)) == found
+
+
+LONG = """
+from mmengine import check_schema
+items = {"type": "array", "prefixItems": [{"type": "integer"}] * 2000, "minItems": 1500}
+print(check_schema(items).verdict)
+"""
+
+
+def test_long_lists_do_not_overflow_the_stack() -> None:
+    result = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, timeout=200)
+    assert (result.returncode, result.stdout) == (0, "exact\n"), result.stderr[-300:]
 
 
 def test_the_limits_of_strict_mode() -> None:

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.request import GrammarRequest
+from mmengine.structured_output.deep_stack import call_deep
 from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.json_schema.reading.loading import parse_schema
 from mmengine.structured_output.json_schema.reading.reader import read_schema
@@ -95,7 +97,7 @@ def check_schema(
         max_digits = MAX_DIGITS if bounds.max_digits is None else bounds.max_digits
         grammar = GrammarRequest("json_schema", gated.text, max_digits=max_digits)
         begun = time.perf_counter()
-        compiled = used.compile(grammar)
+        compiled = call_deep(partial(used.compile, grammar))
         compile_ms = (time.perf_counter() - begun) * 1e3
     except SchemaRefused as error:
         return SchemaReport("refused", error.keyword, error.pointer, str(error), reason=error.why)
@@ -112,7 +114,7 @@ def check_schema(
         gate_ms=gate_ms,
         compile_ms=compile_ms,
         grammar_bytes=len(gated.text.encode()),
-        masks=_masks(used, compiled.matcher) if used is backend else None,
+        masks=call_deep(partial(_masks, used, compiled.matcher)) if used is backend else None,
     )
 
 

@@ -16,16 +16,13 @@ import msgspec
 
 from mmengine.errors import MMEngineError, in_one_line
 from mmengine.request import GrammarRequest
+from mmengine.structured_output.deep_stack import start_deep
 from mmengine.structured_output.engines.base import Compiled
 
 WORKERS = 2
 # Maximum number of cached grammars. A schema takes three entries: the grammar and two draft grammars.
 CACHE_SIZE = 384
 MAX_ABANDONED = 4  # With this many hanging compilations, no new grammar is accepted.
-# Stack size of a compiler thread. The grammar engine recurses as deeply as rules and references are nested,
-# and a stack overflow would end the process. This size is twice what the deepest nesting that spec.py and
-# normalization allow needs. Only the used part of a stack takes memory.
-STACK_BYTES = 256 * 2**20
 NOTHING = GrammarRequest("", "")
 
 
@@ -153,7 +150,7 @@ class Compiler:
         while idle < len(self._queue) and len(self._running) < self._num_workers and not self._is_stuck:
             thread = threading.Thread(target=self._work, name="mmengine-grammar", daemon=True)
             self._running[thread] = None
-            _start(thread)
+            start_deep(thread)
             idle += 1
 
     def _abandon_late(self) -> None:
@@ -217,15 +214,3 @@ def _describe_failure(failure: BaseException) -> str:
     if isinstance(failure, MemoryError):
         return "not enough memory; reduce the size of the grammar"
     return f"the grammar engine failed ({in_one_line(failure, 100)}); write the grammar differently"
-
-
-def _start(thread: threading.Thread) -> None:
-    """Start the thread with a stack of STACK_BYTES.
-
-    The stack size is a global setting for new threads, so it is restored afterwards.
-    """
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(before)
