@@ -214,7 +214,7 @@ NAMED = {"type": "function", "function": {"name": "x"}}
         (TOOLS * 65, None, "tools has 130 entries; the limit is 128"),
         ([tool({"description": "a" * 300_000})], None, "bytes as JSON; the limit is"),
         ([TOOLS[0], TOOLS[0]], None, r"tools\[1\]\.function\.name, 'area', is also the name of another"),
-        ([tool({}, "no spaces")], None, r"tools\[0\]\.function\.name must have 1 to 64"),
+        ([tool({}, "no spaces")], None, r"tools\[0\]\.function\.name must have 1 to 128"),
         ([tool({}, strict=1)], None, r"tools\[0\]\.function\.strict must be true or false"),
         ([tool({}, other=1)], None, r"tools\[0\]\.function has the unknown field 'other'"),
         ([{"type": "custom"}], None, r"tools\[0\]\.type must be function, not 'custom'"),

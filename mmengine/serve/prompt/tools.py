@@ -28,7 +28,7 @@ from mmengine.structured_output.request.tool_calls import (
 
 MAX_TOOLS = 128  # maximum number of tools in a request
 MAX_TOOL_BYTES = 256 * 2**10  # maximum size of a request's tools as JSON, in bytes
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's rule
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the rule of OpenAI's Responses API and of Anthropic
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 NO_TEMPLATE = (
@@ -147,7 +147,7 @@ def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> RequestedTool:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{FIELD} must have 1 to 64 letters, digits, underscores and dashes, not {shown(name)}",
+            f"{FIELD} must have 1 to 128 letters, digits, underscores and dashes, not {shown(name)}",
             path=where / "name",
         )
     if not isinstance(function.get("description", ""), str):

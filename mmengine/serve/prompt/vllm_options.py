@@ -98,6 +98,8 @@ def _form(where: FieldPath, value: object) -> dict[str, object]:
     if kind == "structural_tag":
         return {"response_format": {"type": "structural_tag", **check_mapping(where, _parsed(where, value))}}
     if kind == "grammar":
+        if isinstance(value, str):
+            value = value.removeprefix("\ufeff")
         is_ebnf = isinstance(value, str) and _EBNF.search(value)
         return {"grammar": {"gbnf" if is_ebnf else "lark": value}}
     return {"grammar": {kind: value}}
@@ -110,6 +112,6 @@ def _parsed(where: FieldPath, value: object) -> object:
     if len(value) > MAX_BYTES:
         raise InvalidRequest(f"{FIELD} has more than {MAX_BYTES:,} characters", path=where)
     try:
-        return json.loads(value)
+        return json.loads(value.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{FIELD} is not JSON: {str(error)[:200]}", path=where) from None

@@ -59,11 +59,34 @@ def read_message(index: int, message: Json, media: MediaContext) -> Json:
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages", index, "role"))
     if role == "developer":  # OpenAI's newer name for the system role. Chat templates do not know it.
         read["role"] = "system"
+    if role == "assistant" and "content" not in read:
+        _add_content(read)
     content = read.get("content")
     if isinstance(content, list):
         where = FieldPath("messages", index, "content")
-        read["content"] = [_part(where / n, part, media) for n, part in enumerate(content)]
+        read["content"] = [
+            _part(where / n, _as_text(part) if role == "assistant" else part, media)
+            for n, part in enumerate(content)
+        ]
     return read
+
+
+def _add_content(message: Json) -> None:
+    """Give an assistant's message without content its refusal as content. A message that has only reasoning
+    gets an empty content.
+    """
+    refusal = message.get("refusal")
+    if isinstance(refusal, str):
+        message["content"] = refusal
+    elif any(isinstance(message.get(name), str) for name in ("reasoning_content", "reasoning")):
+        message["content"] = ""
+
+
+def _as_text(part: object) -> object:
+    """Convert a refusal, which OpenAI's models may return as a part, to a text part."""
+    if isinstance(part, Mapping) and part.get("type") == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    return part
 
 
 def _part(where: FieldPath, part: object, media: MediaContext) -> object:
@@ -105,6 +128,9 @@ def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: MediaCo
         raise ApiError(
             ErrorCode.INVALID_VALUE, f"{FIELD} is not supported; send the file as a data: URL", where / "path"
         )
+    if not any(name in part for name in (*names, "url", "path", "base64")):
+        text = f"{FIELD} has no {names[1]}; send {names[0]} with a data: URL"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, where)
     return clamp_pixels(where, {**options, **part}, pixels.most)
 
 

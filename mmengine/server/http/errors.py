@@ -2,6 +2,7 @@
 OpenAI's format: {"error": {"message", "type", "param", "code"}}.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,10 @@ from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 Json = dict[str, object]
 MAX_MESSAGE_CHARS = 2000  # Longer error messages are truncated.
 LATER_S = 5  # Minimum Retry-After in seconds while the server is not ready or shuts down.
+_MAX_SEARCHED = 2**20  # Maximum number of bytes that are searched for the cause of an error.
+_ESCAPES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 _STOPPED = "the engine failed, and the server's log says why; try again later"
 _OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors may name on every route.
 _D = TypeVar("_D")
@@ -187,12 +192,30 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         if isinstance(data, bytes) and (hint := utf16_hint(data)):
             raise ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {hint}") from None
-        raise _undecodable(error) from None
+        view = memoryview(data) if isinstance(data, bytes | msgspec.Raw) else memoryview(b"")
+        raise _undecodable(error, view) from None
 
 
-def _undecodable(error: Exception) -> ApiError:
+def _lone_surrogate(data: memoryview) -> str:
+    r"""Return the first escape in `data` that is half of a surrogate pair, such as \ud83d, or ""."""
+    for found in _ESCAPES.finditer(data[:_MAX_SEARCHED]):
+        if found["lone"]:
+            return bytes(found["lone"]).decode()
+    return ""
+
+
+def _undecodable(error: Exception, data: memoryview) -> ApiError:
     """Return the error for a body that is invalid JSON or contains a value of the wrong type."""
+    if isinstance(error, RecursionError):
+        text = "the body is not valid JSON, or its lists and objects are nested too deeply; flatten them"
+        return ApiError(ErrorCode.INVALID_JSON, text)
     if not isinstance(error, msgspec.ValidationError):
+        if escape := _lone_surrogate(data):
+            text = (
+                f"the body is not valid JSON: {escape} is half of a surrogate pair; send both halves, "
+                "and cut texts between characters"
+            )
+            return ApiError(ErrorCode.INVALID_JSON, text)
         return ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {in_one_line(error, 120)}")
     found = decode_error(error)
     match found.code:

@@ -21,6 +21,7 @@ _SHARED = (
     Field("user_profile_id", "ignored", "not stored"),
     Field("workspace_id", "ignored", "not stored"),
     Field("speed", "optional", "there is one speed; use priority", ("standard",)),
+    Field("mcp_servers", "optional", "only the caller runs tools", ([],)),
     Field("context_management", "refused", "context is never removed; send fewer messages", _KEEP_ALL),
 )
 MESSAGES = (
@@ -31,7 +32,6 @@ MESSAGES = (
     Field("diagnostics", "ignored", "cache_read_input_tokens is the only report about caches"),
     Field("service_tier", "optional", "there is one tier; use priority", ("auto", "standard_only")),
     Field("container", "optional", "the server runs no code"),
-    Field("mcp_servers", "optional", "only the caller runs tools", ([],)),
     Field("n", "refused", "a message is one answer; use /v1/chat/completions", (1,)),
     Field("logprobs", "refused", "use /v1/chat/completions", (False,)),
     Field("max_completion_tokens", "refused", "use max_tokens"),

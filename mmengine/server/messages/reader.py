@@ -114,7 +114,7 @@ class MessagesReader:
             messages=conversation.finished(),
             continue_final_message=conversation.continues_answer or None,
             tools=tools or None,
-            tool_choice=choice if body.tools else None,
+            tool_choice=choice,
             parallel_tool_calls=parallel,
             response_format=_form(body.output_config),
             max_completion_tokens=body.max_tokens,

@@ -13,6 +13,7 @@ from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.unsupported import Unsupported
+from mmengine.structured_output.json_schema.normalization import SchemaRefused, normalize_schema
 from mmengine.structured_output.lark.json_text import json_string_grammar
 from mmengine.structured_output.lark.parser import UnsupportedLark
 from mmengine.structured_output.request.tool_calls import INPUT
@@ -42,15 +43,16 @@ def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
         if syntax not in ("regex", "lark") or not isinstance(definition, str):
             text = f"{FIELD} requires syntax regex or lark, and a definition"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "format")
-        if syntax == "regex":
+        trouble = _trouble_of_regex(definition) if syntax == "regex" else _trouble_of(definition)
+        if trouble:
+            kind = "regular expression" if syntax == "regex" else "Lark grammar"
+            text = f"{FIELD}: the {kind} cannot be enforced: {trouble}"
+            refused = ApiError(ErrorCode.INVALID_GRAMMAR, text, where / "format" / "definition")
+            unsupported.leave_out(refused, f"{syntax}, not enforced")
+        elif syntax == "regex":
             is_strict = True
             text_schema["pattern"] = f"^(?:{definition})$"
-        else:
-            trouble = _trouble_of(definition)
-            if trouble:
-                text = f"{FIELD}: the Lark grammar cannot be enforced: {trouble}"
-                refused = ApiError(ErrorCode.INVALID_GRAMMAR, text, where / "format" / "definition")
-                unsupported.leave_out(refused, "lark, not enforced")
+        if syntax == "lark":
             description = f"{description}\nThe input follows this Lark grammar:\n{definition}"
     parameters = {
         "type": "object",
@@ -60,6 +62,15 @@ def custom_tool(where: FieldPath, tool: Json, unsupported: Unsupported) -> Json:
     }
     function = {"name": tool.get("name"), "parameters": parameters, "strict": is_strict}
     return {"type": "function", "function": function | ({"description": description} if description else {})}
+
+
+def _trouble_of_regex(regex: str) -> str:
+    """Return the reason why a regular expression cannot be enforced, or "" if it can be enforced."""
+    try:
+        normalize_schema({"type": "string", "pattern": regex})
+    except SchemaRefused as error:
+        return error.why
+    return ""
 
 
 def _trouble_of(lark: str) -> str:

@@ -291,6 +291,8 @@ def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "choice":
         return kind, msgspec.json.encode(_choices(value)).decode()
     value = check_string(FieldPath("grammar", kind), value, MAX_GRAMMAR_CHARS)
+    if kind != "regex":
+        value = value.removeprefix("\ufeff")  # An editor's byte order mark is no part of a grammar.
     if kind in ("gbnf", "ebnf"):
         kind, value = convert(value)
     if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
