@@ -2,19 +2,24 @@
 
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR]
 
-The engine serves the embedded checkpoint on a CPU under five loads, with requests that arrive in real time,
-and writes a log of each. The decisions are then simulated in time, with step times from one half of a log,
-and the latencies of the other half are compared with the logged ones (mmengine/replay/rerun/calibration.py).
+The engine serves the embedded checkpoint on a CPU under five loads, with requests that arrive in time, and
+writes a log of each. The decisions are then simulated in time, with step times from one half of a log, and
+the latencies of the other half are compared with the logged ones (mmengine/replay/rerun/calibration.py).
+
+`--clock cpu` is for a machine that other programs use: the log's clock then counts this process's CPU time.
 """
 
 import argparse
 import asyncio
 import random
 import tempfile
+import time
 from pathlib import Path
+from unittest import mock
 
 from benchmarks.common.report import cpu_model
 from mmengine import AsyncEngine, EngineConfig, SamplingParams
+from mmengine.core.engine import EngineCore
 from mmengine.replay.rerun.rerun import NoPrediction, Rerun, rerun
 
 WORDS = ("red", "green", "blue", "square", "circle", "triangle", "left", "right", "above", "below", "large")
@@ -29,6 +34,7 @@ LOADS = {
     "images": (0.4, 1, 1.0, {}),
 }
 MAX_TOKENS = (8, 48)
+MIN_SLEEP_S = 0.0005  # Shortest sleep between looks at a clock of CPU time.
 
 
 def messages(rng: random.Random, has_image: bool) -> list[dict]:
@@ -46,33 +52,67 @@ def picture(rng: random.Random):
     return Image.new("RGB", (side, side), tuple(rng.randrange(256) for _ in range(3)))
 
 
+class CpuClock:
+    """A clock in ns that counts this process's CPU time, and skips time in which no request is open. Time in
+    which other programs run does not count.
+    """
+
+    def __init__(self) -> None:
+        self._idle_ns = 0
+
+    def __call__(self) -> int:
+        return time.process_time_ns() + self._idle_ns
+
+    async def wait_until(self, due_ns: int, tasks: list[asyncio.Task]) -> None:
+        while (left := due_ns - self()) > 0:
+            if all(task.done() for task in tasks):
+                self._idle_ns += left
+            else:
+                await asyncio.sleep(max(left / 1e9, MIN_SLEEP_S))
+
+
+class WallClock:
+    """The clock that the engine uses by default, in ns."""
+
+    def __call__(self) -> int:
+        return time.monotonic_ns()
+
+    async def wait_until(self, due_ns: int, tasks: list[asyncio.Task]) -> None:
+        await asyncio.sleep(max(0.0, due_ns - self()) / 1e9)
+
+
+CLOCKS = {"wall": WallClock, "cpu": CpuClock}
+
+
 async def answer(engine: AsyncEngine, rng: random.Random, has_image: bool) -> None:
     sampling = SamplingParams(max_tokens=rng.randint(*MAX_TOKENS), ignore_eos=True)
     async for _ in engine.stream(messages(rng, has_image), sampling):
         pass
 
 
-async def serve(log: Path, load: str, seconds: float, capacity: float) -> float:
+async def serve(log: Path, load: str, seconds: float, capacity: float, clock: CpuClock | WallClock) -> float:
     """Write a log under a load, and return the answers per second. `capacity`: answers per second that the
-    engine can give; 0 serves as many as it can, without a log.
+    engine can give; 0 serves as many as it can, without a log. `clock`: the clock of arrivals and of the log.
     """
     share, group, images, settings = LOADS[load]
     rng = random.Random(load)
     config = EngineConfig(**{**SIZES, **settings})
     options = {"log": log} if capacity else {}
-    async with AsyncEngine(config=config, device="cpu", **options) as engine:
+    defaults = EngineCore.__init__.__kwdefaults__
+    with mock.patch.dict(defaults, clock=clock):
+        engine = AsyncEngine(config=config, device="cpu", **options)
+    async with engine:
         await answer(engine, rng, images > 0)  # warms up
-        loop = asyncio.get_running_loop()
-        begin, tasks, due = loop.time(), [], 0.0
+        begin, tasks, due = clock(), [], 0.0
         while due < seconds:
-            await asyncio.sleep(max(0.0, begin + due - loop.time()))
+            await clock.wait_until(begin + round(due * 1e9), tasks)
             for _ in range(group if capacity else 1):
                 tasks.append(asyncio.create_task(answer(engine, rng, rng.random() < images)))
             due += rng.expovariate(capacity * share / group) if capacity else 0.0
             if not capacity and len(tasks) >= 40:
                 break
         await asyncio.gather(*tasks)
-        return len(tasks) / (loop.time() - begin)
+        return len(tasks) * 1e9 / (clock() - begin)
 
 
 def rows(load: str, result: Rerun) -> list[str]:
@@ -88,15 +128,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--folder", type=Path, help="folder for the logs, or with logs of an earlier run")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="the clock of new logs (default wall)"
+    )
     options = parser.parse_args()
+    clock = CLOCKS[options.clock]()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         summary, table = [], []
         for load in LOADS:
             log = folder / load
             if not log.exists():
-                capacity = asyncio.run(serve(log, load, options.seconds, 0.0))
-                asyncio.run(serve(log, load, options.seconds, capacity))
+                capacity = asyncio.run(serve(log, load, options.seconds, 0.0, clock))
+                asyncio.run(serve(log, load, options.seconds, capacity, clock))
             exact = rerun(log, {})
             try:
                 result = rerun(log, {}, exact=False)

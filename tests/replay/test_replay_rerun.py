@@ -21,7 +21,7 @@ from mmengine.replay.rerun.measurement import Watch
 from mmengine.replay.rerun.rerun import NoPrediction, read_changes, rerun
 from mmengine.replay.rerun.script import read_script
 from mmengine.replay.rerun.simulation import simulate
-from mmengine.replay.rerun.step_times import StepTimes, fit_times
+from mmengine.replay.rerun.step_times import fit_times
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
 from mmengine.simulation.meter import Spread
 from mmengine.simulation.simulated_executor import CostModel
@@ -94,6 +94,15 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
         assert error is None or abs(error) < 0.02 or name in ("preemptions", "prefix_hit_percent"), name
 
 
+def test_steps_without_drafts_are_repeated(tmp_path):
+    """A request alone has steps without drafts, at which the simulation must not draft either."""
+    report = simulated_log(tmp_path / "log", count=20, max_num_seqs=1, num_draft_tokens=3)
+    script = read_script(tmp_path / "log")
+    counts = [len(answer.tokens) - answer.runs[:, 1].sum() for answer in script.answers.values()]
+    assert not any(counts), "each token belongs to a step"
+    assert rerun(tmp_path / "log", {}, exact=False).again.numbers["steps"] == report.num_steps
+
+
 def test_the_fit_finds_the_costs(log):
     result = rerun(log[0], {})
     step, token, row, attended, pair, sampled, embedding = result.prices.prices
@@ -142,7 +151,7 @@ def test_two_steps_in_flight_hide_the_host(tmp_path):
     script = read_script(tmp_path / "log", watch.see)
     times = fit_times(watch.measured.steps, overlaps=False)
     cost = FittedCost(times.cost.prices, np.array([2_000_000.0, 0.0]))
-    times = StepTimes(cost, times.ratios, overlaps=False)
+    times = replace(times, cost=cost)
     gaps = []
     for in_flight in (1, 2):
         changed = replace(script, config=msgspec.structs.replace(config, max_in_flight=in_flight))

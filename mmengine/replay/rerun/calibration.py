@@ -1,8 +1,10 @@
 """Measures how well a simulation predicts a log. Each half of the log is predicted from the other half.
 
-The requests are divided by their arrival into two halves. Step times are fitted to the steps of one half, and
-the whole log is simulated with these times. The latencies of the other half's requests are then compared with
-the logged latencies. A prediction is trusted if the error of every latency is within a bound.
+The requests are divided by their arrival into slices of equal size. The odd slices are one half, and the
+even slices the other, so that a drift of the machine's speed is in both halves. Step times are fitted to the
+steps of one half, and the whole log is simulated with these times. The latencies of the other half's requests
+are then compared with the logged latencies. A prediction is trusted if the error of every latency is within a
+bound.
 """
 
 from dataclasses import dataclass
@@ -12,18 +14,21 @@ import numpy as np
 from mmengine.replay.rerun.measurement import Measured
 from mmengine.replay.rerun.script import Script
 from mmengine.replay.rerun.simulation import LATENCIES, simulate
-from mmengine.replay.rerun.step_times import TimedStep, fit_times
+from mmengine.replay.rerun.step_times import TimedStep, fit_times, own_times
 from mmengine.simulation.meter import Meter
 
 MIN_REQUESTS = 10  # Minimum number of requests in each half.
 MIN_STEPS = 25  # Minimum number of timed steps in each half.
+MAX_SLICES = 40
+SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these seeds.
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
 OF_DIFFERENCE = 1.5  # An error may also be this many times the relative difference between the logged halves.
+STEADY = 1.1  # Steps of the halves that differ by a larger factor are a reason for wrong predictions.
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A latency in the half that was left out when the step times were fitted. `half`: "first" or "second".
+    """A latency in the half that was left out when the step times were fitted. `half`: "odd" or "even".
     `logged` and `simulated` are in ms. `other`: the logged latency of the other half.
     """
 
@@ -56,11 +61,12 @@ class HeldOut:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The comparisons of simulated and logged latencies. `why_not`: the reason why nothing could be compared,
-    or "".
+    or "". `slowdown`: the time of the even half's steps as a multiple of the odd half's, for equal work.
     """
 
     rows: tuple[HeldOut, ...] = ()
     why_not: str = ""
+    slowdown: float = 1.0
 
     @property
     def refusal(self) -> str:
@@ -69,11 +75,18 @@ class Calibration:
         if self.why_not or not bad:
             return self.why_not
         worst = max(bad, key=lambda row: abs(row.error) - row.bound)
-        return (
+        text = (
             f"{len(bad)} of {len(self.rows)} latencies of held-out halves are predicted wrongly, the worst: "
             f"{worst.name.replace('_', ' ')} of the {worst.half} half is {100 * worst.error:+.0f} %, with a "
             f"bound of {100 * worst.bound:.0f} %"
         )
+        if 1 / STEADY <= self.slowdown <= STEADY:
+            return text
+        slow, fast, times = "even", "odd", self.slowdown
+        if times < 1.0:
+            slow, fast, times = "odd", "even", 1 / times
+        how = f"took {times:.2f} times as long as equal steps of the {fast} half"
+        return f"{text}; steps of the {slow} half {how}"
 
     def error_of(self, name: str) -> float | None:
         """Return the largest error of a latency, as a fraction, or None if it was not compared."""
@@ -81,33 +94,57 @@ class Calibration:
 
 
 def calibrate(script: Script, measured: Measured, acceptance: float, *, overlaps: bool) -> Calibration:
-    """Compare each half of the log with a simulation whose step times come from the other half. `overlaps`:
+    """Compare each half of the log with simulations whose step times come from the other half. `overlaps`:
     see StepTimes.
     """
     count = len(script.requests)
     if count < 2 * MIN_REQUESTS:
         return Calibration(why_not=f"the log has {count} requests; two halves need {2 * MIN_REQUESTS}")
-    is_second = np.arange(count) >= count // 2
-    steps = _halves(measured, int(measured.meter.arrived_ns[count // 2]))
+    slices = slices_of(count)
+    is_even = slices % 2 == 1
+    steps = _halves(measured, slices)
     if min(map(len, steps)) < MIN_STEPS:
         few = min(map(len, steps))
         return Calibration(why_not=f"one half of the log has {few} timed steps; a fit needs {MIN_STEPS}")
-    logged = [_latencies(measured.meter, half) for half in (~is_second, is_second)]
+    logged = [_latencies(measured.meter, half) for half in (~is_even, is_even)]
     rows: list[HeldOut] = []
-    for place, (name, half) in enumerate((("first", ~is_second), ("second", is_second))):
-        done = simulate(script, fit_times(steps[1 - place], overlaps=overlaps), acceptance)
-        if done.num_refused:
-            return Calibration(why_not=f"the log's own settings refuse {done.num_refused} of its requests")
-        found = _latencies(done.meter, half)
-        rows += [
-            HeldOut(name, each, logged[place][each], found[each], logged[1 - place][each]) for each in found
-        ]
-    return Calibration(tuple(rows))
+    for place, (name, half) in enumerate((("odd", ~is_even), ("even", is_even))):
+        times = fit_times(steps[1 - place], overlaps=overlaps)
+        runs = [simulate(script, times, acceptance, seed) for seed in SEEDS]
+        if runs[0].num_refused:
+            return Calibration(why_not=f"the log's own settings refuse {runs[0].num_refused} of its requests")
+        found = [_latencies(run.meter, half) for run in runs]
+        for each, value in logged[place].items():
+            predicted = float(np.median([latencies[each] for latencies in found]))
+            rows.append(HeldOut(name, each, value, predicted, logged[1 - place][each]))
+    return Calibration(tuple(rows), slowdown=_slowdown(steps, overlaps))
 
 
-def _halves(measured: Measured, middle_ns: int) -> tuple[list[TimedStep], list[TimedStep]]:
-    before = [step for step in measured.steps if step.end_ns <= middle_ns]
-    return before, measured.steps[len(before) :]
+def slices_of(count: int) -> np.ndarray:
+    """Return for each of `count` requests, by arrival, the index of its slice. The number of slices is even,
+    and a slice has at least MIN_REQUESTS requests.
+    """
+    num_slices = 2 * max(1, min(count // MIN_REQUESTS, MAX_SLICES) // 2)
+    return np.arange(count) * num_slices // count
+
+
+def _halves(measured: Measured, slices: np.ndarray) -> tuple[list[TimedStep], list[TimedStep]]:
+    """Return the steps of the odd and of the even slices. A slice begins with its first arrival."""
+    begins_ns = measured.meter.arrived_ns[np.flatnonzero(np.diff(slices)) + 1]
+    halves: tuple[list[TimedStep], list[TimedStep]] = [], []
+    ends_ns = [step.end_ns for step in measured.steps]
+    for step, index in zip(measured.steps, np.searchsorted(begins_ns, ends_ns).tolist(), strict=True):
+        halves[index % 2].append(step)
+    return halves
+
+
+def _slowdown(steps: tuple[list[TimedStep], list[TimedStep]], overlaps: bool) -> float:
+    cost = fit_times(steps[0] + steps[1], overlaps=overlaps).cost
+    speeds = []
+    for half in steps:
+        own_ns, fitted_ns = own_times(half, cost, overlaps=overlaps)
+        speeds.append((own_ns.sum() + sum(step.pause_ns for step in half)) / fitted_ns.sum())
+    return float(speeds[1] / speeds[0])
 
 
 def _latencies(meter: Meter, among: np.ndarray) -> dict[str, float]:

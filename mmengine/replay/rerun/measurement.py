@@ -1,7 +1,7 @@
 """Measures the times in a log: the latencies of requests and the durations of steps."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.rerun.fit import StepWork, work_of
-from mmengine.replay.rerun.step_times import DrawnTimes, TimedStep
+from mmengine.replay.rerun.resampling import DrawnTimes
+from mmengine.replay.rerun.step_times import DURING, PLAIN, TimedStep
 from mmengine.replay.timeline import is_scheduling
 from mmengine.simulation.device import share_of
 from mmengine.simulation.meter import Meter
@@ -82,6 +83,8 @@ class Watch:
                 unique = self._names[name] = str(self._count)
                 self._count += 1
                 measured.meter.arrived(unique, len(event.prompt) // 4, now)
+                if self._last_ns >= 0 and measured.steps:
+                    measured.steps[-1] = replace(measured.steps[-1], has_arrival=True)
             case ev.Scheduled(encode=encode):
                 measured.meter.num_encoded += len(encode)
             case ev.Admitted(request_id=name, encode=encode):
@@ -128,10 +131,14 @@ class Watch:
         measured.num_steps += 1
         measured.duration_ns = now
         if event.device_ns > 0 and work is not None and work.num_rows:
-            begin = self._last_ns if self._last_ns >= 0 else self._first_ns
+            begin, pause_ns = self._last_ns if self._last_ns >= 0 else self._first_ns, 0
             if not self._overlaps and begin >= 0:
                 host_ns = max(0, time_ns - begin - event.device_ns)
-            measured.steps.append(TimedStep(work, event.device_ns, host_ns, now))
+                if event.host_ns:  # In the rest of the time, the process did not run.
+                    pause_ns = max(0, host_ns - event.host_ns)
+                    host_ns -= pause_ns
+            is_first = self._last_ns < 0
+            measured.steps.append(TimedStep(work, event.device_ns, host_ns, now, pause_ns, is_first))
         self._last_ns, self._first_ns = time_ns, -1
         rows = state.sampled_rows()
         counts = None if event.counts is None else np.frombuffer(event.counts, np.int32)
@@ -161,12 +168,13 @@ def _work(state: State) -> StepWork:
 
 class PricedWatch(Watch):
     """Measures a log as if its steps had taken other times. The decisions, the order of the records and the
-    idle times are the log's. `times` computes each step's duration from the step's work.
+    idle times are the log's. `times` computes each step's duration from the step's work. `steps`: the log's
+    steps, as measured before.
     """
 
-    def __init__(self, config: EngineConfig, num_requests: int, times: DrawnTimes):
+    def __init__(self, config: EngineConfig, num_requests: int, times: DrawnTimes, steps: list[TimedStep]):
         super().__init__(config, num_requests)
-        self._times = times
+        self._times, self._steps = times, steps
         self._now = self._logged_ns = 0
 
     def _time(self, state: State, record: Record) -> int:
@@ -177,5 +185,11 @@ class PricedWatch(Watch):
             self._now += logged_ns - before
             return self._now
         begin = self._last_ns if self._last_ns >= 0 else self._first_ns
-        self._now = max(self._now, begin + self._times.step_ns(work))
+        if self._last_ns < 0:
+            self._times.begin()
+        number = len(self.measured.steps)
+        is_delayed = number < len(self._steps) and self._steps[number].has_arrival
+        time_ns = self._times.step_ns(work, begin - self._start_ns)
+        time_ns += self._times.delay_ns(DURING if is_delayed else PLAIN)
+        self._now = max(self._now, begin + time_ns)
         return self._now

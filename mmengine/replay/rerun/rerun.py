@@ -19,9 +19,10 @@ from mmengine.errors import ConfigError, LogError
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.findings import Findings
-from mmengine.replay.rerun.calibration import Calibration, calibrate
+from mmengine.replay.rerun.calibration import SEEDS, Calibration, calibrate
 from mmengine.replay.rerun.fit import FitError, FittedCost, held_out_error
 from mmengine.replay.rerun.measurement import MAX_REQUESTS, Measured, PricedWatch, Watch
+from mmengine.replay.rerun.resampling import DrawnTimes
 from mmengine.replay.rerun.same_decisions import compare_decisions
 from mmengine.replay.rerun.script import Script, read_script
 from mmengine.replay.rerun.simulation import Estimate, complete_script, numbers_of, simulate
@@ -29,7 +30,6 @@ from mmengine.replay.rerun.step_times import StepTimes, fit_times
 from mmengine.replay.timeline import fold, open_log
 
 MIN_STEPS = 50
-SEEDS = (0, 1, 2)  # Seeds for the step times of a what-if simulation.
 Interval = tuple[float, float]
 
 
@@ -95,8 +95,7 @@ def rerun(
     same = compare_decisions(folder, config) if exact is not False else None
     if exact and same is not None and not same.is_same:
         raise NoPrediction(f"with these settings {same.why}; without --exact rerun simulates them")
-    overlaps = logged.max_in_flight > 1
-    times = fit_times(measured.steps, overlaps=overlaps)
+    times = fit_times(measured.steps, overlaps=logged.max_in_flight > 1)
     result = Rerun(
         same is not None and same.is_same,
         _logged(measured),
@@ -111,31 +110,52 @@ def rerun(
         Calibration(),
     )
     if result.is_exact:
-        result.again, result.what_if = _priced(folder, times, count, logged), result.logged
+        result.again, result.what_if = _priced(folder, times, measured, logged), result.logged
         return result
-    if timeline.started.host and overlaps:
-        raise NoPrediction(
-            f"{timeline.started.host} scheduled this log asynchronously (max_in_flight "
-            f"{logged.max_in_flight}); rerun simulates its rules only with max_in_flight 1, where each "
-            "result is known before the next call, so the estimate would be of another schedule"
-        )
-    script, result.notes = complete_script(script)
+    script, result.notes = _simulable(script, timeline.started)
     if same is not None and not changes:
         result.notes.append(f"the log's own decisions are not reproduced: {same.why}")
-    if timeline.started.decision_version != DECISION_VERSION:
-        result.notes.append(
-            f"logged under decision version {timeline.started.decision_version}; all simulations decide by "
+    _simulate(result, script, config, measured, times, acceptance, progress)
+    return result
+
+
+def _simulable(script: Script, started: ev.Started) -> tuple[Script, list[str]]:
+    """Return the script of a simulation, and notes. Raises NoPrediction for a log whose schedule cannot be
+    simulated.
+    """
+    if started.host and script.config.max_in_flight > 1:
+        raise NoPrediction(
+            f"{started.host} scheduled this log asynchronously (max_in_flight "
+            f"{script.config.max_in_flight}); rerun simulates its rules only with max_in_flight 1, where "
+            "each result is known before the next call, so the estimate would be of another schedule"
+        )
+    script, notes = complete_script(script)
+    if started.decision_version != DECISION_VERSION:
+        notes.append(
+            f"logged under decision version {started.decision_version}; all simulations decide by "
             f"version {DECISION_VERSION}"
         )
+    return script, notes
+
+
+def _simulate(
+    result: Rerun,
+    script: Script,
+    config: EngineConfig,
+    measured: Measured,
+    times: StepTimes,
+    acceptance: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Calibrate the simulation, and store its answer for `config`, or the reason why there is none."""
     progress("predicting the halves of the log from each other")
-    result.calibration = calibrate(script, measured, acceptance, overlaps=overlaps)
+    result.calibration = calibrate(script, measured, acceptance, overlaps=times.overlaps)
     result.refusal = result.calibration.refusal
     progress("simulating the log's own settings")
     result.again = simulate(script, times, acceptance).estimate
     if not result.refusal:
         progress("simulating the other settings")
         _predict(result, replace(script, config=config), times, acceptance)
-    return result
 
 
 def _changed(config: EngineConfig, changes: dict[str, object]) -> EngineConfig:
@@ -175,9 +195,10 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
     return measured.num_accepted / tried if tried else 0.0
 
 
-def _priced(folder: Path, times: StepTimes, count: int, config: EngineConfig) -> Estimate:
+def _priced(folder: Path, times: StepTimes, measured: Measured, config: EngineConfig) -> Estimate:
     """Return the log's figures with modelled step times and the log's decisions."""
-    watch = PricedWatch(config, count, times.drawn(np.random.default_rng(SEEDS[0]), overlaps=times.overlaps))
+    drawn = DrawnTimes(times, np.random.default_rng(SEEDS[0]), overlaps=times.overlaps)
+    watch = PricedWatch(config, len(measured.meter.arrived_ns), drawn, measured.steps)
     log = CheckedLog(folder, findings=Findings())
     for state, record in fold(log):
         with log.naming(record):

@@ -34,8 +34,8 @@ class Answer:
 
     `tokens`: int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
     ended the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs`
-    (int32 [n, 3]): a row for each step with drafts. The row contains the output index at which the step
-    began, the number of tokens that the step yielded, and the number of drafts.
+    (int32 [n, 3]): a row for each step, if the log's settings allow drafts. The row contains the output index
+    at which the step began, the number of tokens that the step yielded, and the number of drafts.
     """
 
     tokens: np.ndarray
@@ -174,8 +174,10 @@ class _Reader:
             case ev.Recovered(lost=lost):
                 lost = tuple((self._name_of[name], why) for name, why in lost)
                 self._observe(state, ev.Recovered(mode=event.mode, lost=lost))
-            case ev.Executed(counts=counts) if counts is not None:
-                self._note_runs(state, np.frombuffer(counts, np.int32))
+            case ev.Executed(counts=counts) if state.config.num_draft_tokens:
+                rows = state.sampled_rows()
+                ones = np.ones(len(rows), np.int32)
+                self._note_runs(state, rows, ones if counts is None else np.frombuffer(counts, np.int32))
             case ev.Failed(error=error):
                 self.script.failed_steps[record.step] = error
             case ev.Finished(request_id=name) if name in state.requests:
@@ -192,8 +194,7 @@ class _Reader:
         slack_ns = self._now - self._looked_ns
         self.script.observations.append(Observation(state.step, landed, self._now, event, slack_ns))
 
-    def _note_runs(self, state: State, counts: np.ndarray) -> None:
-        rows = state.sampled_rows()
+    def _note_runs(self, state: State, rows: np.ndarray, counts: np.ndarray) -> None:
         drafts, req_state = state.scheduled_drafts[rows], state.num_tokens[rows]
         for row, *run in zip(*(each.tolist() for each in (rows, req_state, counts, drafts)), strict=True):
             request = state.requests_by_row[row]

@@ -2,21 +2,26 @@
 model gives the duration of each step.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
 from mmengine.core.decide.request_checks import check_request
+from mmengine.core.executor import StepPlan
 from mmengine.core.state.request_state import request_of
 from mmengine.errors import InvalidRequest, MMEngineError
 from mmengine.events import vocabulary as ev
-from mmengine.replay.rerun.playback import Playback, Timer
+from mmengine.replay.rerun.fit import work_of_plan
+from mmengine.replay.rerun.playback import Clock, Playback, Timer, WaitingExecutor
+from mmengine.replay.rerun.resampling import DrawnTimes
 from mmengine.replay.rerun.script import Observation, Script
 from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
 from mmengine.replay.rerun.step_times import StepTimes
 from mmengine.simulation.meter import Meter
 
+TOGETHER_NS = 1_000_000  # The longest time between the records of observations that were seen together.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 
 
@@ -50,16 +55,18 @@ def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0)
         if isinstance(each.event, ev.Queued):
             meter.arrived(each.event.request_id, len(each.event.prompt) // 4, each.time_ns - start_ns)
     rng = np.random.default_rng(seed)
-    observations = [_arriving(each, rng.random()) for each in observations]
-    drawn = times.drawn(rng, overlaps=config.max_in_flight > 1)
+    observations = _arriving(observations, rng)
+    drawn = DrawnTimes(times, rng, overlaps=config.max_in_flight > 1)
+    prices = _Prices(drawn, [o.time_ns - start_ns for o in observations if isinstance(o.event, ev.Queued)])
     executor = ScriptedExecutor(
         config,
         script.answers,
-        cost=drawn,
+        cost=prices,
         host_ns=drawn.host_ns,
         observers=(meter,),
         acceptance=acceptance,
     )
+    timer = prices.timer = _IdleTimer(executor, start_ns, drawn)
 
     def see(event: ev.Event) -> None:
         if isinstance(event, ev.Queued):
@@ -69,7 +76,7 @@ def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0)
         elif isinstance(event, ev.Finished):
             meter.finished(event.request_id, event.reason, executor.clock_ns)
 
-    playback = Playback(config, observations, executor, timer=Timer(executor, start_ns), see=see)
+    playback = Playback(config, observations, executor, timer=timer, see=see)
     try:
         while playback.step() is not None:
             pass
@@ -80,9 +87,51 @@ def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0)
     return Simulated(Estimate(numbers, notes), meter, len(refused))
 
 
-def _arriving(observation: Observation, share: float) -> Observation:
-    """Return the observation with an earlier time: `share` of its slack before the scheduler saw it."""
-    return replace(observation, time_ns=observation.time_ns - round(share * observation.slack_ns))
+class _Prices:
+    """The durations of simulated steps. A step is delayed by a request that arrives meanwhile. `arrivals_ns`:
+    the times of the arrivals, in order. `timer`: the simulation's clock, set before the first step.
+    """
+
+    timer: Clock
+
+    def __init__(self, drawn: DrawnTimes, arrivals_ns: list[int]):
+        self._drawn, self._arrivals_ns = drawn, arrivals_ns
+
+    def price(self, plan: StepPlan, num_embeds: int) -> int:
+        now_ns = self.timer.now()
+        step_ns = self._drawn.step_ns(work_of_plan(plan, num_embeds), now_ns)
+        following = bisect_right(self._arrivals_ns, now_ns)
+        if following == len(self._arrivals_ns):
+            return step_ns
+        phase = self._drawn.phase(step_ns, self._arrivals_ns[following] - now_ns)
+        return step_ns + self._drawn.delay_ns(phase)
+
+
+class _IdleTimer(Timer):
+    """A clock that tells the step times when the engine was idle."""
+
+    def __init__(self, executor: WaitingExecutor, start_ns: int, drawn: DrawnTimes):
+        super().__init__(executor, start_ns)
+        self._drawn = drawn
+
+    def wait_until(self, due: int) -> None:
+        if due > self.now():
+            self._drawn.begin()
+        super().wait_until(due)
+
+
+def _arriving(observations: list[Observation], rng: np.random.Generator) -> list[Observation]:
+    """Return the observations with earlier times: by a random share of the slack before the scheduler saw
+    them. Observations that the scheduler saw together stay together.
+    """
+    result: list[Observation] = []
+    last, time_ns = None, 0
+    for each in observations:
+        if last is None or each.step != last.step or each.time_ns - last.time_ns > TOGETHER_NS:
+            time_ns = max(time_ns, each.time_ns - round(rng.random() * each.slack_ns))
+        result.append(replace(each, time_ns=time_ns))
+        last = each
+    return result
 
 
 def complete_script(script: Script) -> tuple[Script, list[str]]:

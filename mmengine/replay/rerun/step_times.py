@@ -1,54 +1,110 @@
-"""Step times for a simulation. A simulated step's time is its fitted time, multiplied by a ratio that is
-drawn from the log: a logged step's time divided by that step's fitted time.
+"""Step times, fitted to a log's steps. A step's time is the fitted time of its work, multiplied by a ratio,
+plus a pause, plus a delay if a request arrives meanwhile. `resampling.py` draws these parts from the log.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from mmengine.core.executor import StepPlan
-from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit, work_of_plan
+from mmengine.replay.rerun.fit import FittedCost, StepWork, fit
 
-# Number of consecutive steps in the log whose deviations are drawn together, because slow steps follow slow
-# steps.
-RUN = 16
+# Whether a request is being prepared while a step runs: no; a request arrives during the step; or during the
+# step that follows.
+PLAIN, DURING, BEFORE = range(3)
+MIN_DELAYED = 20  # Minimum number of steps with an arrival from which delays are fitted.
+PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in the fitted time.
+BEGUN_NS = 250_000_000  # The engine's busy time up to which steps are distinguished by it.
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
     """A step in the log. `device_ns`: the step's time on the device. `host_ns`: the time that the engine
-    spent around the step while the device was idle, or -1 if unknown. `end_ns`: the time at which the result
-    returned.
+    spent around the step while the device was idle, or -1 if unknown. `pause_ns`: further time, in which the
+    process did not run. `end_ns`: the time at which the result returned. `is_first`: whether the engine was
+    idle before the step. `has_arrival`: whether a request arrived during the step.
     """
 
     work: StepWork
     device_ns: int
     host_ns: int
     end_ns: int
+    pause_ns: int = 0
+    is_first: bool = False
+    has_arrival: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The fitted costs and the deviations of the log's steps.
+    """The fitted costs, and for each step of the log, in order, what its time had beyond them.
 
-    `ratios`: for each kind of step, the logged time of each step as a multiple of its fitted time.
+    `classes`: the step's class; the steps of a class have the same kind and similar fitted times. `ratios`:
+    the step's own time as a multiple of its fitted time. `pauses_ns`: the step's pause. `busy_ns`: how long
+    the engine had been busy before the step, at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`:
+    whether no request was being prepared. `delays_ns`: float64 [3, q], quantiles of the delays in steps that
+    are PLAIN, DURING or BEFORE. `lead_ns`: the time before an arrival in which steps are BEFORE.
+
     `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
     device times; without overlap, they compare the sums of device and host times.
     """
 
     cost: FittedCost
-    ratios: tuple[np.ndarray, ...]
+    classes: np.ndarray
+    ratios: np.ndarray
+    pauses_ns: np.ndarray
+    busy_ns: np.ndarray
+    ends_ns: np.ndarray
+    is_plain: np.ndarray
+    delays_ns: np.ndarray
+    lead_ns: float
     overlaps: bool
 
-    def drawn(self, rng: np.random.Generator, *, overlaps: bool) -> "DrawnTimes":
-        """Return step times for a simulation. `overlaps`: whether the simulated engine works while the device
-        computes.
-        """
-        return DrawnTimes(self, rng, overlaps)
+
+def class_of(kind: np.ndarray | int, fitted_ns: np.ndarray | float) -> np.ndarray:
+    """Return the class of steps with these kinds and fitted times."""
+    sizes = np.round(PER_OCTAVE * np.log2(np.maximum(fitted_ns, 1.0)))
+    return np.asarray(1000 * np.asarray(kind) + sizes, np.int64)
 
 
 def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
     """Fit the costs to a log's steps. `overlaps`: see StepTimes."""
+    cost = _fit_cost(steps)
+    own_ns, fitted_ns = own_times(steps, cost, overlaps=overlaps)
+    pauses_ns = np.array([each.pause_ns for each in steps], np.float64)
+    phases = _phases(steps, overlaps)
+    is_plain = phases == PLAIN
+    delays_ns, lead_ns = np.zeros((3, 1)), 0.0
+    if (phases == DURING).sum() >= MIN_DELAYED and is_plain.sum() >= MIN_DELAYED:
+        delays_ns = _delays(own_ns - fitted_ns, phases)
+        lead_ns = float(np.median((own_ns + pauses_ns)[phases == DURING]))
+    else:
+        is_plain = np.ones(len(steps), bool)
+    return StepTimes(
+        cost,
+        class_of(np.array([each.work.kind for each in steps]), fitted_ns),
+        own_ns / fitted_ns,
+        pauses_ns,
+        _busy_times(steps, own_ns + pauses_ns),
+        np.array([each.end_ns for each in steps]),
+        is_plain,
+        delays_ns,
+        lead_ns,
+        overlaps,
+    )
+
+
+def own_times(steps: list[TimedStep], cost: FittedCost, *, overlaps: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps' times without pauses, and their fitted times, float64. `overlaps`: see StepTimes."""
+    own_ns = np.array([each.device_ns for each in steps], np.float64)
+    fitted_ns = np.array([each.work.amounts for each in steps]) @ cost.prices
+    if not overlaps:
+        host_ns = np.array([each.host_ns for each in steps], np.float64)
+        modelled_ns = np.array([cost.host_ns(each.work.num_rows) for each in steps])
+        fitted_ns = fitted_ns + modelled_ns
+        own_ns = own_ns + np.where(host_ns >= 0, host_ns, modelled_ns)
+    return own_ns, np.maximum(fitted_ns, 1.0)
+
+
+def _fit_cost(steps: list[TimedStep]) -> FittedCost:
     work = np.array([each.work.amounts for each in steps])
     device_ns = np.array([each.device_ns for each in steps], np.float64)
     rows = np.array([each.work.num_rows for each in steps], np.float64)
@@ -58,47 +114,34 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
     if known.any() and np.median(host_ns[known]) > 0:
         amounts = np.stack((np.ones(int(known.sum())), rows[known]), axis=1)
         host = fit(amounts, np.maximum(host_ns[known], 1.0))
-    cost = FittedCost(fit(work, device_ns), host)
-    logged, fitted = device_ns, work @ cost.prices
-    if not overlaps:
-        modelled_ns = host[0] + host[1] * rows
-        fitted = fitted + modelled_ns
-        logged = logged + np.where(known, host_ns, modelled_ns)
-    ratios = logged / np.maximum(fitted, 1.0)
-    kinds = np.array([each.work.kind for each in steps])
-    return StepTimes(cost, tuple(ratios[kinds == kind] for kind in range(len(KINDS))), overlaps)
+    return FittedCost(fit(work, device_ns), host)
 
 
-class DrawnTimes:
-    """Draws the step times of a simulation. A step time is the fitted time, multiplied by the ratio of a step
-    of the same kind in the log. The ratios of RUN consecutive steps are drawn together.
+def _phases(steps: list[TimedStep], overlaps: bool) -> np.ndarray:
+    """Return PLAIN, DURING or BEFORE for each step. On an asynchronous device arrivals delay no step."""
+    arrived = np.array([each.has_arrival and not overlaps for each in steps])
+    is_first = np.array([each.is_first for each in steps])
+    follows = np.append(arrived[1:] & ~is_first[1:], False)
+    return np.where(arrived, DURING, np.where(follows, BEFORE, PLAIN))
+
+
+def _delays(excess_ns: np.ndarray, phases: np.ndarray) -> np.ndarray:
+    """Return the quantiles of the delays: by how much the quantiles of the steps' excess over their fitted
+    times are above those of PLAIN steps.
     """
+    shares = np.linspace(0.0, 1.0, 101)
+    plain = np.quantile(excess_ns[phases == PLAIN], shares)
+    delays = np.zeros((3, len(shares)))
+    for phase in (DURING, BEFORE):
+        if (phases == phase).sum() >= MIN_DELAYED:
+            delays[phase] = np.maximum(0.0, np.quantile(excess_ns[phases == phase], shares) - plain)
+    return delays
 
-    def __init__(self, times: StepTimes, rng: np.random.Generator, overlaps: bool):
-        self._times, self._rng, self._overlaps = times, rng, overlaps
-        every = np.concatenate(times.ratios)
-        self._ratios = [ratios if len(ratios) else every for ratios in times.ratios]
-        # For each kind: the next index, and the number of steps left in the run.
-        self._next = [(0, 0)] * len(self._ratios)
 
-    def price(self, plan: StepPlan, num_embeds: int) -> int:
-        """Return a step's time in ns. If steps do not overlap, the time includes the engine's own time."""
-        return self.step_ns(work_of_plan(plan, num_embeds))
-
-    def step_ns(self, work: StepWork) -> int:
-        """Return the time of a step with this work in ns. See `price`."""
-        cost = self._times.cost
-        fitted = cost.device_ns(work) + (0.0 if self._overlaps else cost.host_ns(work.num_rows))
-        return round(fitted * self._ratio(work.kind))
-
-    def host_ns(self, num_rows: int) -> int:
-        """Return the engine's own time before a step in ns, as far as `price` does not include it."""
-        return round(self._times.cost.host_ns(num_rows)) if self._overlaps else 0
-
-    def _ratio(self, kind: int) -> float:
-        ratios = self._ratios[kind]
-        place, left = self._next[kind]
-        if not left:
-            place, left = int(self._rng.integers(len(ratios))), RUN
-        self._next[kind] = (place + 1) % len(ratios), left - 1
-        return float(ratios[place])
+def _busy_times(steps: list[TimedStep], lengths_ns: np.ndarray) -> np.ndarray:
+    busy_ns, since_ns = np.zeros(len(steps)), 0.0
+    for index, each in enumerate(steps):
+        since_ns = 0.0 if each.is_first else since_ns
+        busy_ns[index] = min(since_ns, BEGUN_NS)
+        since_ns += lengths_ns[index]
+    return busy_ns

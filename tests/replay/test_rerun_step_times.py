@@ -1,0 +1,160 @@
+"""Tests the step times of a what-if simulation: what is fitted to a log, and how times are drawn."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmengine.events import vocabulary as ev
+from mmengine.replay.rerun.calibration import MAX_SLICES, MIN_REQUESTS, Calibration, HeldOut, slices_of
+from mmengine.replay.rerun.fit import StepWork
+from mmengine.replay.rerun.resampling import DrawnTimes
+from mmengine.replay.rerun.script import Observation
+from mmengine.replay.rerun.simulation import _arriving
+from mmengine.replay.rerun.step_times import BEFORE, DURING, PLAIN, TimedStep, fit_times
+
+DECODE, PROMPT = 0, 1
+NS = {DECODE: 600_000, PROMPT: 4_000_000}
+
+
+def work_of(kind, rows, tokens):
+    return StepWork(np.array([1, tokens, rows, 50 * rows, 50 * tokens, rows, 0], np.float64), kind, rows)
+
+
+def steps_of(rng, count, *, slow_from=2.0, arrival_ns=0, pause_share=0.0):
+    """Return the steps of a log. Steps after the share `slow_from` of the log take twice as long. Each
+    request's arrival takes `arrival_ns` of two steps. `pause_share`: the share of steps with a pause of
+    20 ms.
+    """
+    steps, now, follows = [], 0, False
+    for number in range(count):
+        kind, rows = int(rng.random() < 0.1), int(rng.integers(1, 9))
+        arrives, is_late = follows, number >= slow_from * count
+        follows = rng.random() < 0.05
+        own_ns = (NS[kind] + 30_000 * rows) * rng.lognormal(0, 0.1) * (1 + is_late)
+        own_ns += (arrives + follows) * arrival_ns
+        pause_ns = 20_000_000 * (rng.random() < pause_share)
+        now += round(own_ns + pause_ns)
+        work = work_of(kind, rows, 100 if kind else rows)
+        is_first = number % 97 == 0
+        steps.append(
+            TimedStep(work, round(0.7 * own_ns), round(0.3 * own_ns), now, pause_ns, is_first, arrives)
+        )
+    return steps
+
+
+def time_of(step):
+    return step.device_ns + step.host_ns + step.pause_ns
+
+
+def draw(steps, times, seed=0, now_ns=None):
+    """Return drawn times for the work of a log's steps. `now_ns`: a time instead of the steps' own times."""
+    drawn, found = DrawnTimes(times, np.random.default_rng(seed), overlaps=False), []
+    for step in steps:
+        if step.is_first:
+            drawn.begin()
+        found.append(drawn.step_ns(step.work, step.end_ns if now_ns is None else now_ns))
+    return np.array(found)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), pause_share=st.sampled_from((0.0, 0.02, 0.1)))
+def test_drawn_times_are_spread_like_the_logged_times(seed, pause_share):
+    steps = steps_of(np.random.default_rng(seed), 3000, pause_share=pause_share)
+    logged = np.array([time_of(step) for step in steps])
+    found = draw(steps, fit_times(steps, overlaps=False), seed)
+    assert found.mean() == pytest.approx(logged.mean(), rel=0.12)
+    assert np.median(found) == pytest.approx(np.median(logged), rel=0.05)
+    is_pause = found > 15e6
+    assert is_pause.mean() == pytest.approx(pause_share, abs=0.03)
+    # A pause is as long as in the log, and not a multiple of the step's time.
+    assert not is_pause.any() or found.max() < 20e6 + 2 * NS[PROMPT]
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_drift_of_the_speed_is_followed(seed):
+    steps = steps_of(np.random.default_rng(seed), 2000, slow_from=0.5)
+    times = fit_times(steps, overlaps=False)
+    early, late = (draw(steps, times, now_ns=now).mean() for now in (0, steps[-1].end_ns))
+    assert late / early == pytest.approx(2.0, rel=0.1)
+
+
+def test_an_arrival_delays_the_step_and_the_step_before():
+    steps = steps_of(np.random.default_rng(1), 4000, arrival_ns=3_000_000)
+    times = fit_times(steps, overlaps=False)
+    for phase in (DURING, BEFORE):
+        assert np.median(times.delays_ns[phase]) == pytest.approx(3e6, rel=0.1)
+    assert not times.delays_ns[PLAIN].any()
+    found = draw(steps, times)
+    plain = np.array([time_of(step) for step in steps])[times.is_plain]
+    assert np.median(found) == pytest.approx(np.median(plain), rel=0.05), "delays belong to no drawn step"
+    drawn = DrawnTimes(times, np.random.default_rng(0), overlaps=False)
+    assert drawn.phase(1_000_000, 999_999) == DURING
+    assert drawn.phase(1_000_000, 1_000_000) == BEFORE
+    assert drawn.phase(1_000_000, 1_000_000 + round(times.lead_ns) + 1) == PLAIN
+    assert drawn.delay_ns(PLAIN) == 0 < drawn.delay_ns(DURING)
+
+
+def test_few_arrivals_have_no_delay():
+    steps = steps_of(np.random.default_rng(1), 100, arrival_ns=3_000_000)
+    times = fit_times(steps, overlaps=False)
+    assert times.is_plain.all() and not times.delays_ns.any() and not times.lead_ns
+
+
+def test_work_that_the_log_lacks_is_priced_by_similar_steps():
+    steps = steps_of(np.random.default_rng(2), 500)
+    times = fit_times(steps, overlaps=False)
+    drawn = DrawnTimes(times, np.random.default_rng(0), overlaps=False)
+    large = work_of(PROMPT, 8, 1000)
+    for _ in range(50):
+        fitted = times.cost.device_ns(large) + times.cost.host_ns(8)
+        assert 0.5 < drawn.step_ns(large, 0) / fitted < 2.0
+
+
+@given(count=st.integers(2 * MIN_REQUESTS, 5000))
+def test_slices_are_equal_and_not_small(count):
+    sizes = np.bincount(slices_of(count))
+    assert len(sizes) % 2 == 0 and 2 <= len(sizes) <= MAX_SLICES
+    assert sizes.min() >= MIN_REQUESTS and sizes.max() - sizes.min() <= 1
+    assert (np.diff(slices_of(count)) >= 0).all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5_000_000), st.integers(0, 9_000_000)), min_size=1),
+    st.integers(0, 9),
+)
+def test_arrivals_move_back_within_their_slack(moves, seed):
+    """Each move: how many steps later, how many ns later, and the slack."""
+    observations, step, now = [], 0, 10**7
+    for more, later_ns, slack_ns in moves:
+        step, now = step + more, now + later_ns
+        observations.append(Observation(step, step, now, ev.CacheReset(), slack_ns))
+    moved = _arriving(observations, np.random.default_rng(seed))
+    times = [each.time_ns for each in moved]
+    assert times == sorted(times)
+    for before, after in zip(observations, moved, strict=True):
+        assert after.time_ns <= before.time_ns and after.event is before.event
+
+
+def test_arrivals_that_were_seen_together_stay_together():
+    seen = [Observation(7, 7, time, ev.CacheReset(), 5_000_000) for time in (9_000_000, 9_020_000, 9_900_000)]
+    seen += [
+        Observation(7, 7, 15_000_000, ev.CacheReset(), 0),
+        Observation(8, 8, 15_000_000, ev.CacheReset(), 0),
+    ]
+    times = [each.time_ns for each in _arriving(seen, np.random.default_rng(0))]
+    assert len(set(times[:3])) == 1 and times[0] < 9_000_000
+    assert times[3:] == [15_000_000, 15_000_000]
+
+
+def test_the_reason_names_halves_of_unequal_speed():
+    row = HeldOut("odd", "ttft_ms_p99", 10.0, 30.0, 10.0)
+    assert (
+        "took 2.00 times as long as equal steps of the odd half" in Calibration((row,), slowdown=2.0).refusal
+    )
+    assert (
+        "took 2.00 times as long as equal steps of the even half" in Calibration((row,), slowdown=0.5).refusal
+    )
+    assert "took" not in Calibration((row,), slowdown=1.05).refusal
+    assert not Calibration((HeldOut("odd", "ttft_ms_p99", 10.0, 11.0, 10.0),), slowdown=2.0).refusal
