@@ -8,7 +8,6 @@ Otherwise the iteration ends before the decision's record, and readers return th
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import copy
 from itertools import chain
 from pathlib import Path
@@ -144,32 +143,31 @@ class CheckedLog:
                     raise self.contradiction(record, error) from error
             yield record
 
-    @contextmanager
-    def naming(self, record: Record | None = None) -> Iterator[None]:
-        """Handle an error that `record` (default: the current record) causes in this block.
+    def naming(self, record: Record | None = None) -> "_Naming":
+        """Handle an error that `record` (default: the current record) causes in a `with` block.
 
         If the record is a decision, or if an earlier decision broke a rule, the error becomes the log's last
         finding, and both the `with` block and the iteration end. Otherwise a CorruptLog that names the record
         is raised.
         """
-        outer, self._named = self._named, record
-        try:
-            yield
-        except LogError:
-            raise
-        except _CannotFold as stop:
-            self._add(stop.broken)
-        except Exception as error:
-            lying = record or self.record
-            if lying is None:
-                raise
-            is_sound = type(lying.event) in _OBSERVATIONS and not self._is_doubtful
-            if is_sound or isinstance(error, MalformedColumn):
-                raise self.contradiction(lying, error) from error
-            text = f"the state cannot take the decision: {_described(error)}"
-            self._add(BrokenRule(FOLD, text, 0, 0, can_fold=False))
-        finally:
-            self._named = outer
+        return _Naming(self, record)
+
+    def _handle(self, error: Exception, record: Record | None) -> bool:
+        """Return whether an error became a finding. Raises CorruptLog if a false observation caused it."""
+        if isinstance(error, LogError):
+            return False
+        if isinstance(error, _CannotFold):
+            self._add(error.broken)
+            return True
+        lying = record or self.record
+        if lying is None:
+            return False
+        is_sound = type(lying.event) in _OBSERVATIONS and not self._is_doubtful
+        if is_sound or isinstance(error, MalformedColumn):
+            raise self.contradiction(lying, error) from error
+        text = f"the state cannot take the decision: {_described(error)}"
+        self._add(BrokenRule(FOLD, text, 0, 0, can_fold=False))
+        return True
 
     def _add(self, broken: BrokenRule) -> None:
         record = self._named or self.record
@@ -218,6 +216,27 @@ class CheckedLog:
                 raise ValueError(
                     f"token_ids has {len(event.token_ids)} bytes, which is not a multiple of 4 (int32)"
                 )
+
+
+class _Naming:
+    """The context manager of `CheckedLog.naming`. A class is faster than a generator, and a replay enters two
+    of these blocks for each record.
+    """
+
+    __slots__ = ("_log", "_outer", "_record")
+
+    def __init__(self, log: CheckedLog, record: Record | None):
+        self._log, self._record = log, record
+        self._outer: Record | None = None
+
+    def __enter__(self) -> None:
+        self._outer, self._log._named = self._log._named, self._record
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool | None:
+        try:
+            return isinstance(error, Exception) and self._log._handle(error, self._record)
+        finally:
+            self._log._named = self._outer
 
 
 class _CannotFold(Exception):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from mmengine.server.debug.app import MAX_BODY_BYTES
+from tests.cli.cli_process import call_cli
 from tests.replay.browser import Browser, chromium
 from tests.replay.runs import busy_run
 
@@ -23,7 +24,8 @@ def serving(log, *more):
     command = [sys.executable, "-m", "mmengine.cli.main", "log", "debug", str(log), *map(str, more), "--web"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)(/\S+/)", process.stdout.readline())
+        lines = iter(process.stdout.readline, "")
+        found = next(filter(None, (re.search(r"http://127\.0\.0\.1:(\d+)(/\S+/)", line) for line in lines)))
         yield int(found[1]), found[2]
     finally:
         process.send_signal(signal.SIGINT)
@@ -71,6 +73,19 @@ def test_commands_run_in_one_session(server):
     _, _, text = run(port, path, "where", "difference", "both where")
     again, difference, _ = json.loads(text)
     assert again == where and difference["blocks"][0]["title"] == "first difference"
+
+
+def test_commands_run_before_the_page_is_served(logs):
+    with serving(logs[0], "--ex", "goto 6", "--ex", "break preempted") as (port, path):
+        where, stops = json.loads(run(port, path, "where", "info breakpoints")[2])
+    assert where["blocks"][0]["lines"][0].startswith("step 6, record ")
+    assert "event = Preempted" in str(stops["blocks"])
+
+
+def test_no_page_is_served_if_a_command_fails(logs):
+    done = call_cli("log", "debug", logs[0], "--web", "--ex", "goto 99999")
+    assert done.returncode == 1 and "step 99999 has no decisions" in done.stderr
+    assert "127.0.0.1" not in done.stdout
 
 
 def test_only_the_filter_language_is_accepted(server):

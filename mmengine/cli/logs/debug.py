@@ -50,7 +50,8 @@ def debug(
     ] = None,
     batch: Annotated[bool, typer.Option("--batch", help="Exit after these commands.")] = False,
     web: Annotated[
-        bool, typer.Option("--web", help="Show the debugger in a browser instead, on 127.0.0.1 only.")
+        bool,
+        typer.Option("--web", help="After the commands, show the debugger in a browser, on 127.0.0.1."),
     ] = False,
     port: Annotated[int, typer.Option(help="Port for --web (default: a free one).", min=0, max=65535)] = 0,
 ) -> None:
@@ -72,11 +73,11 @@ def debug(
         debugger.can_evaluate = not web
         session, out, is_done = Session(debugger, second), console(), True
         try:
-            if web:
+            is_done = _run_script(session, commands, out)
+            goes_on = is_done and not session.is_over
+            if web and goes_on:
                 _serve(session, folder, port)
-            else:
-                is_done = _run_script(session, commands, out)
-            if not web and is_done and not is_batch and not session.is_over:
+            elif goes_on and not is_batch:
                 _converse(session, out)
         finally:
             for each in (debugger, second):

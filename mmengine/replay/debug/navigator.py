@@ -134,8 +134,9 @@ class Navigator:
         mark = self.marks.before(min(position, self._frontier))
         if position < here or mark.position > here:
             self.cursor = self._cursor_at(mark, mark.saved.restore())
-        while self.position < position and self.cursor.record is not None:
-            self.advance()
+        cursor = self.cursor
+        while cursor.position < position and cursor.record is not None:
+            self._advance(cursor)
 
     def walk(self, position: int) -> Iterator[Cursor]:
         """Yield a separate cursor at `position`, and the same cursor again after each record up to the end.

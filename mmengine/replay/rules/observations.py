@@ -41,6 +41,8 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
             f"token_ids has {len(event.token_ids) // 4} tokens, but the step's {len(sampled)} sampled rows "
             f"have {num_tokens}"
         )
+    if not (event.prompt_logprobs or event.pooled or state.num_prefills) and event.num_drafts is None:
+        return
     for found in prompt_logprobs(event):
         if not 0 <= found.row < len(sampled):
             raise ValueError(

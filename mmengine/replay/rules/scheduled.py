@@ -53,18 +53,34 @@ def _is_plain(state: State, event: ev.Scheduled) -> bool:
     """Return whether the event repeats the last step with a token for each row, and breaks no rule. Most
     steps are of this kind, and this check is several times as fast as the complete checks.
     """
-    if not (event.rows is event.num_tokens is event.num_drafts is None) or event.encode or event.new_blocks:
+    if not (event.rows is event.num_tokens is event.num_drafts is None) or event.encode:
         return False
     rows = state.last_rows
-    after = state.num_computed[rows] + 1
-    ahead = after + state.config.lookahead_tokens
     return bool(
         not len(state.step_rows)
         and len(rows) <= state.tokens_left
-        and (after <= state.num_tokens[rows] + state.num_pending[rows]).all()
-        and (ahead <= state.num_blocks[rows] * state.block_size).all()
+        and (state.num_computed[rows] < state.num_tokens[rows] + state.num_pending[rows]).all()
         and (state.max_total[rows] != NEVER).all()
         and (state.ended[rows] != LEFT).all()
+    ) and _has_plain_blocks(state, rows, event.new_blocks)
+
+
+def _has_plain_blocks(state: State, rows: np.ndarray, new_blocks: bytes) -> bool:
+    """Return whether the rows get exactly the blocks that a token for each row needs, and all are free."""
+    short, further = further_blocks(state, state.config, rows, 1)
+    if not new_blocks or state.num_groups > 1:
+        return not new_blocks and not len(short)
+    if len(new_blocks) % 4:
+        return False
+    new = np.frombuffer(new_blocks, np.int32)
+    numbers = new.tolist()
+    return bool(
+        len(numbers) == further.sum()
+        and len(set(numbers)) == len(numbers)
+        and min(numbers) > 0
+        and max(numbers) < state.config.num_blocks
+        and not state.blocks.references[new].any()
+        and (state.num_blocks[rows[short]] + further <= state.block_table.shape[1]).all()
     )
 
 
