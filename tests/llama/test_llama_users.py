@@ -15,7 +15,7 @@ from mmengine.events.log import LogReader
 from mmengine.events.vocabulary import Started
 from mmengine.native import library
 from mmengine.replay import verify
-from mmengine.server.lifecycle import lifecycle
+from mmengine.server.lifecycle.warm_up import warm_up
 from tests.gguf.test_gguf_values import decoded
 from tests.gguf.writing import STRING, UINT32, Tensor, model, vocabulary, weights, write
 from tests.llama.tiny import make_tiny
@@ -82,7 +82,7 @@ def test_forms_and_tools_of_the_server(server):
 def test_the_first_steps_of_a_server_are_without_an_image(folder):
     async def warmed_up():
         engine = AsyncEngine(folder, dtype="float32")
-        await lifecycle._warm_up(engine, "")
+        await warm_up(engine, "")
         finished = engine.stats().num_finished
         await engine.close()
         return finished

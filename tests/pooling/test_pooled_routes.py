@@ -1,5 +1,6 @@
 """Tests /v1/embeddings, /pooling, /v1/rerank and /score with tiny models and real sockets."""
 
+import asyncio
 import base64
 import json
 
@@ -9,7 +10,8 @@ import pytest
 
 from mmengine.errors import ErrorCode
 from mmengine.serve.async_engine.async_engine import AsyncEngine
-from tests.pooling.pooled_folders import embedding_folder, reranker_folder
+from mmengine.server.lifecycle.warm_up import warm_up
+from tests.pooling.pooled_folders import embedding_folder, media_folder, reranker_folder
 from tests.server.batching import begun, client_of, ended, lines_in
 from tests.server.running import served
 
@@ -108,6 +110,27 @@ def test_bad_calls_get_one_clear_400(embedding_server, path, body, words, param)
     assert status == 400 and words in found["error"]["message"], found
     if param is not None:
         assert found["error"]["param"].startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("write", "count"),
+    [
+        (embedding_folder, 1),
+        (reranker_folder, 1),
+        (lambda folder: media_folder(folder / "m", "Pooling", Pooling={"pooling_mode": "lasttoken"}), 2),
+    ],
+)
+def test_the_first_steps_of_a_server_are_pooled_requests(tmp_path, write, count):
+    async def warmed_up():
+        write(tmp_path)
+        folder = tmp_path / "m" if (tmp_path / "m").exists() else tmp_path
+        engine = AsyncEngine(folder, **OPTIONS)
+        await warm_up(engine, "")
+        finished = engine.stats().num_finished
+        await engine.close()
+        return finished
+
+    assert asyncio.run(warmed_up()) == count
 
 
 def test_a_long_text_is_cut_if_the_call_says_so(embedding_server):

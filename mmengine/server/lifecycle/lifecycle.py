@@ -3,11 +3,8 @@ down.
 """
 
 import asyncio
-import base64
 import gc
-import io
 import logging
-import secrets
 import signal
 import socket
 import sys
@@ -20,17 +17,16 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-from PIL import Image
 
-from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, MMEngineError
+from mmengine.errors import ExecutorFailed, MMEngineError
 from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.async_engine.served_engine import ServedEngine
-from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
 from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
 from mmengine.server.lifecycle.process_end import end_process_after
+from mmengine.server.lifecycle.warm_up import WARM_UP_TOKENS, warm_up, warm_up_meanwhile
 from mmengine.server.lifecycle.web_server import web_server
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
@@ -44,8 +40,6 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra
 SWITCH_S = 0.0005
 CLOSE_S = 4.0  # Maximum seconds for closing the engine after drain_s. After this time, the process ends.
 LOOK_S = 0.05  # Seconds between two checks of whether a heartbeat is due.
-WARM_UP_TOKENS = 2  # One prefill step and one decode step.
-WARM_UP_PIXELS = 64  # Width and height of the warm-up image.
 COLLECTED = (5000, 2, 10)  # Thresholds of the garbage collector. Collecting 5,000 objects takes 0.5 ms.
 
 
@@ -86,10 +80,10 @@ async def serve(
     try:
         storage = open_storage() if open_storage is not None else None
         if in_haste:
-            tasks.append(asyncio.create_task(_warm_up_meanwhile(engine, settings.chat_template)))
+            tasks.append(asyncio.create_task(warm_up_meanwhile(engine, settings.chat_template)))
             _collect_rarely()  # A full collection would take long and find few objects.
         else:
-            await _warm_up(engine, settings.chat_template)
+            await warm_up(engine, settings.chat_template)
             freeze_garbage()
         app = App(engine, settings, keys, names, media_fetcher, storage, tracing, live, admin_keys)
         # The application logs these errors itself.
@@ -182,47 +176,6 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     listening()
-
-
-async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
-    """Run three short requests: a text, a chat with structured output, and a chat with an image if the model
-    accepts images.
-
-    The requests compile kernels, and create the processes and tables that the first requests of clients would
-    need. A model without a chat template runs only the text. The request ids in the log begin with
-    `warm-up-`.
-    """
-    name = f"warm-up-{secrets.token_hex(4)}"
-    text = Prompt(text="Hello")
-    await engine.generate(text, max_tokens=WARM_UP_TOKENS, ignore_eos=True, request_id=f"{name}-text")
-    content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]
-    if engine.processor.max_image_pixels:
-        content.insert(0, {"type": "image_url", "image_url": {"url": _picture()}})
-    template = {"chat_template": chat_template} if chat_template else None
-    options = {"local_files": False}
-    prompt = Prompt([{"role": "user", "content": content}], media_options=options, template_options=template)
-    # max_digits 0 sets no limit on digits. With a limit, a note about it would be written to the log.
-    form: dict[str, object] = {"type": "json_object", "bounds": {"max_digits": 0}}
-    try:
-        await engine.generate(
-            prompt, max_tokens=WARM_UP_TOKENS, response_format=form, request_id=f"{name}-chat"
-        )
-    except (InvalidRequest, InvalidMedia) as error:
-        operator_log.warning("warm-up without structured output", reason=str(error))
-
-
-async def _warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
-    # A full queue or a shutdown also makes the warm-up fail. No message is needed here, because clients' own
-    # calls report these errors.
-    with suppress(MMEngineError):
-        await _warm_up(engine, chat_template)
-
-
-def _picture() -> str:
-    """Return a small grey PNG as a `data:` URL."""
-    file = io.BytesIO()
-    Image.new("RGB", (WARM_UP_PIXELS, WARM_UP_PIXELS), "grey").save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _reload(*every: ApiKeys | None) -> None:
