@@ -7,7 +7,7 @@
 # make soak-schemas  of these, random schemas, their mutations and answers; under 20 minutes
 # make soak-server   of these, tests of the server; under 20 minutes
 # make soak-durable  of these, tests of killed servers; under 20 minutes
-# make clients  third-party clients and coding agents with the server, in their own environments (2.5 GB)
+# make clients  third-party clients and coding agents with the server, in their own environments (3 GB)
 # make store    Dynamo's router with our KV events, in its own environment
 # make ray      replicas and batches on Ray, killed and rolled over, in their own environment
 # make vllm     the plugin for vLLM, in vLLM's own environment (3.5 GB, ten minutes) and with a second version of vLLM
@@ -99,7 +99,7 @@ kernels: .venv/.ready build/gpu/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/gpu tests/parity/test_parity_as_on_a_gpu.py \
 		tests/qwen3_vl/test_qwen3_vl_fused_text.py tests/runtime/test_runtime_flashinfer*.py
 
-clients: .venv/.ready build/clients/.ready
+clients: .venv/.ready fetch-torchvision build/clients/.ready
 	$(BIN)/python -m benchmarks functions --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
 	$(BIN)/python -m tests.clients.run
 	$(BIN)/python -m tests.clients.install_agents build/clients/agents
@@ -159,12 +159,19 @@ build/vllm/.ready: tests/vllm/requirements.txt tests/vllm/torchvision_operators.
 		rm build/vllm/second/vllm-*.whl || rm -rf build/vllm/second
 	@touch $@
 
+# sentence-transformers has its own environment, which also sees the torch and transformers of .venv.
 build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/checks.mjs \
-		$(wildcard tests/clients/*.mjs)
+		$(wildcard tests/clients/*.mjs) | .venv/.ready
 	rm -rf build/clients/python build/clients/node
 	$(PYTHON) -m venv build/clients/python
 	build/clients/python/bin/python -m pip install --quiet -r tests/clients/requirements.txt
 	build/clients/python/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23  # for its data
+	rm -rf build/clients/sentence
+	$(PYTHON) -m venv build/clients/sentence
+	$(BIN)/python -c 'import os, sys; here = os.getcwd(); \
+		print(here, here + "/plugins", *[p for p in sys.path if p.endswith("site-packages")], sep="\n")' \
+		> $$(echo build/clients/sentence/lib/python3*/site-packages)/zz_venv.pth
+	build/clients/sentence/bin/python -m pip install --quiet -c constraints.txt sentence-transformers==6.2.0
 	mkdir -p build/clients/node && cp tests/clients/package.json tests/clients/*.mjs build/clients/node
 	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
 		echo "npm is not available: the JavaScript clients are skipped"

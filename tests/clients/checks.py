@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +22,10 @@ BASE, SMALL = (
     os.environ["SMALL_URL"],
 )  # Both end in /v1. The second server accepts only two calls at a time.
 MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
+EMBED_URL, RERANK_URL, IMAGE_EMBED_URL = (
+    os.environ[name] for name in ("EMBED_URL", "RERANK_URL", "IMAGE_EMBED_URL")
+)
+EXPECTED = json.loads(Path(os.environ["EXPECTED"]).read_text())  # by tests/clients/pooled_models.py
 TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
 QUESTION = "What is a triangle?"
 # The embedded model was trained on this prompt, so it answers in JSON without a schema.
@@ -62,6 +67,16 @@ def check(capability):
         return function
 
     return kept
+
+
+def assert_close(found, wanted):
+    """Assert that two (nested) lists of numbers differ by less than 1e-5."""
+    if isinstance(wanted, list):
+        assert len(found) == len(wanted), f"{len(found)} values instead of {len(wanted)}"
+        for one, other in zip(found, wanted, strict=True):
+            assert_close(one, other)
+    else:
+        assert abs(found - wanted) < 1e-5, f"{found} instead of {wanted}"
 
 
 def needs_tools():

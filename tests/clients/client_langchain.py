@@ -1,7 +1,11 @@
 """Checks for langchain-openai."""
 
+import asyncio
+
 from checks import (
     BASE,
+    EMBED_URL,
+    EXPECTED,
     IMAGE,
     MODEL,
     QUESTION,
@@ -11,6 +15,7 @@ from checks import (
     Colour,
     Corners,
     Shape,
+    assert_close,
     check,
     full_queue,
     needs_tools,
@@ -18,7 +23,7 @@ from checks import (
 )
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai import BadRequestError
 
 model = ChatOpenAI(base_url=BASE, api_key="none", model=MODEL, temperature=0)
@@ -103,6 +108,31 @@ def retries():
     small = ChatOpenAI(base_url=SMALL, api_key="none", model=MODEL, max_tokens=2)
     with full_queue():
         assert small.invoke(QUESTION).content
+
+
+def embeddings(**fields):
+    # Without check_embedding_ctx_length=False, langchain sends token ids of OpenAI's own tokenizer.
+    return OpenAIEmbeddings(
+        base_url=EMBED_URL, api_key="none", model=MODEL, check_embedding_ctx_length=False, **fields
+    )
+
+
+@check("embeddings: documents and a query")
+def documents():
+    assert_close(embeddings(chunk_size=7).embed_documents(EXPECTED["texts"]), EXPECTED["vectors"])
+    assert_close(embeddings().embed_query(EXPECTED["texts"][0]), EXPECTED["vectors"][0])
+
+
+@check("embeddings: dimensions")
+def dimensions():
+    found = embeddings(dimensions=EXPECTED["dimensions"]).embed_documents(EXPECTED["texts"])
+    assert_close(found, EXPECTED["short"])
+
+
+@check("embeddings: async")
+def embeddings_async():
+    found = asyncio.run(embeddings().aembed_documents(EXPECTED["texts"]))
+    assert_close(found, EXPECTED["vectors"])
 
 
 run()

@@ -1,5 +1,6 @@
 // Checks for the Node package openai.
 
+import { readFileSync } from "node:fs";
 import OpenAI, { BadRequestError, NotFoundError } from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
@@ -49,6 +50,18 @@ check("tools in a loop", async () => {
   });
   const again = await create({ messages: [...messages, said.message, ...results], tools, tool_choice: "none" });
   assert(again.choices[0].message.content);
+});
+
+check("embeddings", async () => {
+  const expected = JSON.parse(readFileSync(process.env.EXPECTED, "utf8"));
+  const embedder = new OpenAI({ baseURL: process.env.EMBED_URL, apiKey: "none" });
+  for (const [fields, wanted] of [[{}, expected.vectors], [{ encoding_format: "float", dimensions: expected.dimensions }, expected.short]]) {
+    const found = await embedder.embeddings.create({ model: MODEL, input: expected.texts, ...fields });
+    assert(found.data.length === wanted.length);
+    found.data.forEach(({ embedding }, row) => {
+      assert(embedding.length === wanted[row].length && embedding.every((each, at) => Math.abs(each - wanted[row][at]) < 1e-5));
+    });
+  }
 });
 
 check("errors", async () => {

@@ -3,7 +3,21 @@
 import json
 
 import openai
-from checks import BASE, IMAGE, MODEL, QUESTION, SMALL, Shape, check, full_queue, needs_tools, run
+from checks import (
+    BASE,
+    EMBED_URL,
+    EXPECTED,
+    IMAGE,
+    MODEL,
+    QUESTION,
+    SMALL,
+    Shape,
+    assert_close,
+    check,
+    full_queue,
+    needs_tools,
+    run,
+)
 
 client = openai.OpenAI(base_url=BASE, api_key="none")
 ASKS = [{"role": "user", "content": QUESTION}]
@@ -91,6 +105,46 @@ def retries():
     with full_queue():
         raw = small.chat.completions.with_raw_response.create(model=MODEL, messages=ASKS, max_tokens=2)
     assert raw.retries_taken and raw.parse().choices[0].message.content
+
+
+def embed(given, **fields):
+    found = openai.OpenAI(base_url=EMBED_URL, api_key="none").embeddings.create(
+        model=MODEL, input=given, **fields
+    )
+    assert found.usage.prompt_tokens and [each.index for each in found.data] == list(range(len(found.data)))
+    return [each.embedding for each in found.data]
+
+
+@check("embeddings: base64, its default")
+def embeddings():
+    assert_close(embed(EXPECTED["texts"]), EXPECTED["vectors"])
+
+
+@check("embeddings: numbers")
+def numbers():
+    assert_close(embed(EXPECTED["texts"][0], encoding_format="float"), EXPECTED["vectors"][:1])
+
+
+@check("embeddings: dimensions")
+def dimensions():
+    assert_close(embed(EXPECTED["texts"], dimensions=EXPECTED["dimensions"]), EXPECTED["short"])
+
+
+@check("embeddings: token ids")
+def token_ids():
+    assert_close(embed(EXPECTED["ids"]), [EXPECTED["of_ids"]])
+    assert_close(embed([EXPECTED["ids"]] * 2), [EXPECTED["of_ids"]] * 2)
+
+
+@check("errors: embeddings")
+def embedding_errors():
+    for given, fields in (([], {}), ("a", {"dimensions": 10_000}), ("word " * 3000, {})):
+        try:
+            embed(given, **fields)
+        except openai.BadRequestError as error:
+            assert json.loads(error.response.text)["error"]["message"]
+        else:
+            raise AssertionError(f"{fields} was accepted")
 
 
 run()

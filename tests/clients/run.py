@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mmengine.server.app.openapi import NOT_DONE
+from tests.clients import pooled_models
 from tests.pictures import data_url
 
 HERE = Path(__file__).parent
@@ -33,15 +34,19 @@ PYTHON_CLIENTS = {
     "instructor": "client_instructor.py",
     "pydantic-ai-slim": "client_pydantic_ai.py",
     "openai-agents": "client_agents.py",
+    "llama-index-embeddings-openai-like": "client_llama_index.py",
+    "cohere": "client_cohere.py",
     "schemathesis": "client_schemathesis.py",
 }
+SENTENCE_TRANSFORMERS = "client_sentence_transformers.py"
 NODE_CLIENTS = {"openai": "client_openai.mjs", "ai": "client_ai_sdk.mjs"}
-COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "errors", "retries")
+COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "embeddings", "reranking")
+COLUMNS += ("errors", "retries")
 MODEL = "shapes"
 # The server accepts two calls; a third gets 429.
 SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")
 TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # The embedded model has no chat template with tools.
-CLIENT_S = 300  # Maximum seconds for a client.
+CLIENT_S = 600  # Maximum seconds for a client.
 
 
 @contextmanager
@@ -92,13 +97,26 @@ def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> 
     return found
 
 
+def versions_in(environment: Path) -> dict[str, str]:
+    """Return the versions of the distributions in a Python environment, by name."""
+    sites = [str(each) for each in (environment / "lib").glob("python3*/site-packages")]
+    return {each.name: each.version for each in importlib.metadata.distributions(path=sites)}
+
+
 def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
     """Yield, for each client, its name with version, its command, and the folder that the command runs in."""
     python = (environment / "python" / "bin" / "python").absolute()
-    site = next((environment / "python" / "lib").glob("python3*/site-packages"))
-    versions = {each.name: each.version for each in importlib.metadata.distributions(path=[str(site)])}
+    versions = versions_in(environment / "python")
     for name, script in PYTHON_CLIENTS.items():
         yield f"{name} {versions[name]}", [str(python), str(HERE / script)], environment
+    sentence = environment / "sentence"
+    if (version := versions_in(sentence).get("sentence-transformers")) is not None:
+        python = (sentence / "bin" / "python").absolute()
+        yield (
+            f"sentence-transformers {version}",
+            [str(python), str(HERE / SENTENCE_TRANSFORMERS)],
+            environment,
+        )
     node = environment / "node"
     for name, script in NODE_CLIENTS.items():
         package = node / "node_modules" / name / "package.json"
@@ -154,8 +172,17 @@ def main() -> None:
         folder = Path(temporary)
         base = running.enter_context(server(folder, "base", *template))
         small = running.enter_context(server(folder, "small", *template, *SMALL))
+        models = pooled_models.write_models(folder)
+        embed, rerank, image_embed = (
+            running.enter_context(server(folder, name, *pooled_models.ARGUMENTS, "--model", str(model)))
+            for name, model in models.items()
+        )
         environment = {
             **os.environ,
+            "EMBED_URL": embed,
+            "RERANK_URL": rerank,
+            "IMAGE_EMBED_URL": image_embed,
+            "EXPECTED": str(folder / "expected.json"),
             "BASE_URL": base,
             "SMALL_URL": small,
             "MODEL": MODEL,
