@@ -19,6 +19,7 @@ from msgspec import Struct, to_builtins
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from mmengine import AsyncEngine
 from mmengine_shapes.scenes import COLOURS, POSITIONS, SHAPES, SIZES, random_scene
@@ -75,7 +76,7 @@ def table(found: list[Read], below: float) -> Table:
     for each in found:
         for row in each.rows:
             cells = [text if p >= below else f"[bold red]{text}? {p:.2f}[/]" for text, p in row]
-            shown.add_row(each.path.name, *cells)
+            shown.add_row(Text(each.path.name), *cells)
     return shown
 
 

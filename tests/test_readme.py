@@ -161,4 +161,7 @@ def test_the_receipts_are_read_as_they_were_drawn(tmp_path, capsys):
     assert page.count("class='check'") == len(doubtful) > 1 and page.count("data:image/png") == 50
     assert page.index(f"<th>{ranked[0].path.name}") < page.index(f"<th>{ranked[1].path.name}")
     Console(file=(text := StringIO()), width=200).print(example["table"](found, below))
+    oddly = [found[0]._replace(path=tmp_path / "[red]a[bold].png")]
+    Console(file=(odd := StringIO()), width=200).print(example["table"](oddly, below))
+    assert "[red]a[bold].png" in odd.getvalue()
     assert text.getvalue().count("? 0.") + text.getvalue().count("? 1.00") == len(doubtful)

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -211,7 +211,9 @@ def _run(
             return code
         if has_boxes(job.schema) and not work.boxes.exists():
             results = Results(work, job.schema, what.min_confidence)
-            _write_boxes(opened[-1] if opened else load(None, None), results, job, work)
+            with ExitStack() as loaded:
+                engine = opened[-1] if opened else loaded.enter_context(load(None, None))
+                _write_boxes(engine, results, job, work)
     return _write(what, job, work, painter)
 
 

@@ -12,10 +12,14 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from mmengine.cli import supervisor
+from mmengine.cli.main import app
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
+from mmengine.serve.engine.engine import Engine
 from mmengine_shapes.questions import scene_json, scene_schema
 from tests.cli.cli_process import call_cli
 from tests.extraction import pdf_documents as pdf
@@ -125,7 +129,7 @@ def test_wrong_options_end_before_any_work(extracted, words, message):
     assert result.returncode == 2 and message in result.stderr
 
 
-def test_boxes_are_drawn_and_in_the_rows(tmp_path):
+def test_boxes_are_drawn_and_in_the_rows(tmp_path, monkeypatch):
     pdf.scene(0).draw().save(tmp_path / "a.png")
     box = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 1000}}
     box |= {"minItems": 4, "maxItems": 4}
@@ -142,6 +146,15 @@ def test_boxes_are_drawn_and_in_the_rows(tmp_path):
     assert found["pixels"] == pytest.approx(expected)
     assert bool(found["problem"]) == (left > right or top > bottom)
     assert (tmp_path / "a.html").read_text().count("<rect ") == 1
+    # A process that was killed before it placed the boxes is continued by one that has nothing else to do.
+    (tmp_path / "a.jsonl.work" / "boxes.jsonl").unlink()
+    closed, close = [], Engine.close
+    monkeypatch.setattr(Engine, "close", lambda engine: (closed.append(engine), close(engine)))
+    monkeypatch.setattr(supervisor, "is_supervised", lambda: True)
+    monkeypatch.setattr(supervisor, "obey_supervisor", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert len(closed) == 1 and lines_of(tmp_path / "a.jsonl") == [row]
 
 
 def test_a_pdf_document_needs_the_extra(extracted, monkeypatch):

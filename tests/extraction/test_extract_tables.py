@@ -15,6 +15,7 @@ from PIL import ExifTags, Image
 from mmengine.errors import ConfigError, InvalidRequest
 from mmengine.models.box_unit import BoxUnit
 from mmengine.processing.media.boxes import frame_of, restore
+from mmengine.serve.extraction import review
 from mmengine.serve.extraction.boxes import write_boxes
 from mmengine.serve.extraction.columns import MAX_COLUMNS, Columns, leaves
 from mmengine.serve.extraction.documents import find_documents
@@ -284,6 +285,19 @@ def test_boxes_lie_on_the_same_part_of_the_picture(tmp_path, orientation):
     assert (
         '<rect x="0.10000" y="0.40000" width="0.30000" height="0.20000">' in (tmp_path / "a.html").read_text()
     )
+
+
+def test_the_pictures_together_keep_their_limit_within_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(review, "MAX_PICTURE_BYTES", 3500)
+
+    class Painter(FakePainter):
+        def copy(self, picture):
+            return b"x" * 1000
+
+    results = results_of(tmp_path, [{"total": each} for each in range(10)])
+    write_review(results, tmp_path, Painter(), 0.9, tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text()
+    assert page.count("data:image/jpeg") == 3 and page.count("picture 1 is left out") == 7
 
 
 @needs_chromium

@@ -94,7 +94,11 @@ def _with_pictures(
     with ThreadPoolExecutor(painter.num_workers) as pool:
         while batch := list(islice(remaining, _AHEAD)):
             for result, pictures in zip(batch, pool.map(copies, batch), strict=True):
-                num_bytes += sum(len(picture) for picture in pictures if picture is not None)
+                for place, picture in enumerate(pictures):
+                    size = 0 if picture is None else len(picture)
+                    if num_bytes + size > MAX_PICTURE_BYTES:
+                        pictures[place], size = None, 0
+                    num_bytes += size
                 yield result, pictures
 
 
