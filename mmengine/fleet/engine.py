@@ -31,6 +31,7 @@ from mmengine.fleet.wire import (
     submit_options,
     wire_prompt,
 )
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
@@ -112,6 +113,10 @@ class FleetEngine(AsyncAnswers):
     def width(self) -> int:
         """The length of pooled vectors: 0, because replicas send no vectors."""
         return 0
+
+    def box_unit(self) -> BoxUnit:
+        """Raise InvalidRequest, because this process does not load the model's plugin."""
+        raise InvalidRequest("replicas do not convert boxes to pixels: serve the model in one process")
 
     async def pool(self, jobs: Jobs) -> list[Completion]:
         """Raise InvalidRequest, because replicas send no vectors."""

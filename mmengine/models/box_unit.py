@@ -1,7 +1,9 @@
-"""The unit in which a model family writes boxes."""
+"""The unit in which a model family writes boxes, and a box in pixels."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from mmengine.errors import InvalidRequest
 
@@ -13,6 +15,16 @@ class BoxUnit(NamedTuple):
 
     kind: Literal["thousandths", "pixels"]
     patch: int = 0
+
+
+class Box(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A box in an answer. `pixels`: left, top, right and bottom in the stored image, clipped to the image;
+    None if the answer's value is no box. `problem`: why the answer's value is wrong; "" for a box that lies
+    in the image.
+    """
+
+    pixels: tuple[float, float, float, float] | None
+    problem: str = ""
 
 
 def unit_of(model_type: str, units: Mapping[str, BoxUnit]) -> BoxUnit:

@@ -7,8 +7,8 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from mmengine.errors import InvalidMedia, InvalidRequest
-from mmengine.models.box_unit import BoxUnit, unit_of
-from mmengine.processing.media.boxes import Box, ImageFrame, frame_of, restore
+from mmengine.models.box_unit import Box, BoxUnit, unit_of
+from mmengine.processing.media.boxes import ImageFrame, frame_of, restore
 from mmengine.processing.media.images import load_rgb
 from mmengine.processing.media.sources import Access
 from mmengine.serve.engine.boxes import answer_boxes
@@ -89,7 +89,7 @@ def test_plugins_name_units(name):
 class Patches:
     """A processor whose images have a grid of 10 x 16 patches."""
 
-    def prepare(self, messages, *, images):
+    def prepare(self, messages, *, images, media_options):
         class Item:
             grid = (1, 10, 16)
 

@@ -44,6 +44,19 @@ _ARGUMENT_ERRORS = {
         "additionalProperties": False,
     },
 }
+_BOXES = {
+    "type": "object",
+    "additionalProperties": {
+        "type": "object",
+        "properties": {
+            "pixels": {
+                "anyOf": [{"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4}, _NULL]
+            },
+            "problem": {"type": "string"},
+        },
+        "required": ["pixels"],
+    },
+}
 _FIELDS = {
     "type": "object",
     "additionalProperties": {
@@ -77,8 +90,10 @@ _RESPONSES = (
     ),
     Difference(("Response",), "argument_errors", _ARGUMENT_ERRORS, "as in the choices of chat"),
     Difference(("OutputTextContent",), "field_confidence", _FIELDS, "how sure the model was of each field"),
-    Difference(
-        ("TextResponseFormatJsonSchema",), "field_confidence", {"type": "boolean"}, "returned as sent"
+    Difference(("OutputTextContent",), "boxes", _BOXES, "boxes in pixels of the client's image"),
+    *(
+        Difference(("TextResponseFormatJsonSchema",), name, {"type": "boolean"}, "returned as sent")
+        for name in ("field_confidence", "boxes")
     ),
     Difference(("ResponseLogProb",), "bytes", _BYTES, "as in the content part that the event belongs to"),
     Difference(("ResponseLogProb", "top_logprobs", "items"), "bytes", _BYTES, "the same"),
@@ -122,6 +137,10 @@ DIFFERENCES = (
             "errors in the arguments of tools whose calls need not match their schemas",
         )
         for name in ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse")
+    ),
+    *(
+        Difference((name,), "boxes", _BOXES, "boxes in pixels of the client's image")
+        for name in ("ChatCompletionResponseMessage", "ChatCompletionStreamResponseDelta")
     ),
     *(
         Difference(place, "field_confidence", _FIELDS, "how sure the model was of each field")

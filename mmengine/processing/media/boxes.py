@@ -15,7 +15,7 @@ from typing import NamedTuple
 from PIL import ExifTags, Image
 
 from mmengine.errors import InvalidMedia
-from mmengine.models.box_unit import BoxUnit
+from mmengine.models.box_unit import Box, BoxUnit
 from mmengine.structured_output.json_pointer import join_pointer
 
 KEY = "bbox_2d"  # The key under which models write boxes.
@@ -36,16 +36,6 @@ class ImageFrame(NamedTuple):
     def is_turned(self) -> bool:
         """Whether the upright image's width is the stored image's height."""
         return self.orientation >= 5
-
-
-class Box(NamedTuple):
-    """A box in an answer. `pixels`: left, top, right and bottom in the stored image, clipped to the image;
-    None if the answer's value is no box. `problem`: why the answer's value is wrong; "" for a box that lies
-    in the image.
-    """
-
-    pixels: tuple[float, float, float, float] | None
-    problem: str = ""
 
 
 def open_image(source: str | Path | bytes) -> Image.Image:

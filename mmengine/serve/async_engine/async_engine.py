@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Unpack
 
 from mmengine.core.outputs import Stats
 from mmengine.errors import MMEngineError, RequestFailed
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.admission import Admission
@@ -133,6 +134,10 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
     def width(self) -> int:
         """How many values the model's embedding vectors have."""
         return self._engine.built.spec.hidden_size
+
+    def box_unit(self) -> BoxUnit:
+        """Return how the model writes boxes. Raises InvalidRequest if the model's plugin does not say so."""
+        return self._engine.box_unit()
 
     @property
     def max_open(self) -> int:

@@ -7,6 +7,7 @@ from prometheus_client import Metric
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.pooling.calls import Jobs
@@ -61,6 +62,8 @@ class ServedEngine(Protocol):
     def width(self) -> int: ...
 
     async def pool(self, jobs: Jobs) -> list[Completion]: ...
+
+    def box_unit(self) -> BoxUnit: ...
 
     @property
     def can_end_reasoning(self) -> bool: ...

@@ -97,8 +97,9 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
         num_tokens=rest.num_tokens,
         argument_errors=rest.argument_errors,
         field_confidence=rest.field_confidence,
+        boxes=rest.boxes,
     )
-    return rest._replace(argument_errors=(), field_confidence=None), end
+    return rest._replace(argument_errors=(), field_confidence=None, boxes=None), end
 
 
 def chunks_of(request_id: str, index: int, choice_delta: ChoiceDelta) -> Iterator[ChatChunk]:

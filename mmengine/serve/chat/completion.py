@@ -12,6 +12,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.executor import PromptLogprobs
 from mmengine.errors import FIELD, InvalidRequest, RequestFailed
 from mmengine.events.call_ids import call_id
+from mmengine.models.box_unit import Box
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.chat.chunks import BEGINNING, ChatChunk, ChunkChoice, chunks_of
@@ -120,6 +121,7 @@ class AccumulatedChoice:
     arguments: list[list[str]] = field(default_factory=list)
     argument_errors: tuple[ArgumentError, ...] = ()
     field_confidence: dict[str, FieldConfidence] | None = None
+    boxes: dict[str, Box] | None = None
 
     def add(
         self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
@@ -137,6 +139,8 @@ class AccumulatedChoice:
         self.argument_errors += delta.argument_errors
         if delta.field_confidence is not None:
             self.field_confidence = delta.field_confidence
+        if delta.boxes is not None:
+            self.boxes = delta.boxes
         if delta.call is None:
             return
         if delta.call.name:

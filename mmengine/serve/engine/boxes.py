@@ -6,9 +6,9 @@ from pathlib import Path
 from PIL import Image
 
 from mmengine.checkpoint.model_files import read_model_json
-from mmengine.models.box_unit import BoxUnit
+from mmengine.models.box_unit import Box, BoxUnit
 from mmengine.models.plugin import Processor
-from mmengine.processing.media.boxes import MARK, Box, ImageFrame, box_pointers, frame_of, open_image, restore
+from mmengine.processing.media.boxes import MARK, ImageFrame, box_pointers, frame_of, open_image, restore
 from mmengine.structured_output.field_confidence.schema_values import has_keyword
 from mmengine.structured_output.field_confidence.spans import Path as JsonPath
 from mmengine.structured_output.json_pointer import join_pointer
@@ -24,19 +24,34 @@ def answer_boxes(
 
     `unit`: how the model writes boxes. Raises InvalidMedia for an unreadable image.
     """
-    frame = _frame(image, unit, processor)
-    written = json.dumps(schema_of(schema))
+    return boxes_in(value, json.dumps(schema_of(schema)), unit, image_frame(image, unit, processor))
+
+
+def boxes_in(value: object, written: str, unit: BoxUnit, frame: ImageFrame) -> dict[str, Box]:
+    """Return the boxes in an answer about the image with this frame. `written`: the schema's JSON text."""
     marked = {join_pointer("", *path): True for path in _paths(value) if has_keyword(written, path, MARK)}
     return {pointer: restore(box, unit, frame) for pointer, box in box_pointers(value, marked)}
 
 
-def _frame(image: ImageSource, unit: BoxUnit, processor: Processor) -> ImageFrame:
+def image_frame(
+    image: ImageSource,
+    unit: BoxUnit,
+    processor: Processor,
+    part: dict[str, object] | None = None,
+    media_options: dict[str, object] | None = None,
+) -> ImageFrame:
+    """Return an image's frame. If the unit is the resized image's pixels, the image is prepared.
+
+    `part`, `media_options`: the image's message part and the prompt's options, which may limit its size.
+    Raises InvalidMedia for an unreadable image.
+    """
     opened = image if isinstance(image, Image.Image) else open_image(image)
     try:
         frame = frame_of(opened)
         if unit.kind == "pixels":
-            messages = [{"role": "user", "content": [{"type": "image"}]}]
-            (item,) = processor.prepare(messages, images=[opened]).media
+            placed = [] if part is not None else [opened]
+            messages = [{"role": "user", "content": [part or {"type": "image"}]}]
+            (item,) = processor.prepare(messages, images=placed, media_options=media_options).media
             _, rows, columns = item.item.grid
             frame = frame._replace(resized_width=columns * unit.patch, resized_height=rows * unit.patch)
     finally:

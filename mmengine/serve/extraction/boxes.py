@@ -10,8 +10,8 @@ import msgspec
 
 from mmengine.errors import InvalidMedia
 from mmengine.events.file_system import write_whole
-from mmengine.models.box_unit import BoxUnit
-from mmengine.processing.media.boxes import KEY, MARK, Box, ImageFrame, frame_of, open_image, restore
+from mmengine.models.box_unit import Box, BoxUnit
+from mmengine.processing.media.boxes import KEY, MARK, ImageFrame, frame_of, open_image, restore
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.extraction.results import PlacedBox, Result, RowBoxes
 

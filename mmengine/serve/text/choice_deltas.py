@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine.core.executor import CUT, REPETITION, REPETITION_CLOSED
 from mmengine.events.vocabulary import ANSWERED
+from mmengine.models.box_unit import Box
 from mmengine.models.plugin import Tokenizer
 from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.serve.text.detokenizer import TextStream, UntilStop
@@ -58,6 +59,7 @@ class Delta(NamedTuple):
     argument_errors: tuple[ArgumentError, ...] = ()
     markers: tuple[int, ...] = ()
     field_confidence: dict[str, FieldConfidence] | None = None
+    boxes: dict[str, Box] | None = None  # Set only by the server.
 
 
 # (delta, finish_reason, stop_reason). The reasons are set only with the last delta.

@@ -88,6 +88,7 @@ class RequestReaders:
             media_fetcher,
             settings.max_messages,
             settings.max_schema_bytes,
+            engine.box_unit,
         )
         self.completions = CompletionReader(
             defaults,

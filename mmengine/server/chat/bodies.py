@@ -92,7 +92,9 @@ class Body(SharedBody, frozen=True, kw_only=True):
     stream_options: Annotated[StreamOptions | None, supported("include_usage, continuous_usage_stats")] = None
     response_format: Annotated[
         dict[str, msgspec.Raw] | None,
-        supported("text, json_object, json_schema, structural_tag; bounds, on_truncation, field_confidence"),
+        supported(
+            "text, json_object, json_schema, structural_tag; bounds, on_truncation, field_confidence, boxes"
+        ),
     ] = None
 
 

@@ -146,10 +146,12 @@ class ChatFrames(OpenAiFrames):
         end = b'"%b","stop_reason":%b' % (finish_reason.encode(), _encode(stop_reason))
         if last.argument_errors:
             end += b',"argument_errors":' + _encode(last.argument_errors)
-        message = b"{}"
+        message: dict[str, object] = {}
         if last.field_confidence is not None:
-            message = b'{"field_confidence":%b}' % _encode(last.field_confidence)
-        frame = self._frame(index, message, self._logprobs(last.logprobs), end, last.num_tokens)
+            message["field_confidence"] = last.field_confidence
+        if last.boxes is not None:
+            message["boxes"] = last.boxes
+        frame = self._frame(index, _encode(message), self._logprobs(last.logprobs), end, last.num_tokens)
         return b"".join(self.delta(index, each) for each in before) + frame
 
     def usage(self, usage: Usage) -> bytes:
@@ -177,6 +179,8 @@ class ChatFrames(OpenAiFrames):
             message["tool_calls"] = answer.tool_calls
         if answer.field_confidence is not None:
             message["field_confidence"] = answer.field_confidence
+        if choice.boxes is not None:
+            message["boxes"] = choice.boxes
         return {
             "index": choice.index,
             "message": message,

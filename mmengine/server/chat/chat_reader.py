@@ -2,7 +2,7 @@
 bodies.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -10,11 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
+from mmengine.models.box_unit import BoxUnit
 from mmengine.models.plugin import Processor
 from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.chat.completion import with_tools
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import NO_LARKS, ToolCallSpec, ToolLimits, parse_tools
+from mmengine.server.chat.answer_boxes import plan_boxes, unknown_unit
 from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.chat.message_media import MediaContext, PixelLimits, read_message
@@ -57,7 +59,8 @@ class ChatReader:
     """Parses chat bodies.
 
     `max_model_len`: maximum number of tokens in prompt and answer together. `media_fetcher`: fetches media
-    from URLs and local files; if None, messages with URLs or local files are refused.
+    from URLs and local files; if None, messages with URLs or local files are refused. `box_unit`: returns how
+    the model writes boxes, or raises InvalidRequest.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class ChatReader:
         media_fetcher: MediaFetcher | None = None,
         max_messages: int = ServerSettings().max_messages,
         max_schema_bytes: int = ServerSettings().max_schema_bytes,
+        box_unit: Callable[[], BoxUnit] = unknown_unit,
     ):
+        self._box_unit = box_unit
         self._tools, self._max_schema_bytes = tools, max_schema_bytes
         self.max_messages = max_messages
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
@@ -116,10 +121,12 @@ class ChatReader:
         parsed_request = build_request(
             api, body, [prompt], sampling, answer_format, request_id, ignored, FIELDS
         )
-        shows = body.include_reasoning is not False
+        shows, plan = body.include_reasoning is not False, None
+        if answer_format.has_boxes and answer_format.response_format is not None:
+            plan = plan_boxes(answer_format.response_format, prompt, self._tools.processor, self._box_unit)
         return msgspec.structs.replace(
             parsed_request,
-            envelope=msgspec.structs.replace(parsed_request.envelope, show_reasoning=shows),
+            envelope=msgspec.structs.replace(parsed_request.envelope, show_reasoning=shows, boxes=plan),
             logprobs=bool(body.logprobs),
             show_reasoning=shows,
             thinking_token_budget=_thinking(body),

@@ -7,6 +7,7 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.prompt.prompt import Prompt, check_token_ids
+from mmengine.server.chat.answer_boxes import refuse_text
 from mmengine.server.chat.bodies import CompletionBody
 from mmengine.server.chat.field_tables import COMPLETION
 from mmengine.server.chat.parsed_request import (
@@ -69,6 +70,8 @@ class CompletionReader:
         self, body: CompletionBody, ids: TokenIds, request_id: str, ignored: list[str]
     ) -> ParsedRequest:
         answer_format = read_answer_format(body, self._max_schema_bytes)
+        if answer_format.has_boxes:
+            refuse_text()
         check_logprobs("logprobs", body.logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         is_prompt_only = max_tokens == 0

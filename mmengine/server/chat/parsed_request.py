@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from mmengine.errors import FIELD, HERE, ErrorCode, FieldPath, InvalidRequest
+from mmengine.errors import FIELD, HERE, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from mmengine.serve.prompt.options import make_sampling
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.prompt.vllm_options import as_form
+from mmengine.server.chat.answer_boxes import BoxPlan
 from mmengine.server.chat.bodies import Body
 from mmengine.server.chat.response_echo import ResponseEcho
 from mmengine.server.http.body_fields import Fields
@@ -58,6 +59,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     show_reasoning: bool = True
     responses: ResponseEcho | None = None  # Only for the Responses API.
     custom_id: str = ""  # The client's id of a batch line.
+    boxes: BoxPlan | None = None  # Only if the response format has `boxes`.
 
 
 class AnswerFormat(NamedTuple):
@@ -70,6 +72,7 @@ class AnswerFormat(NamedTuple):
     place: FieldPath = HERE
     # The tools. If tools are set, the format applies only to answers without tool calls.
     calls: ToolCallSpec | None = None
+    has_boxes: bool = False  # Whether the client wants the boxes in pixels.
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.response_format, self.grammar, self.calls))
@@ -177,6 +180,7 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
 def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
     """Return a body's answer format. `max_bytes`: limit for the JSON text of the format. Raises ApiError."""
     answer_format: Json | None = None
+    has_boxes = False
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)
         if given is not None and sum(map(len, given.values())) > max_bytes:
@@ -184,7 +188,8 @@ def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
             raise ApiError(ErrorCode.INVALID_VALUE, text, name)
     if body.response_format is not None:
         answer_format = decode_body(body.response_format, partial(_decoded, held="json_schema"))
-        if answer_format == {"type": "text"}:
+        has_boxes = _flag("boxes", answer_format)
+        if answer_format == {"type": "text"} and not has_boxes:
             answer_format = None
     structured: Json = {}
     if body.structured_outputs is not None:
@@ -193,7 +198,9 @@ def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
         place = FieldPath("response_format")
         if has_json_schema(answer_format):
             place = place / "json_schema" / "schema"
-        return NO_FORMAT if answer_format is None else AnswerFormat(answer_format, None, place)
+        return (
+            NO_FORMAT if answer_format is None else AnswerFormat(answer_format, None, place, None, has_boxes)
+        )
     if answer_format is not None:
         raise ApiError(
             ErrorCode.INVALID_VALUE,
@@ -205,6 +212,15 @@ def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
         return AnswerFormat(*as_form({"structured_outputs": structured}), place)
     except InvalidRequest as error:
         raise ApiError(ErrorCode.INVALID_STRUCTURED_OUTPUTS, error.text, error.path) from None
+
+
+def _flag(name: str, response_format: Json) -> bool:
+    """Remove a flag from a response format, and return the flag. Raises ApiError."""
+    value = response_format.pop(name, False)
+    if not isinstance(value, bool):
+        text = f"{FIELD} must be true or false, not {shown(value)}"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("response_format", name))
+    return value
 
 
 def build_request(

@@ -35,6 +35,7 @@ class PromptStream:
     def __init__(self, stream: AnswerSource, parsed_request: ParsedRequest, tokenizer: Tokenizer, first: int):
         self.stream, self._asked, self._tokenizer, self.first = stream, parsed_request, tokenizer, first
         self._choices: list[ChoiceDeltas] = []
+        self._contents: list[list[str]] = []  # The choices' texts, if the call asks for boxes.
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
@@ -52,21 +53,26 @@ class PromptStream:
             )
             for _ in range(parsed_request.sampling.n)
         ]
+        self._contents = [[] for _ in self._choices]
 
     def push(self, output: RequestOutput) -> list[Delta]:
         """Return the text deltas for an output. The text that `end` returns is not included."""
         if self._asked.is_prompt_only:
             return []
-        return self._choices[output.index].push(output.token_ids, output.logprobs, output.confidences)
+        deltas = self._choices[output.index].push(output.token_ids, output.logprobs, output.confidences)
+        if self._asked.envelope.boxes is not None:
+            self._contents[output.index] += [delta.content for delta in deltas]
+        return deltas
 
     def slow_end(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that checks the arguments in a finished choice's tool calls and returns `end`'s
-        result. Returns None if `end` alone is enough and takes little time.
+        """Return a function that returns `end`'s result. Returns None if `end` alone is enough and takes
+        little time.
 
-        The function may take long, so it should run on another thread.
+        The function checks the arguments in a finished choice's tool calls, and computes the fields'
+        confidences and boxes. It may take long, so it should run on another thread.
         """
         choice = self._choices[output.index]
-        if not choice.is_slow_to_finish:
+        if not choice.is_slow_to_finish and self._asked.envelope.boxes is None:
             return None
         argument_check = choice.argument_check()
         return lambda: (self.end(output, () if argument_check is None else argument_check()),)
@@ -84,6 +90,8 @@ class PromptStream:
         if self._asked.is_prompt_only:
             return ChoiceUpdate(index, Delta(), "length")
         rest = choice.finish(errors)
+        if (plan := self._asked.envelope.boxes) is not None:
+            rest = rest._replace(boxes=plan.boxes("".join([*self._contents[output.index], rest.content])))
         return ChoiceUpdate(index, rest, choice.end_reason(reason), choice.stop_reason(output.detail))
 
     @property

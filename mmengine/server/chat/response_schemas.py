@@ -102,6 +102,13 @@ class FieldConfidence(ResponseSchema):
     others: list[OtherFieldValue]
 
 
+class AnswerBox(ResponseSchema):
+    """A box in pixels: left, top, right, bottom. `problem`: why the model's value is wrong."""
+
+    pixels: tuple[float, float, float, float] | None
+    problem: str | UnsetType = UNSET
+
+
 class Message(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
@@ -110,6 +117,7 @@ class Message(ResponseSchema):
     reasoning: str | UnsetType = UNSET  # A copy of reasoning_content, with --reasoning-fields both.
     tool_calls: list[Call] | UnsetType = UNSET
     field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
+    boxes: dict[str, AnswerBox] | UnsetType = UNSET
 
 
 class _Choice(ResponseSchema):
@@ -159,6 +167,7 @@ class MessageDelta(ResponseSchema):
     reasoning: str | UnsetType = UNSET  # A copy of reasoning_content, with --reasoning-fields both.
     tool_calls: list[CallDelta] | UnsetType = UNSET
     field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET  # In the last event.
+    boxes: dict[str, AnswerBox] | UnsetType = UNSET  # In the last event.
 
 
 class ChatChoiceDelta(ResponseSchema):

@@ -39,7 +39,9 @@ _THINKING = translated_field(
     "enabled: budget_tokens becomes thinking_token_budget; adaptive: the model decides; disabled or absent: "
     "a budget of 0, for a model that reasons; display omitted: reasoning is counted but not returned"
 )
-_OUTPUT = supported("format: json_schema, with bounds, on_truncation, field_confidence; effort is ignored")
+_OUTPUT = supported(
+    "format: json_schema, with bounds, on_truncation, field_confidence, boxes; effort is ignored"
+)
 _ITEMS = translated_field(
     "min_pixels, max_pixels, fps and other options of one item, clamped to the server's limits"
 )

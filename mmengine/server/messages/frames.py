@@ -12,6 +12,7 @@ import msgspec
 
 from mmengine.core.executor import PromptLogprobs
 from mmengine.events.call_ids import call_id
+from mmengine.models.box_unit import Box
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta
@@ -47,6 +48,7 @@ class MessagesFrames:
         self._stop: tuple[str, str | None] = ("", None)
         self._errors: tuple[ArgumentError, ...] = ()
         self._fields: dict[str, FieldConfidence] | None = None
+        self._boxes: dict[str, Box] | None = None
         self._has_calls = False
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
@@ -109,7 +111,7 @@ class MessagesFrames:
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         data = self.delta(index, rest)
         self._stop = _stop(finish_reason, stop_reason, calls=self._has_calls)
-        self._errors, self._fields = rest.argument_errors, rest.field_confidence
+        self._errors, self._fields, self._boxes = rest.argument_errors, rest.field_confidence, rest.boxes
         return data + self._close()
 
     def usage(self, usage: Usage) -> bytes:
@@ -123,6 +125,8 @@ class MessagesFrames:
             data["argument_errors"] = self._errors
         if self._fields is not None:
             data["field_confidence"] = self._fields
+        if self._boxes is not None:
+            data["boxes"] = self._boxes
         return _event("message_delta", data) + _event("message_stop", {})
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
@@ -143,6 +147,8 @@ class MessagesFrames:
             data["argument_errors"] = choice.argument_errors
         if choice.field_confidence is not None:
             data["field_confidence"] = choice.field_confidence
+        if choice.boxes is not None:
+            data["boxes"] = choice.boxes
         return _encode({**self._about, **data, "usage": _whole_usage(usage)})
 
     def error(self, error: ApiError) -> bytes:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.chat.response_schemas import ArgumentFault, FieldConfidence, ResponseSchema
+from mmengine.server.chat.response_schemas import AnswerBox, ArgumentFault, FieldConfidence, ResponseSchema
 
 _Stop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -57,6 +57,7 @@ class MessageAnswer(ResponseSchema, tag="message"):
     usage: MessageUsage
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
     field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
+    boxes: dict[str, AnswerBox] | UnsetType = UNSET
 
 
 class InputTokenCount(ResponseSchema):
@@ -107,6 +108,7 @@ class MessageDeltaEvent(ResponseSchema, tag="message_delta"):
     usage: MessageUsage
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
     field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
+    boxes: dict[str, AnswerBox] | UnsetType = UNSET
 
 
 class MessageStop(ResponseSchema, tag="message_stop"):

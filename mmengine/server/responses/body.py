@@ -75,8 +75,8 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     text: Annotated[
         TextOptions | None,
         supported(
-            "format: text, json_object, json_schema, structural_tag, with bounds, on_truncation and "
-            "field_confidence; verbosity is returned as sent"
+            "format: text, json_object, json_schema, structural_tag, with bounds, on_truncation, "
+            "field_confidence and boxes; verbosity is returned as sent"
         ),
     ] = None
     reasoning: Annotated[

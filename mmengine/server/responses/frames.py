@@ -130,7 +130,7 @@ class ResponsesFrames:
         if self._open is None and not self._closed:  # The answer is empty.
             events += self._all(self._begin(self._message()))
         if isinstance(self._open, Message):
-            self._open.field_confidence = rest.field_confidence
+            self._open.field_confidence, self._open.boxes = rest.field_confidence, rest.boxes
         return events + self._all(self._close(self._status))
 
     @property
@@ -154,7 +154,11 @@ class ResponsesFrames:
         (choice,) = choices
         for delta in _deltas(choice):
             self.delta(0, delta)
-        rest = Delta(argument_errors=choice.argument_errors, field_confidence=choice.field_confidence)
+        rest = Delta(
+            argument_errors=choice.argument_errors,
+            field_confidence=choice.field_confidence,
+            boxes=choice.boxes,
+        )
         self.finish(0, rest, choice.finish_reason, None)
         return self._whole(usage)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from mmengine.models.box_unit import Box
 from mmengine.serve.text.choice_deltas import Entry
 from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 from mmengine.server.responses.custom_tools import call_input
@@ -179,7 +180,9 @@ class Message(_Parted):
         super().__init__(f"msg_{request_id}_{place}", place)
         self._token_texts = texts
         self._tokens: list[bytes] = []  # The tokens with their logprobs, as JSON.
-        self.field_confidence: dict[str, FieldConfidence] | None = None  # Set before the end.
+        # Set before the end.
+        self.field_confidence: dict[str, FieldConfidence] | None = None
+        self.boxes: dict[str, Box] | None = None
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
         if self._token_texts is None:
@@ -196,6 +199,8 @@ class Message(_Parted):
         more = b""
         if self.field_confidence is not None:
             more = b',"field_confidence":' + _encode(self.field_confidence)
+        if self.boxes is not None:
+            more += b',"boxes":' + _encode(self.boxes)
         return b'{"type":"output_text","annotations":[],%b%b}' % (self._said(text_json), more)
 
     def _item(self, status: str, text_json: bytes) -> bytes:

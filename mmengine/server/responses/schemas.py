@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from mmengine.server.chat.response_schemas import (
+    AnswerBox,
     ArgumentFault,
     FieldConfidence,
     Page,
@@ -23,6 +24,7 @@ class OutputText(ResponseSchema, tag="output_text"):
     annotations: list[None]
     logprobs: list[Token]
     field_confidence: dict[str, FieldConfidence] | UnsetType = UNSET
+    boxes: dict[str, AnswerBox] | UnsetType = UNSET
 
 
 class ReasoningText(ResponseSchema, tag="reasoning_text"):
