@@ -47,6 +47,7 @@ PROGRAMS = {
     "serve_durable": "server.serve_durable",
     "serve_traced": "server.serve_traced",
     "batch_killed": "server.batch_killed",
+    "embeddings": "pooling.embeddings",
     "preparation": "media.preparation",
     "sessions": "media.sessions",
     "hosted": "any_model.hosted",

@@ -92,15 +92,7 @@ def make(
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
-    embedded = resolve_folder(None)
-    shutil.copytree(embedded, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    ids = {name: json.loads((embedded / "config.json").read_text())[name] for name in IDS}
-    if vocabulary is not None:
-        ids = _write_vocabulary(folder, vocabulary)
-    for name, least, most in (("", 2**16, 2**24), ("video_", 2**12, 25_165_824)):
-        _change(
-            folder / f"{name}preprocessor_config.json", size={"shortest_edge": least, "longest_edge": most}
-        )
+    ids = make_tokenizer(folder, vocabulary)
     text = (SMALL_TEXT if small else TEXT) | ({} if layers is None else {"num_hidden_layers": layers})
     vision = dict(SMALL_VISION if small else VISION)
     if tower_layers is not None:
@@ -117,6 +109,28 @@ def make(
     with torch.device("meta"):
         model = Qwen3VLForConditionalGeneration(config)
     config.save_pretrained(folder)
+    write_weights(folder, model, small)
+
+
+def make_tokenizer(folder: Path, vocabulary: Path | None) -> dict[str, int]:
+    """Write a new folder with the processor files, and return the ids of the tokens for media.
+
+    `vocabulary`: see `make`.
+    """
+    embedded = resolve_folder(None)
+    shutil.copytree(embedded, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    ids = {name: json.loads((embedded / "config.json").read_text())[name] for name in IDS}
+    if vocabulary is not None:
+        ids = _write_vocabulary(folder, vocabulary)
+    for name, least, most in (("", 2**16, 2**24), ("video_", 2**12, 25_165_824)):
+        _change(
+            folder / f"{name}preprocessor_config.json", size={"shortest_edge": least, "longest_edge": most}
+        )
+    return ids
+
+
+def write_weights(folder: Path, model: torch.nn.Module, small: bool) -> None:
+    """Write random weights for `model`, whose own weights are not used, in shards."""
     shapes = {name: value.shape for name, value in model.named_parameters()}
     _write_shards(folder, shapes, 10**6 if small else SHARD_BYTES)
 
