@@ -2,6 +2,7 @@
 end only their own answer.
 """
 
+import json
 import random
 import re
 import subprocess
@@ -224,6 +225,23 @@ def test_rules_are_counted():
     options = "".join(f"r{n}[lazy]: /a/\nT{n}.2 : /b/\n" for n in range(1_001))
     with pytest.raises(InvalidRequest, match="more than 2,000 rules"):
         grammar_of(grammar={"lark": f"start: r0\n{options}"})
+
+
+def test_intersections_are_counted():
+    """The engine would allocate gigabytes for many intersections, and end the process."""
+    parts = " & ".join(f"/.*a{n}.*/" for n in range(18))
+    for lark in (f"start: A\nA: {parts}", parts.replace(" & ", "\nB & ").join(("start: A\nA: ", ""))):
+        with pytest.raises(InvalidRequest, match=r"^grammar.lark has more than 16 intersections"):
+            grammar_of(grammar={"lark": lark})
+    patterns = [{"type": "string", "pattern": f"a{n}"} for n in range(18)]
+    for schema, is_refused in (({"allOf": patterns}, True), ({"anyOf": patterns}, False)):
+        lark = {"lark": f"start: %json {json.dumps(schema)} %json {{"}
+        if is_refused:
+            with pytest.raises(InvalidRequest, match="has a schema with allOf or .ref and more than 16"):
+                grammar_of(grammar=lark)
+        else:
+            grammar_of(grammar=lark)
+    grammar_of(grammar={"lark": 'start: A // a & b\nA: "&&\\"&" /[&]{9}&/ /a/ & /b/' + ' "&"' * 30})
 
 
 DEEP = """

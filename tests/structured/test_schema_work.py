@@ -57,6 +57,16 @@ def test_many_key_patterns_are_refused_by_keyword(monkeypatch):
     assert (refused.value.keyword, refused.value.pointer) == ("patternProperties", "#/patternProperties")
 
 
+def test_many_patterns_of_one_string_are_refused():
+    """The grammar engine would allocate gigabytes for their intersection, and end the process."""
+    schema = {"allOf": [{"type": "string", "pattern": f"^.*a{n}.*$"} for n in range(17)]}
+    with pytest.raises(SchemaRefused, match="more than 16 patterns") as refused:
+        normalize_schema({"type": "object", "properties": {"k": schema}})
+    assert refused.value.keyword == "pattern"
+    normalize_schema({"allOf": schema["allOf"][:16]})
+    normalize_schema({"allOf": [{"enum": ["a0", "b"]}, *schema["allOf"][:1] * 30]})
+
+
 def test_large_multiples_are_refused_by_keyword():
     """The grammar engine has a state for each remainder: a gigabyte and a minute for ten million."""
     large = ({"multipleOf": 9_999_991}, {"allOf": [{"multipleOf": one} for one in (101, 103, 107, 109)]})

@@ -10,6 +10,7 @@ Each kind of GrammarRequest has this source:
     tool_calls       a JSON object of tools, their format, … (tool_calls.py)
 """
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -43,6 +44,11 @@ MAX_CHOICES = 10_000
 # Maximum number of rules in a Lark grammar. Rules may be nested as deeply as there are rules, which takes
 # stack space.
 MAX_RULES = 2_000
+# Maximum number of `&` in a Lark grammar. The states of an intersection may double with each part.
+MAX_INTERSECTIONS = 16
+_LITERAL = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')  # A comment, a string or a regex.
+_NESTED_SCHEMA = re.compile(r"%json\s*")
+_JSON = json.JSONDecoder()
 _RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head, after its name, options or parameters.
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _SCHEMA_FIELDS = ("schema", "strict", "name", "description")
@@ -293,11 +299,37 @@ def _grammar_of(grammar: Mapping[str, Any]) -> tuple[str, str]:
     value = check_string(FieldPath("grammar", kind), value, MAX_GRAMMAR_CHARS)
     if kind != "regex":
         value = value.removeprefix("\ufeff")  # An editor's byte order mark is no part of a grammar.
+    if kind == "lark":
+        _check_intersections(value)
     if kind in ("gbnf", "ebnf"):
         kind, value = convert(value)
     if kind == "lark" and len(_RULE.findall(value)) > MAX_RULES:
         raise InvalidRequest(f"{FIELD} has more than {MAX_RULES:,} rules", path=FieldPath("grammar", "lark"))
     return kind, value
+
+
+def _check_intersections(lark: str) -> None:
+    """Raise InvalidRequest if a Lark grammar, or a schema in it, has too many intersections of texts."""
+    where = FieldPath("grammar", "lark")
+    if _LITERAL.sub("", lark).count("&") > MAX_INTERSECTIONS:
+        raise InvalidRequest(f"{FIELD} has more than {MAX_INTERSECTIONS} intersections (&)", path=where)
+    for found in _NESTED_SCHEMA.finditer(lark):
+        try:
+            waiting: list[object] = [_JSON.raw_decode(lark, found.end())[0]]
+        except (ValueError, RecursionError):
+            continue  # The grammar engine reports the error.
+        num_patterns, has_all_of = 0, False
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict):
+                num_patterns += "pattern" in each
+                has_all_of |= "allOf" in each or "$ref" in each
+                waiting.extend(each.values())
+            elif isinstance(each, list):
+                waiting.extend(each)
+        if has_all_of and num_patterns > MAX_INTERSECTIONS:
+            text = f"{FIELD} has a schema with allOf or $ref and more than {MAX_INTERSECTIONS} patterns"
+            raise InvalidRequest(f"{text}; use response_format for the schema", path=where)
 
 
 def _without_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:

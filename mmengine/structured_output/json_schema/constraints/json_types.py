@@ -24,6 +24,9 @@ from mmengine.structured_output.json_schema.work import spend_work
 
 MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns in an intersection.
 INTERSECTION_COST = 20  # Number of steps that an intersection counts in addition to its patterns.
+# Maximum number of patterns that a string must match together. The grammar engine's states for their
+# intersection may double with each pattern.
+MAX_PATTERNS = 16
 MAX_STEPS = 100_000  # Maximum number of steps to match these values against a pattern.
 
 Conjunction = tuple[int, ...]
@@ -241,7 +244,11 @@ def _strings(a: String, b: String) -> String | None:
         values, patterns = _filter_values(values, patterns)
         if not values:
             return None
-    return String(low, high, patterns, values, a.blocked + b.blocked)
+    blocked = a.blocked + b.blocked
+    if values is None and len(patterns) > MAX_PATTERNS and not blocked:
+        why = f"more than {MAX_PATTERNS} patterns for one string cannot be enforced together"
+        blocked = (("pattern", "", why),)
+    return String(low, high, patterns, values, blocked)
 
 
 def _filter_values(
