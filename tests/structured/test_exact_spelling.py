@@ -1,12 +1,14 @@
 """Tests that forced text which the tokenizer normalises, or Lark cannot hold, is generated as it stands."""
 
 import json
+import re
 import unicodedata
 from functools import partial
 
 import pytest
 
 from mmengine.request import GrammarRequest
+from mmengine.structured_output.engines.llguidance import backend as backend_module
 from mmengine.structured_output.engines.llguidance.backend import LLGuidance
 
 TEXTS = [
@@ -25,6 +27,8 @@ TEXTS = [
 ]
 TOKENS = [*(bytes([byte]) for byte in range(256)), "é".encode(), "Ω".encode(), b"rger", b"txt", b"<end>"]
 END = len(TOKENS) - 1
+NUMBERS = {each: token for token, each in enumerate(TOKENS)}
+LONGEST = re.compile(b"|".join(map(re.escape, sorted(TOKENS[:END], key=len, reverse=True))), re.DOTALL)
 
 
 def stripped(text: str) -> str:
@@ -93,3 +97,29 @@ def test_forced_text_is_generated_as_it_stands(backend, text):
     for kind, source in grammars.items():
         said = generated(backend, GrammarRequest(kind, source))
         assert said == text or kind == "json_schema" and json.loads(said) == text, kind
+
+
+@pytest.mark.parametrize("unit", ["Hello one two. ", "é Ω ", "x", "a\u0323\u0307"])
+def test_a_long_forced_text_is_encoded_in_parts(unit, monkeypatch):
+    """Each step of an answer would encode the whole rest of its text, while all other rows wait."""
+    text, found = unit * (5_000 // len(unit)), []
+    for limit in (backend_module.MAX_FORCED_CHARS, 10**6):
+        monkeypatch.setattr(backend_module, "MAX_FORCED_CHARS", limit)
+        lengths: list[int] = []
+
+        def read(given: str, lengths: list[int] = lengths) -> list[int]:
+            lengths.append(len(given))
+            return [NUMBERS[each] for each in LONGEST.findall(unicodedata.normalize("NFC", given).encode())]
+
+        made = LLGuidance(lambda: TOKENS, read, frozenset({END}), [END], len(TOKENS), 1)
+        matcher, out = made.compile(GrammarRequest("json_schema", json.dumps({"const": text}))).matcher(), []
+        lengths.clear()
+        for _ in range(4):
+            forced = made.forced(matcher, out[-1] if out else -1)
+            mask = matcher.compute_bitmask()
+            assert [t for t in range(len(TOKENS)) if mask[t >> 3] >> (t & 7) & 1] == forced[:1]
+            assert len(forced) > 64 and made.take(matcher, forced[0], out[-1] if out else -1)
+            out.append(forced[0])
+        found.append((out, forced[:64]))
+        assert max(lengths) <= limit
+    assert found[0] == found[1]

@@ -30,6 +30,7 @@ from mmengine.structured_output.request.structural_tags import StructuralTag
 from mmengine.structured_output.request.tool_calls import ToolCalls
 
 MAX_KEPT_CHARS = 256  # Maximum length of a forced text whose tokens are cached.
+MAX_FORCED_CHARS = 4096  # Maximum length of a forced text that is encoded in a step.
 MAX_SPELLINGS = 8192  # Maximum number of forced texts whose tokens are cached.
 # Limits on llguidance's work. "Fuel" measures time: a millisecond is about 50,000 units while a matcher
 # starts, and 14,000 units in a step. llguidance's defaults are too low: patterns such as [a-z]{1,255}
@@ -271,7 +272,17 @@ class _Tokens(TokenizerWrapper):
 
     def __call__(self, text: str) -> list[int]:
         """Encode text. llguidance calls this in every step with forced tokens, often with an earlier text."""
-        return self._encode_again(text) if len(text) <= MAX_KEPT_CHARS else self._encode(text)
+        if len(text) <= MAX_KEPT_CHARS:
+            return self._encode_again(text)
+        if len(text) <= MAX_FORCED_CHARS:
+            return self._encode(text)
+        # Each step would encode the whole rest of the text again. The tokens at the cut are left out, because
+        # the characters after the cut may change them.
+        beginning = text[:MAX_FORCED_CHARS]
+        size = len(beginning[:-MAX_KEPT_CHARS].encode())
+        found = self._encode(beginning)
+        ends = accumulate(len(self.tokens[token]) for token in found)
+        return [token for token, end in zip(found, ends, strict=True) if end <= size]
 
 
 class CompiledGrammar:
