@@ -133,6 +133,9 @@ def main(
     batches: Annotated[int, typer.Option(min=1, help="Number of turns with 32 texts.")] = 4,
     images: Annotated[int, typer.Option(min=1, help="Number of images, in turns of 8.")] = 24,
     threads: Annotated[int, typer.Option(min=1, help="Threads for each side.")] = 1,
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the image model's text part and tower (default 28 and 24).")
+    ] = None,
     part: Annotated[list[str] | None, typer.Option(help="Only these parts: texts, queries, images.")] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder to keep the models in (default: a temporary folder).")
@@ -152,7 +155,7 @@ def main(
         if not words.is_dir() and {"texts", "queries"} & set(parts):
             make_text_model(words, small=quick)
         if not sights.is_dir() and "images" in parts:
-            make_image_model(sights, small=quick)
+            make_image_model(sights, small=quick, layers=layers)
         if "texts" in parts:
             lengths = chance.integers(SHORTEST, (64 if quick else LONGEST) + 1, texts)
             turns = sampled(random_texts(words, lengths), lengths, batches)
@@ -166,17 +169,21 @@ def main(
         if "images" in parts:
             count = 4 if quick else images
             paths = photographs(Path(temporary), count, (96, 128) if quick else WIDTHS)
+            cut = f" with {layers} layers each" if layers else ""
             given = [{"image": path} for path in paths]
             turns = [given[at : at + 8] for at in range(0, count, 8)]
             found.append(
                 compare(
-                    f"Photographs {WIDTHS[0]} to {WIDTHS[1]} pixels wide, 2 B shape", sights, turns, threads
+                    f"Photographs {WIDTHS[0]} to {WIDTHS[1]} pixels wide, 2 B shape{cut}",
+                    sights,
+                    turns,
+                    threads,
                 )
             )
     tables = [*(table for table, _ in found), target_table([target for _, target in found])]
     lines = machine_lines(threads)
     show(tables, lines)
-    if out is None and not quick and not part:
+    if out is None and not quick and not part and layers is None:
         out = RESULTS
     if out is not None:
         out.write_text(markdown(TITLE, tables, lines), encoding="utf-8")

@@ -44,9 +44,10 @@ def make_text_model(folder: Path, *, small: bool = False) -> None:
     _mark(folder, config.hidden_size, {})
 
 
-def make_image_model(folder: Path, *, small: bool = False) -> None:
-    """Write a Qwen3-VL that embeds texts and images."""
-    large_model.make(folder, None if small else VOCABULARY, small=small)
+def make_image_model(folder: Path, *, small: bool = False, layers: int | None = None) -> None:
+    """Write a Qwen3-VL that embeds texts and images. `layers`: the number of text and of tower layers."""
+    vocabulary = None if small else VOCABULARY
+    large_model.make(folder, vocabulary, small=small, layers=layers, tower_layers=layers)
     width = (large_model.SMALL_TEXT if small else large_model.TEXT)["hidden_size"]
     features = {"method": "forward", "method_output_name": "last_hidden_state"}
     modalities: dict[str, dict[str, str]] = dict.fromkeys(("text", "image", "video"), features)
