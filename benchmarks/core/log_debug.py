@@ -1,95 +1,176 @@
 """Measures how long the debugger of logs takes to reach a position in a log of a million steps.
 
-    python -m benchmarks log_debug [--steps N] [--log DIR]
+    python -m benchmarks log_debug [--steps N] [--log DIR] [--cache DIR] [--out FILE]
 
-Without --log the program writes a log on the simulated executor, which takes many minutes. It reads the log
-once to its end, which saves states, and then seeks: positions at random, the step before, a time, and the
-last write of a block. It also opens the log again, with the states that it kept in the cache.
+Without --log the program writes a log on the simulated executor, which takes many minutes. The load exceeds
+the engine's throughput, so the queue is full (4,096 requests) in most of the log. The program reads the log
+once to its end, which saves states, and then seeks: in the process that read the log, after opening the log
+again with the states in the cache, and in new processes. With --cache, states from an earlier run are used.
+
+A seek's wall time includes other processes' time on a busy machine, and its CPU time does not.
 """
 
 import argparse
+import json
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks.common.report import cpu_model
+from benchmarks.common.report import Table, Target, finish
 from benchmarks.core.report_page import write_log
 from mmengine.replay.debug import Debugger, open_debugger
-from mmengine.replay.debug.saved.marks import states_of
 
-SEEKS = 100
+PROCESSES = 10
+BAR_MS = 300.0
+IN_A_PROCESS = """
+import json, sys, time
+from pathlib import Path
+from mmengine.replay.debug import open_debugger
+times = []
+def clocks():
+    times.append((time.perf_counter(), time.process_time()))
+clocks()
+debugger = open_debugger(Path(sys.argv[1]))
+clocks()
+debugger.goto_step(int(sys.argv[2]))
+clocks()
+debugger.goto_step(int(sys.argv[3]))
+clocks()
+print(json.dumps(times))
+"""
+Times = list[tuple[float, float]]  # (wall, CPU) in ms
 
 
-def measured(title: str, seek: Callable[[], object], count: int) -> str:
-    """Return a row of the table: the wall and CPU times of `count` calls, in ms."""
-    wall, cpu = [], []
-    for _ in range(count):
-        begin, used = time.perf_counter(), time.process_time()
-        seek()
-        wall.append(1e3 * (time.perf_counter() - begin))
-        cpu.append(1e3 * (time.process_time() - used))
-    cells = []
-    for times in (wall, cpu):
-        times.sort()
-        cells += [times[count // 2], times[int(count * 0.99)], times[-1]]
-    return f"| {title} | {count} | " + " | ".join(f"{cell:.0f}" for cell in cells) + " |"
+class Seeks:
+    """The table of seeks. `count`: number of seeks in a row. `worst`: the largest p99 of a row of random
+    positions, (wall, CPU) in ms.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        columns = ("ms", "seeks", "wall p50", "p99", "most", "CPU p50", "p99", "most")
+        self.table = Table("Seeks", columns)
+        self.worst = [0.0, 0.0]
+
+    def measure(self, title: str, seek: Callable[[int], object], places: Iterable[int]) -> None:
+        times: Times = []
+        for place in places:
+            begin, used = time.perf_counter(), time.process_time()
+            seek(place)
+            times.append((1e3 * (time.perf_counter() - begin), 1e3 * (time.process_time() - used)))
+        self.add(title, times)
+        print(title, *self.table.rows[-1][1:], flush=True)
+
+    def add(self, title: str, times: Times, is_bounded: bool = True) -> None:
+        cells = []
+        for kind in (0, 1):
+            values = sorted(each[kind] for each in times)
+            p99 = values[int(len(values) * 0.99)]
+            cells += [values[len(values) // 2], p99, values[-1]]
+            if is_bounded:
+                self.worst[kind] = max(self.worst[kind], p99)
+        self.table.rows.append((title, f"{len(times)}", *(f"{cell:.0f}" for cell in cells)))
+
+    def in_this_process(self, debugger: Debugger, where: str, rng: random.Random, end: int) -> None:
+        navigator = debugger.navigator
+        num_steps = next(mark.step for mark in navigator.marks.all[::-1])
+        steps = [rng.randrange(num_steps) for _ in range(self.count)]
+        positions = [rng.randrange(navigator.first, end) for _ in range(self.count)]
+        self.measure(f"goto STEP, random, {where}", debugger.goto_step, steps)
+        self.measure(f"goto event N, random, {where}", debugger.goto_event, positions)
+        self.measure(f"goto event N, forward, {where}", debugger.goto_event, sorted(positions))
+        self.measure(f"goto event N, backward, {where}", debugger.goto_event, sorted(positions)[::-1])
 
 
-def seeks(debugger: Debugger, num_steps: int) -> list[str]:
-    """Return the table's rows."""
-    rng = random.Random(0)
-    end = debugger.navigator.end or 0
-
-    def to_step() -> None:
-        debugger.goto_step(rng.randrange(num_steps))
-
-    def to_record() -> None:
-        debugger.goto_event(rng.randrange(end))
-
-    rows = [measured("goto STEP, at random", to_step, SEEKS)]
-    rows.append(measured("goto event N, at random", to_record, SEEKS))
+def short_moves(seeks: Seeks, debugger: Debugger, rng: random.Random, end: int) -> None:
+    """Measure moves that search backwards, whose bar is not that of a seek."""
     debugger.goto_event(end // 2)
-    rows.append(measured("reverse-step", lambda: debugger.step(-1), SEEKS // 3))
-    rows.append(measured("reverse-stepi", lambda: debugger.step_event(-1), SEEKS // 3))
+    seeks.measure("reverse-step", lambda _: debugger.step(-1), range(seeks.count // 3))
+    seeks.measure("reverse-stepi", lambda _: debugger.step_event(-1), range(seeks.count // 3))
     debugger.goto_event(end - 10)
-    rows.append(measured("last block N", lambda: debugger.last_write(f"block {rng.randrange(1, 161)}"), 60))
-    return rows
+    blocks = [rng.randrange(1, 161) for _ in range(seeks.count // 3)]
+    seeks.measure("last block N", lambda block: debugger.last_write(f"block {block}"), blocks)
+
+
+def in_new_processes(seeks: Seeks, log: Path, num_steps: int, rng: random.Random) -> None:
+    """Open the log in new processes, each of which seeks two random steps."""
+    parts: list[Times] = [[], [], []]
+    for _ in range(PROCESSES):
+        steps = [str(rng.randrange(num_steps)) for _ in range(2)]
+        command = [sys.executable, "-c", IN_A_PROCESS, str(log), *steps]
+        times = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for part, before, after in zip(parts, times, times[1:], strict=False):
+            part.append((1e3 * (after[0] - before[0]), 1e3 * (after[1] - before[1])))
+    seeks.add("opening the log, new process", parts[0], is_bounded=False)
+    seeks.add("first goto STEP, new process", parts[1])
+    seeks.add("second goto STEP, new process", parts[2])
+
+
+def read(log: Path) -> tuple[Debugger, Table]:
+    """Read the log to its end, and return the debugger and a table of the log and its saved states."""
+    begin, used = time.perf_counter(), time.process_time()
+    debugger = open_debugger(log)
+    navigator = debugger.navigator
+    start = navigator.marks.last.position
+    debugger.goto_end()
+    took, cpu = time.perf_counter() - begin, time.process_time() - used
+    navigator.keep()
+    marks, num_records = navigator.marks, (navigator.end or 0) - start
+    cached = sum(path.stat().st_size for path in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.states"))
+    table = Table("First read", ("", ""))
+    table.rows += [
+        ("steps", f"{navigator.state.step:,}"),
+        ("records", f"{navigator.end:,}"),
+        ("records that were read, not taken from the cache", f"{num_records:,}"),
+        ("s, wall", f"{took:.0f}"),
+        ("s, CPU", f"{cpu:.0f}"),
+        ("µs of CPU per record", f"{1e6 * cpu / max(1, num_records):.0f}"),
+        ("saved states", f"{len(marks.all):,}"),
+        ("MiB, saved states in memory", f"{marks.num_bytes / 2**20:.0f}"),
+        ("MiB, file in the cache", f"{cached / 2**20:.0f}"),
+    ]
+    print(*(": ".join(row) for row in table.rows), sep="\n", flush=True)
+    return debugger, table
+
+
+def measure(log: Path, options: argparse.Namespace) -> None:
+    debugger, table = read(log)
+    seeks, rng, end = Seeks(options.seeks), random.Random(0), debugger.navigator.end or 0
+    num_steps = debugger.navigator.marks.last.step
+    seeks.in_this_process(debugger, "same process", rng, end)
+    worst = tuple(seeks.worst)
+    short_moves(seeks, debugger, rng, end)
+    seeks.worst = list(worst)
+    seeks.in_this_process(open_debugger(log), "opened again", rng, end)
+    in_new_processes(seeks, log, num_steps, rng)
+    targets = [
+        Target("p99 of a seek, ms of wall time", seeks.worst[0], BAR_MS, most=True),
+        Target("p99 of a seek, ms of CPU time", seeks.worst[1], BAR_MS, most=True),
+    ]
+    finish("Seeking in a long log", [table, seeks.table], targets, options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--steps", type=int, default=1_240_000, help="default: makes about a million steps")
     parser.add_argument("--log", type=Path, help="log to read, which a run of this program wrote")
+    parser.add_argument("--cache", type=Path, help="folder of the saved states (default: a temporary one)")
+    parser.add_argument("--seeks", type=int, default=100, help="seeks in a row of the table (default 100)")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = str(options.cache or Path(folder) / "cache")
         log = options.log
         if log is None:
             log = Path(folder) / "log"
             write_log(log, options.steps)
-        begin, used = time.perf_counter(), time.process_time()
-        debugger = open_debugger(log)
-        debugger.goto_end()
-        took, cpu = time.perf_counter() - begin, time.process_time() - used
-        marks, num_steps = debugger.navigator.marks, debugger.navigator.state.step
-        size = sum(each.num_bytes for each in states_of(marks.all))
-        print(f"{cpu_model()}; {num_steps:,} steps, {debugger.navigator.end:,} records")
-        print(
-            f"first read to the end: {took:.0f} s ({cpu:.0f} s CPU); {len(marks.all):,} saved states, "
-            f"{size / 2**20:.0f} MiB\n"
-        )
-        debugger.navigator.keep()
-        begin = time.perf_counter()
-        again = open_debugger(log)
-        opened = time.perf_counter() - begin
-        again.goto_step(num_steps // 2)
-        there = time.perf_counter() - begin
-        print(f"opened again in {opened:.1f} s; step {num_steps // 2:,} after {there:.1f} s\n")
-        print("| | count | wall ms p50 | p99 | most | CPU ms p50 | p99 | most |")
-        print("|---|---:|---:|---:|---:|---:|---:|---:|")
-        for row in seeks(debugger, num_steps):
-            print(row, flush=True)
+        measure(log, options)
 
 
 if __name__ == "__main__":
