@@ -16,6 +16,7 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
 from mmengine.replay import request_lines
 from mmengine.replay.checked_log import CheckedLog
+from mmengine.replay.rerun.calibration import slices_of
 from mmengine.replay.rerun.fit import FittedCost, fit, held_out_error, non_negative
 from mmengine.replay.rerun.measurement import Watch
 from mmengine.replay.rerun.rerun import NoPrediction, read_changes, rerun
@@ -35,7 +36,7 @@ COUNTED = ("steps", "output_tokens", "preemptions", "prefix_hit_percent", "encod
 COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60_000)
 
 
-def simulated_log(folder, *, count=60, cost=COST, **settings):
+def simulated_log(folder, *, count=70, cost=COST, **settings):
     """Write the log of a simulation with `count` requests, half of them with images, in a pool that is too
     small at times.
     """
@@ -89,7 +90,9 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
         assert error is None or abs(error) < 0.02, name
     assert {name: logged[name] for name in COUNTED} == {name: again[name] for name in COUNTED}
     simulated = rerun(tmp_path / "log", {}, exact=False)
-    assert not simulated.is_exact and not simulated.refusal
+    assert not simulated.is_exact
+    for row in simulated.calibration.rows:  # A median of 30 requests depends on when each was seen.
+        assert abs(row.error) <= max(row.bound, 0.15), row
     for name, error in simulated.errors.items():
         assert error is None or abs(error) < 0.02 or name in ("preemptions", "prefix_hit_percent"), name
 
@@ -103,8 +106,9 @@ def test_steps_without_drafts_are_repeated(tmp_path):
     assert rerun(tmp_path / "log", {}, exact=False).again.numbers["steps"] == report.num_steps
 
 
-def test_the_fit_finds_the_costs(log):
-    result = rerun(log[0], {})
+def test_the_fit_finds_the_costs(tmp_path):
+    simulated_log(tmp_path / "log", count=60)
+    result = rerun(tmp_path / "log", {})
     step, token, row, attended, pair, sampled, embedding = result.prices.prices
     assert result.fit_error.median < 0.01 and abs(result.fit_error.total) < 0.01
     assert token == pytest.approx(COST.token_ns, rel=0.2)
@@ -182,11 +186,13 @@ def test_settings_that_change_no_decision_are_answered_exactly(log):
 
 
 def test_a_log_whose_halves_differ_from_the_model_is_not_answered(log, tmp_path, monkeypatch):
-    """The steps of the second half take twice as long, which their work does not tell."""
+    """The steps of the even slices take twice as long, which neither their work nor their time tells."""
     records = list(LogReader(log[0]))
-    middle, shift, changed = records[len(records) // 2].step, 0, []
+    slices = slices_of(sum(isinstance(record.event, ev.Queued) for record in records))
+    shift, changed, num_arrived = 0, [], 0
     for record in records:
-        if isinstance(record.event, ev.Executed) and record.step > middle:
+        num_arrived += isinstance(record.event, ev.Queued)
+        if isinstance(record.event, ev.Executed) and slices[num_arrived - 1] % 2:
             shift += record.event.device_ns
             event = msgspec.structs.replace(record.event, device_ns=2 * record.event.device_ns)
             record = msgspec.structs.replace(record, event=event)
@@ -199,6 +205,7 @@ def test_a_log_whose_halves_differ_from_the_model_is_not_answered(log, tmp_path,
         done = call_cli(*arguments)
         assert done.returncode == 6 and start in done.stdout, done.stderr
         assert "this log cannot answer: " in done.stderr and "of held-out halves" in done.stderr
+        assert "steps of the even half took" in done.stderr
         assert "what if" not in done.stdout
     report = json.loads(done.stdout)
     assert report["what_if"] is None and report["refusal"] and report["calibration"]

@@ -2,9 +2,9 @@
 
 A simulated step gets its ratio and its pause from a logged step of the same class. Simulated steps that
 follow each other get theirs from logged steps that follow each other, because slow steps follow slow steps.
-After RUN steps, and when the engine was idle, another place in the log is drawn. The place is at about the
-simulation's time, because a machine's speed drifts. It is also after about the same busy time, because a
-machine more often stops a process that has been busy for long.
+After RUN steps, and when the engine was idle, another step of each class is drawn. All steps at about the
+simulation's time are equally likely, because a machine's speed drifts. They also come after about the same
+busy time, because a machine more often stops a process that has been busy for long.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy as np
 from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
-RUN = 256
-WINDOW = 16  # Places are drawn from the log's steps within this fraction of all steps before and after.
+RUN = 256  # Number of steps in a run.
+WINDOW = 16  # A run begins within this fraction of the log's steps before or after the simulation's time.
 MIN_WINDOW = 64
 MIN_PLACES = 8
 BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples.
@@ -26,9 +26,9 @@ class DrawnTimes:
 
     def __init__(self, times: StepTimes, rng: np.random.Generator, *, overlaps: bool):
         self._times, self._rng, self._overlaps = times, rng, overlaps
-        plain, every = times.is_plain, np.ones(len(times.ratios), bool)
-        self._ratios_of, self._pauses_of = _Members(times.classes, plain), _Members(times.classes, every)
-        self._place = self._left = 0  # The next step of the log, and the number of steps left in the run.
+        self._ratios_of = _Members(times, times.is_plain, rng)
+        self._pauses_of = _Members(times, np.ones(len(times.ratios), bool), rng)
+        self._left = 0  # Number of steps left in the run.
         self._busy_ns = 0.0
 
     def begin(self) -> None:
@@ -42,14 +42,13 @@ class DrawnTimes:
         times = self._times
         fitted = times.cost.device_ns(work) + (0.0 if self._overlaps else times.cost.host_ns(work.num_rows))
         if not self._left:
-            self._place, self._left = self._draw_place(now_ns), RUN
-            self._ratios_of.begin(self._place)
-            self._pauses_of.begin(self._place)
-        name = int(class_of(work.kind, fitted))
-        ratio = times.ratios[self._ratios_of.like(name, self._place, self._rng)]
-        pause_ns = times.pauses_ns[self._pauses_of.like(name, self._place, self._rng)]
-        self._place, self._left = (self._place + 1) % len(times.ratios), self._left - 1
-        return self._passed(fitted * ratio + pause_ns)
+            self._left = RUN
+            for members in (self._ratios_of, self._pauses_of):
+                members.begin(now_ns, self._busy_ns)
+        self._left -= 1
+        name = int(class_of(work.kind, work.num_rows, fitted))
+        ratio = times.ratios[self._ratios_of.like(name)]
+        return self._passed(fitted * ratio + times.pauses_ns[self._pauses_of.like(name)])
 
     def phase(self, step_ns: int, until_ns: int) -> int:
         """Return the phase of a step if the next request arrives `until_ns` after the step begins."""
@@ -72,45 +71,47 @@ class DrawnTimes:
         self._busy_ns = min(self._busy_ns + time_ns, BEGUN_NS)
         return round(time_ns)
 
-    def _draw_place(self, now_ns: int) -> int:
-        busy_ns, count = self._times.busy_ns, len(self._times.ratios)
-        reach = min(count, max(MIN_WINDOW, count // WINDOW))
-        at = int(np.searchsorted(self._times.ends_ns, now_ns))
-        low = min(max(0, at - reach), count - reach)
-        high = max(min(count, at + reach), reach)
-        busy_ns = busy_ns[low:high]
-        least, most = (share * self._busy_ns for share in BUSY_RANGE)
-        near = np.flatnonzero((busy_ns >= least) & (busy_ns <= most))
-        if len(near) < MIN_PLACES:
-            near = np.argsort(np.abs(busy_ns - self._busy_ns), kind="stable")[:MIN_PLACES]
-        return low + int(near[int(self._rng.integers(len(near)))])
-
 
 class _Members:
-    """The log's steps by class, as far as `is_member` is true. `begin` starts a run at a step of the log."""
+    """The log's steps by class, as far as `is_member` is true. `begin` starts a run."""
 
-    def __init__(self, classes: np.ndarray, is_member: np.ndarray):
-        names = np.unique(classes[is_member]).tolist()
-        self._steps = {name: np.flatnonzero(is_member & (classes == name)) for name in names}
+    def __init__(self, times: StepTimes, is_member: np.ndarray, rng: np.random.Generator):
+        self._times, self._rng = times, rng
+        names = np.unique(times.classes[is_member]).tolist()
+        self._steps = {name: np.flatnonzero(is_member & (times.classes == name)) for name in names}
         self._names = np.array(names)
         self._nearest: dict[int, int] = {}
-        self._begin = 0
-        self._next: dict[int, int] = {}  # For each class, the first step that was not used in this run.
+        self._next: dict[int, int] = {}  # For each class, the index of the next step in this run.
+        self._low = self._high = 0  # The run begins at a step in this range.
+        self._busy_ns = 0.0
 
-    def begin(self, place: int) -> None:
-        self._begin = place
+    def begin(self, now_ns: int, busy_ns: float) -> None:
+        """Start a run of steps at about the time `now_ns`, in which the engine was busy for `busy_ns`."""
+        count = len(self._times.ratios)
+        reach = max(MIN_WINDOW, count // WINDOW)
+        at = min(int(np.searchsorted(self._times.ends_ns, now_ns)), count - 1)
+        self._low, self._high, self._busy_ns = at - reach, at + reach, busy_ns
         self._next.clear()
 
-    def like(self, name: int, place: int, rng: np.random.Generator) -> int:
-        """Return the next step at or after `place` of the class `name`, or of the most similar class."""
+    def like(self, name: int) -> int:
+        """Return the run's next step of the class `name`, or of the most similar class."""
         nearest = self._nearest.get(name)
         if nearest is None:
             nearest = self._nearest[name] = int(self._names[np.abs(self._names - name).argmin()])
         steps = self._steps[nearest]
-        index = int(np.searchsorted(steps, max(place, self._next.get(nearest, 0))))
-        if index == len(steps):  # The log ends: one of the steps since the run began.
-            first = min(int(np.searchsorted(steps, self._begin)), len(steps) - 1)
-            index = int(rng.integers(max(0, first - MIN_PLACES // 2), len(steps)))
-        found = int(steps[index])
-        self._next[nearest] = found + 1
-        return found
+        index = self._next.get(nearest, len(steps))
+        if index == len(steps):
+            index = self._draw(steps)
+        self._next[nearest] = index + 1
+        return int(steps[index])
+
+    def _draw(self, steps: np.ndarray) -> int:
+        low, high = np.searchsorted(steps, (self._low, self._high)).tolist()
+        if high - low < MIN_PLACES:
+            low, high = max(0, low - MIN_PLACES // 2), min(len(steps), high + MIN_PLACES // 2)
+        busy_ns = self._times.busy_ns[steps[low:high]]
+        least, most = (share * self._busy_ns for share in BUSY_RANGE)
+        near = np.flatnonzero((busy_ns >= least) & (busy_ns <= most))
+        if len(near) < MIN_PLACES:
+            near = np.arange(high - low)
+        return int(low + near[int(self._rng.integers(len(near)))])

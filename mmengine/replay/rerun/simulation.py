@@ -104,7 +104,7 @@ class _Prices:
         if following == len(self._arrivals_ns):
             return step_ns
         phase = self._drawn.phase(step_ns, self._arrivals_ns[following] - now_ns)
-        return step_ns + self._drawn.delay_ns(phase)
+        return max(1, step_ns + self._drawn.delay_ns(phase))
 
 
 class _IdleTimer(Timer):

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmengine.replay.rerun.fit import FittedCost, StepWork, fit
+from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 
 # Whether a request is being prepared while a step runs: no; a request arrives during the step; or during the
 # step that follows.
 PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival from which delays are fitted.
-PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in the fitted time.
+PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
+DECODE = KINDS.index("decode")
 BEGUN_NS = 250_000_000  # The engine's busy time up to which steps are distinguished by it.
 
 
@@ -37,11 +38,11 @@ class TimedStep:
 class StepTimes:
     """The fitted costs, and for each step of the log, in order, what its time had beyond them.
 
-    `classes`: the step's class; the steps of a class have the same kind and similar fitted times. `ratios`:
-    the step's own time as a multiple of its fitted time. `pauses_ns`: the step's pause. `busy_ns`: how long
+    `classes`: the step's class; the steps of a class have the same kind and a similar size. `ratios`: the
+    step's own time as a multiple of its fitted time. `pauses_ns`: the step's pause. `busy_ns`: how long
     the engine had been busy before the step, at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`:
-    whether no request was being prepared. `delays_ns`: float64 [3, q], quantiles of the delays in steps that
-    are PLAIN, DURING or BEFORE. `lead_ns`: the time before an arrival in which steps are BEFORE.
+    whether no request was being prepared. `delays_ns`: quantiles of the delays in steps that are PLAIN,
+    DURING or BEFORE. `lead_ns`: the time before an arrival in which steps are BEFORE.
 
     `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
     device times; without overlap, they compare the sums of device and host times.
@@ -54,15 +55,15 @@ class StepTimes:
     busy_ns: np.ndarray
     ends_ns: np.ndarray
     is_plain: np.ndarray
-    delays_ns: np.ndarray
+    delays_ns: tuple[np.ndarray, ...]
     lead_ns: float
     overlaps: bool
 
 
-def class_of(kind: np.ndarray | int, fitted_ns: np.ndarray | float) -> np.ndarray:
-    """Return the class of steps with these kinds and fitted times."""
-    sizes = np.round(PER_OCTAVE * np.log2(np.maximum(fitted_ns, 1.0)))
-    return np.asarray(1000 * np.asarray(kind) + sizes, np.int64)
+def class_of(kind: np.ndarray | int, num_rows: np.ndarray | int, fitted_ns: np.ndarray | float) -> np.ndarray:
+    """Return the class of steps: decode steps by their rows, and other steps by their fitted times."""
+    sizes = np.where(np.asarray(kind) == DECODE, num_rows, np.maximum(fitted_ns, 1.0))
+    return np.asarray(1000 * np.asarray(kind) + np.round(PER_OCTAVE * np.log2(sizes)), np.int64)
 
 
 def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
@@ -72,15 +73,18 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
     pauses_ns = np.array([each.pause_ns for each in steps], np.float64)
     phases = _phases(steps, overlaps)
     is_plain = phases == PLAIN
-    delays_ns, lead_ns = np.zeros((3, 1)), 0.0
+    kinds, rows = np.array([(each.work.kind, each.work.num_rows) for each in steps]).T
+    classes = class_of(kinds, rows, fitted_ns)
+    delays_ns: tuple[np.ndarray, ...] = (np.zeros(1),) * 3
+    lead_ns = 0.0
     if (phases == DURING).sum() >= MIN_DELAYED and is_plain.sum() >= MIN_DELAYED:
-        delays_ns = _delays(own_ns - fitted_ns, phases)
+        delays_ns = _delays(own_ns, fitted_ns, classes, phases)
         lead_ns = float(np.median((own_ns + pauses_ns)[phases == DURING]))
     else:
         is_plain = np.ones(len(steps), bool)
     return StepTimes(
         cost,
-        class_of(np.array([each.work.kind for each in steps]), fitted_ns),
+        classes,
         own_ns / fitted_ns,
         pauses_ns,
         _busy_times(steps, own_ns + pauses_ns),
@@ -125,17 +129,28 @@ def _phases(steps: list[TimedStep], overlaps: bool) -> np.ndarray:
     return np.where(arrived, DURING, np.where(follows, BEFORE, PLAIN))
 
 
-def _delays(excess_ns: np.ndarray, phases: np.ndarray) -> np.ndarray:
-    """Return the quantiles of the delays: by how much the quantiles of the steps' excess over their fitted
-    times are above those of PLAIN steps.
+def _delays(
+    own_ns: np.ndarray, fitted_ns: np.ndarray, classes: np.ndarray, phases: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return the quantiles of the delays: by how much the quantiles of delayed steps' times are above those
+    of PLAIN steps. Each delayed step is compared with the nearest PLAIN step of its class.
     """
-    shares = np.linspace(0.0, 1.0, 101)
-    plain = np.quantile(excess_ns[phases == PLAIN], shares)
-    delays = np.zeros((3, len(shares)))
+    delays = [np.zeros(1)] * 3
+    plain_ns = np.full(len(own_ns), np.nan)
+    for name in np.unique(classes[phases == PLAIN]):
+        plain = np.flatnonzero((classes == name) & (phases == PLAIN))
+        steps = np.flatnonzero(classes == name)
+        after = np.minimum(np.searchsorted(plain, steps), len(plain) - 1)
+        before = np.maximum(after - 1, 0)
+        is_before = steps - plain[before] < np.abs(plain[after] - steps)
+        nearest = plain[np.where(is_before, before, after)]
+        plain_ns[steps] = fitted_ns[steps] * own_ns[nearest] / fitted_ns[nearest]
     for phase in (DURING, BEFORE):
-        if (phases == phase).sum() >= MIN_DELAYED:
-            delays[phase] = np.maximum(0.0, np.quantile(excess_ns[phases == phase], shares) - plain)
-    return delays
+        these = (phases == phase) & ~np.isnan(plain_ns)
+        if these.sum() >= MIN_DELAYED:
+            excess_ns = np.sort((own_ns - fitted_ns)[these])
+            delays[phase] = excess_ns - np.sort((plain_ns - fitted_ns)[these])
+    return tuple(delays)
 
 
 def _busy_times(steps: list[TimedStep], lengths_ns: np.ndarray) -> np.ndarray:
