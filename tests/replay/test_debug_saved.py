@@ -2,6 +2,7 @@
 within their limit.
 """
 
+import gc
 import random
 from contextlib import suppress
 
@@ -119,6 +120,21 @@ def test_the_limit_counts_requests_and_deletes_those_that_no_copy_needs(tmp_path
     actual = sum(len(each.data) + request_table.ENTRY_BYTES * each.count for each in table.chunks())
     assert table.num_bytes == actual, "the table counts its size correctly"
     check_marks(marks.all, expected)
+
+
+def test_the_garbage_collector_is_as_before_a_restore(tmp_path):
+    saved = read_to_end(run_of("mixed", tmp_path / "log")).marks.last.saved
+    damaged = PackedState(saved.data, b"", saved.requests, saved.base)
+    try:
+        for enable, is_enabled in ((gc.disable, False), (gc.enable, True)):
+            enable()
+            saved.restore()
+            assert gc.isenabled() == is_enabled
+            with pytest.raises(CorruptLog):
+                damaged.restore()
+            assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable()
 
 
 def stored(num_requests):

@@ -2,6 +2,10 @@
 table that all copies share (request_table.py).
 """
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 import zstandard
 
@@ -73,7 +77,22 @@ class PackedState:
             body = _decoder.decode(self.unpacked())
         except msgspec.DecodeError as error:
             raise CorruptLog(f"a saved state cannot be read: {error}") from None
-        return snapshot.filled_around(body, lambda state: self.requests.restore(self.live, state))
+        with _uncollected():
+            return snapshot.filled_around(body, lambda state: self.requests.restore(self.live, state))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause Python's garbage collector. The thousands of new objects of a long queue would start it several
+    times, and it would traverse all unpacked requests each time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
