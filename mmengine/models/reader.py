@@ -99,7 +99,7 @@ class WeightReader:
         return name in self._entries
 
     def read(self, *names: str) -> torch.Tensor:
-        """Return a tensor, or several tensors joined along their first dimension."""
+        """Return a tensor, or several tensors joined along their first dimension. A scalar has shape [1]."""
         out = torch.empty(self._joined(names), device=self._device, dtype=self._dtype)
         self._held_weights.add_tensor(out)
         self._read_into(out, names)
@@ -257,7 +257,7 @@ class WeightReader:
 
     def _cut(self, name: str) -> list[slice]:
         """Return the range that is read in each dimension of the tensor."""
-        sizes, axis = self._entries[name].shape, self._part.axis_of(name)
+        sizes, axis = self._entries[name].shape or (1,), self._part.axis_of(name)
         cut = [slice(0, size) for size in sizes]
         if axis is not None:
             size = sizes[axis] // self._part.count

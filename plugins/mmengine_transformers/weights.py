@@ -37,12 +37,13 @@ from mmengine_transformers.parts import parts_of
 class StoredTensor:
     """A tensor in a file, which is read when it is indexed. transformers' loader expects this interface."""
 
-    def __init__(self, reader: WeightReader, name: str, lock: threading.Lock) -> None:
-        self._reader, self._name, self._lock = reader, name, lock
+    def __init__(self, reader: WeightReader, name: str, lock: threading.Lock, is_scalar: bool) -> None:
+        self._reader, self._name, self._lock, self._is_scalar = reader, name, lock, is_scalar
 
     def __getitem__(self, _: object) -> Tensor:
         with self._lock:  # The loader reads in several threads, and the reader counts its progress.
-            return self._reader.read(self._name)
+            read = self._reader.read(self._name)
+            return read[0] if self._is_scalar else read
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,10 @@ def load_weights(
         packed = _pack_linears(model, targets, exact, reader, library)
         lock = threading.Lock()
         rest = {
-            stored: StoredTensor(exact_reader if targets[stored].name in exact else reader, stored, lock)
-            for stored in entries
+            stored: StoredTensor(
+                exact_reader if targets[stored].name in exact else reader, stored, lock, not entry.shape
+            )
+            for stored, entry in entries.items()
             if stored not in packed and stored in targets
         }
         _load_rest(model, folder, rest, mapping, device, dtype)

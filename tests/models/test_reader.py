@@ -107,6 +107,11 @@ def test_a_tensor_at_an_odd_place_is_read(tmp_path):
         assert torch.equal(weights.read("a"), values)
 
 
+def test_a_scalar_is_read_as_one_value(stored):
+    with open_reader(stored({"a": torch.tensor(0.5)}), CPU, torch.float32) as weights:
+        assert weights.read("a").tolist() == [0.5]
+
+
 def test_a_file_that_was_cut_short_meanwhile_is_refused(stored):
     entries = stored({"a": drawn(64, 96)})
     path = entries["a"].path
