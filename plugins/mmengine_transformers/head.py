@@ -23,6 +23,11 @@ class _GivenOutput(BaseModelOutputWithPast):
 class _GivenBody(nn.Module):
     """Replaces the body, and returns the hidden states that were passed as embeddings."""
 
+    @property
+    def decoder(self) -> "_GivenBody":
+        """Return this stub: OPT's forward calls the decoder in its body."""
+        return self
+
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
         return _GivenOutput(last_hidden_state=inputs_embeds)
 

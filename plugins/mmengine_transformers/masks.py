@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from mmengine.errors import ModelError
 from mmengine.models.spec import LayerAttention
 from mmengine_transformers.attention import use_attention
+from mmengine_transformers.classes import text_config
 from mmengine_transformers.parts import ModelParts
 from mmengine_transformers.reference_port import visible
 from mmengine_transformers.token_inputs import TokenInputs
@@ -54,6 +56,23 @@ def check_masks(parts: ModelParts, layers: tuple[LayerAttention, ...], device: t
             raise ModelError(
                 f"{type(parts.model).__name__} cannot be served: layer {number} sees other keys than its "
                 "attention call and config say"
+            )
+
+
+def check_cache(parts: ModelParts, layers: tuple[LayerAttention, ...]) -> None:
+    """Raise ModelError if transformers' cache drops keys that a layer here would still see.
+
+    The cache follows the config's window, even if the model's masks and attention calls do not (Moshi).
+    """
+    text = text_config(parts.model.config)
+    longest = int(getattr(text, "max_position_embeddings", None) or 0)
+    for number, (layer, cached) in enumerate(zip(layers, DynamicCache(config=text).layers)):
+        kept = int(getattr(cached, "sliding_window", None) or 0)
+        seen = layer.window or layer.chunk
+        if kept and kept != seen and not 0 < longest <= kept:
+            raise ModelError(
+                f"{type(parts.model).__name__} cannot be served: transformers' cache keeps {kept} tokens in "
+                f"layer {number}, and attention sees {seen or 'all'}"
             )
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from mmengine.errors import ConfigError, ModelError
+from mmengine.errors import ConfigError, ModelError, in_one_line
 from mmengine.models.decoder.positions import text_positions
 from mmengine.models.network import DTYPES
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates, LayerAttention, ModelSpec
@@ -36,7 +37,7 @@ from mmengine_transformers.calls import (
 from mmengine_transformers.classes import read_model, rotary_limit, text_config
 from mmengine_transformers.head import Head
 from mmengine_transformers.layer_rules import temperature_limit, with_rules
-from mmengine_transformers.masks import check_masks
+from mmengine_transformers.masks import check_cache, check_masks
 from mmengine_transformers.media.features import MediaEncoder
 from mmengine_transformers.media.opening import open_encoder
 from mmengine_transformers.media.positions import grid_positions
@@ -115,23 +116,39 @@ def load_network(
     config, model_class = read_model(folder)
     model = build_empty(model_class, config, kind)
     held = load_weights(model, folder, where, kind, quantize, activations)
+    try:
+        with torch.inference_mode():
+            return _checked(model, folder, where, kind, held)
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # Modules of other authors may raise any exception for unexpected inputs.
+        raise ModelError(
+            f"{type(model).__name__} cannot be served: its modules fail in a test at load: "
+            f"{in_one_line(error, 200)}"
+        ) from error
+
+
+def _checked(
+    model: PreTrainedModel, folder: Path, device: torch.device, dtype: torch.dtype, held: str
+) -> HostedNetwork:
+    """Return the network for a loaded model after the checks in `masks` and `probe`. Raises ModelError."""
     parts, context = parts_of(model), StepContext()
-    with torch.inference_mode():
-        calls, layers = record_layers(parts, where)
-        pool = pool_heads(type(model).__name__, calls)
-        layers = with_value_sizes(layers, calls, pool)
-        for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
-            setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
-        body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
-        if media_rules(config).runs == "prompt":  # transformers' forward has no chunks to compare with.
-            fuse_norms(parts.decoder, where, kind)
-        else:
-            check_masks(parts, layers, where)
-            own = own_logits(parts, where)
-            fuse_norms(parts.decoder, where, kind)
-            check_logits(own, parts, body, head, layers)
-        use_attention(parts.decoder, NAME)
-        encoder = open_encoder(model, folder)
+    calls, layers = record_layers(parts, device)
+    pool = pool_heads(type(model).__name__, calls)
+    layers = with_value_sizes(layers, calls, pool)
+    for index, (call, layer) in enumerate(zip(calls, layers, strict=True)):
+        setattr(call.module, ATTRIBUTE, HostedLayer(index, layer, call.heads, pool, call.scale, context))
+    body, head = DecoderBody(parts, context, grid_positions(model)), Head(parts)
+    if media_rules(model.config).runs == "prompt":  # transformers' forward has no chunks to compare with.
+        fuse_norms(parts.decoder, device, dtype)
+    else:
+        check_cache(parts, layers)
+        check_masks(parts, layers, device)
+        own = own_logits(parts, device)
+        fuse_norms(parts.decoder, device, dtype)
+        check_logits(own, parts, body, head, layers)
+    use_attention(parts.decoder, NAME)
+    encoder = open_encoder(model, folder)
     return HostedNetwork(parts, spec_of(parts, pool, layers, held, encoder), body, head, encoder)
 
 

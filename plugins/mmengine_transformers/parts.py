@@ -38,6 +38,8 @@ def parts_of(model: PreTrainedModel) -> ModelParts:
     if len(owners) != 1 or not isinstance(owners[0], PreTrainedModel):
         raise ModelError(f"{name} cannot be served: its language model head is not a model's own module")
     owner, decoder = owners[0], model.get_decoder()
+    if not isinstance(decoder, PreTrainedModel):  # ModernBertDecoder's attribute `decoder` is its head.
+        decoder = getattr(owner, _body_name(name, owner))
     while decoder.get_output_embeddings() is not None:
         inner = decoder.get_decoder()
         decoder = getattr(decoder, _body_name(name, decoder)) if inner is decoder else inner

@@ -10,6 +10,7 @@ import torch
 
 from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError
+from mmengine.models.registry import load_plugins, plugin_for
 from mmengine.replay import verify
 from mmengine.serve.engine.engine import Engine
 from mmengine.testing.contract import CHATS, NEAR_STEPS, NUM_NEW, SETTINGS, PluginContract
@@ -93,6 +94,10 @@ class HostedContract(PluginContract):
         kinds = torch.zeros_like(inputs["input_ids"])
         inputs.pop("token_type_ids", None)
         return {**inputs, **dict.fromkeys(KINDS.get(self.kind, ()), kinds)}
+
+    def test_it_is_found_by_its_architecture(self, made):
+        is_described = type(made.reference).__name__ in load_plugins()
+        assert (plugin_for(made.folder) is self.plugin) is not is_described
 
     def test_prompts_are_transformers(self, made, processor):
         """Compare token ids, and of a single image its tensors."""

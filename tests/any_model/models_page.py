@@ -13,8 +13,8 @@ kernels ([models](../explanation/models.md)). All others run as transformers' mo
 cache (`--model-impl transformers`), unless the plugin refuses them.
 
 `make models` writes this page: it walks the generating architectures of the installed transformers, here
-{version}. {counts} `mmengine model check NAME` says the same about a model of a hub, before its weights are
-downloaded.
+{version}. {counts}
+`mmengine model check NAME` says the same about a model of a hub, before its weights are downloaded.
 
 ## The plugin contract
 
@@ -36,20 +36,20 @@ must verify. `=`: equal. `-`: does not apply. Anything else is what happened ins
 | killed | The process gets SIGKILL in the middle; another one continues from the log. |
 | any order | Images at the start, at the end, side by side, swapped and twice. |
 | too long | An image or a prompt above the token budget is refused, where it cannot be split. |
-| bfloat16 | Each token is the likeliest, except for near ties. |
+| bfloat16 | Each token is the likeliest of transformers' bfloat16 or float32 model, except for near ties. |
 
 """
 INTRO = {
     WORKS: (
         "Work, without a checkpoint of their own in the contract",
-        "A random model with small sizes answers three texts in chunks, beside each other, with drafts. Its "
+        "A random model with small sizes answers three texts in chunks, beside each other, with drafts. Its\n"
         "tokens are those of `generate`, and the log verifies.",
     ),
     REFUSED: ("Refused", "The plugin says so before weights are read, or after a probe at load."),
     BROKEN: ("Broken", "The plugin does not refuse these models, but their answers differ or fail."),
     UNKNOWN: (
         "Not checked",
-        "transformers' default config gives no small model, or the model needs a processor for which the "
+        "transformers' default config gives no small model, or the model needs a processor for which the\n"
         "contract has no checkpoint. The plugin's checks at load decide.",
     ),
 }
@@ -84,7 +84,7 @@ def _contract(rows: Sequence[Row], checks: Sequence[str]) -> Iterator[str]:
             yield f"| {row.architecture} ({row.kind}) | {' | '.join(cells)} |"
     exceptions = [row for row in rows if row.cells and row.reason]
     if exceptions:
-        yield "\nExceptions, which the engine enforces:\n"
+        yield "\nExceptions:\n"
         yield from (f"* {row.kind}: {row.reason}." for row in exceptions)
 
 

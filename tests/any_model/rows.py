@@ -101,10 +101,10 @@ def run_class(name: str, kind: str) -> Row:
         return Row(name, kind, UNKNOWN, f"no default config: {type(error).__name__}", {})
     if reason:
         return Row(name, kind, REFUSED, reason, {})
-    if text_config(config) is not config:  # Its parts are a decoder and the encoders of its media.
-        reason = check_empty(found, config)
-        return Row(name, kind, REFUSED if reason else UNKNOWN, reason or NO_PROCESSOR, {})
     try:
+        if text_config(config) is not config or "vision_config" in config.sub_configs:
+            reason = check_empty(found, config)
+            return Row(name, kind, REFUSED if reason else UNKNOWN, reason or NO_PROCESSOR, {})
         return Row(name, kind, *run_shrunk(found, kind), {})
     except NoSmallModel as error:
         return Row(name, kind, UNKNOWN, f"no small model: {error}", {})

@@ -116,16 +116,19 @@ def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]
 
 def check_empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
     """Return, as one clause, why the plugin refuses this model after a run of its decoder on the meta device;
-    "" if the run shows no reason, or needs values.
+    "" if the run shows no reason, or needs values. Raises NoSmallModel if the config builds no model.
     """
-    try:
-        with torch.inference_mode():
-            parts = parts_of(build_empty(model_class, config, torch.bfloat16))
-            record_layers(parts, torch.device("meta"))
-    except ModelError as error:
-        return error.text[:300]
-    except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
-        return ""
+    with torch.inference_mode():
+        try:
+            model = build_empty(model_class, config, torch.bfloat16)
+        except ModelError as error:
+            raise NoSmallModel(error.text[:160]) from error
+        try:
+            record_layers(parts_of(model), torch.device("meta"))
+        except ModelError as error:
+            return error.text[:300]
+        except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
+            return ""
     return ""
 
 

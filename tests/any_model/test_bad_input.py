@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from mmengine.errors import ModelError
-from mmengine_transformers import plugin
+from mmengine_transformers import network, plugin
 from mmengine_transformers.torchvision import import_reason
 from tests.any_model.catalogue import write
 
 BROKEN_TORCHVISION = """
 import sys, pathlib
 from mmengine.errors import ModelError
-from mmengine_transformers import plugin
+from mmengine_transformers import network, plugin
 try:
     plugin.check(pathlib.Path(sys.argv[1]))
 except ModelError as error:
@@ -104,3 +104,14 @@ def test_a_torchvision_that_does_not_fit_torch_is_named(made, tmp_path):
 def test_a_missing_package_is_named():
     error = ImportError("SmolVLMProcessor requires the num2words library")
     assert "needs a package that is not installed: ImportError: SmolVLM" in import_reason("it", error)
+
+
+def test_modules_that_fail_in_the_tests_at_load_are_refused_by_name(tmp_path, monkeypatch):
+    write("olmo2", tmp_path)
+
+    def fail(*_):
+        raise AttributeError("'Linear' object has no attribute 'layers'")
+
+    monkeypatch.setattr(network, "check_masks", fail)
+    with pytest.raises(ModelError, match=r"Olmo2ForCausalLM .* fail in a test at load: .*'Linear' object"):
+        plugin.load_model(tmp_path, device="cpu", dtype="float32")

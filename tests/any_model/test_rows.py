@@ -8,7 +8,9 @@ from tests.any_model.rows import NO_PROCESSOR, REFUSED, UNKNOWN, WORKS, run_clas
 @pytest.mark.parametrize(
     ("name", "kind", "verdict", "reason"),
     [
-        ("OlmoForCausalLM", "olmo", WORKS, ""),
+        ("OPTForCausalLM", "opt", WORKS, ""),
+        ("ModernBertDecoderForCausalLM", "modernbert-decoder", WORKS, ""),
+        ("MoshiForCausalLM", "moshi", REFUSED, "transformers' cache keeps 12 tokens in layer 0"),
         ("AriaForConditionalGeneration", "aria", UNKNOWN, NO_PROCESSOR),
         ("MambaForCausalLM", "mamba", REFUSED, "recurrent layers"),
         ("NewForCausalLM", "new", REFUSED, "no such class"),
