@@ -2,6 +2,7 @@
 # make check    style, format, import contracts, prose, types, and short tests; under a minute (.pre-commit-config.yaml)
 # make test     make check and all tests
 # make limits   write limits.md, cli.md, settings.md and events.md in docs/reference from the code
+# make models   check all architectures of the installed transformers and write docs/reference/models.md (half an hour)
 # make picture  draw docs/images/architecture.svg from the imports of the packages
 # make soak     long versions of tests
 # make soak-schemas  of these, random schemas, their mutations and answers; under 20 minutes

@@ -24,13 +24,13 @@ must verify. `=`: equal. `-`: does not apply. Anything else is what happened ins
 
 | column | check |
 |---|---|
-| prompts | Token ids and pixel tensors are those of transformers' processor. |
+| prompts | Token ids and pixel tensors equal the output of transformers' processor. |
 | log-probabilities | The likeliest tokens' log-probabilities at each position of a prompt, to 2e-4. |
 | log-probabilities in chunks | The same with 8 tokens in a step. |
 | alone | One row at a time. |
 | batched | All rows beside each other. |
 | chunked | At most 8 tokens in a step, or one whole image where an image is not split. |
-| cached | The second time, prompts start with cached blocks. |
+| cached | Each prompt comes twice; the second time it starts with cached blocks. |
 | preempted | Rows are preempted and computed again. |
 | drafted | Suffix drafts, of which some are accepted. |
 | killed | The process gets SIGKILL in the middle; another one continues from the log. |
@@ -43,7 +43,7 @@ INTRO = {
     WORKS: (
         "Work, without a checkpoint of their own in the contract",
         "A random model with small sizes answers three texts in chunks, beside each other, with drafts. Its\n"
-        "tokens are those of `generate`, and the log verifies.",
+        "tokens equal the tokens of `generate`, and the log verifies.",
     ),
     REFUSED: ("Refused", "The plugin says so before weights are read, or after a probe at load."),
     BROKEN: ("Broken", "The plugin does not refuse these models, but their answers differ or fail."),

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import _pytest.outcomes
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmengine.errors import MMEngineError, in_one_line
 from mmengine.models.registry import load_plugins
 from mmengine_transformers.classes import text_config, why_not
 from tests.any_model.exceptions import REASONS
 from tests.any_model.hosted_contract import HostedContract, contract_of
-from tests.any_model.shrunk import NoSmallModel, check_empty, run_shrunk
+from tests.any_model.shrunk import NoSmallModel, check_empty, run_shrunk, typical_config
 
 # The contract's test and its parameter for each column of the table.
 CHECKS: dict[str, tuple[str, str]] = {
@@ -95,7 +94,7 @@ def run_class(name: str, kind: str) -> Row:
     if found is None:
         return Row(name, kind, REFUSED, "this transformers has no such class", {})
     try:
-        config = CONFIG_MAPPING[kind]()
+        config = typical_config(kind)
         reason = why_not(found, config)
     except Exception as error:  # A default config may be incomplete.
         return Row(name, kind, UNKNOWN, f"no default config: {type(error).__name__}", {})

@@ -59,11 +59,20 @@ _COUNTS = {
     "attention_chunk_size": 12,
     "vocab_size_per_layer_input": VOCABULARY,
 }
+# Fields of published checkpoints that the default config leaves out, although they decide the verdict.
+PUBLISHED: dict[str, dict[str, object]] = dict.fromkeys(
+    ("lfm2", "lfm2_moe"), {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}
+)
 SIZES = MappingProxyType({**BASE, **_WIDTHS, **_COUNTS})
 
 
 class NoSmallModel(Exception):
     """transformers builds or runs no small model of this architecture."""
+
+
+def typical_config(kind: str) -> PreTrainedConfig:
+    """Return transformers' default config for a model type, with fields of published checkpoints."""
+    return CONFIG_MAPPING[kind](**PUBLISHED.get(kind, {}))
 
 
 def small_config(kind: str) -> PreTrainedConfig:

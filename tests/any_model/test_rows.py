@@ -12,6 +12,7 @@ from tests.any_model.rows import NO_PROCESSOR, REFUSED, UNKNOWN, WORKS, run_clas
         ("ModernBertDecoderForCausalLM", "modernbert-decoder", WORKS, ""),
         ("MoshiForCausalLM", "moshi", REFUSED, "transformers' cache keeps 12 tokens in layer 0"),
         ("AriaForConditionalGeneration", "aria", UNKNOWN, NO_PROCESSOR),
+        ("Lfm2ForCausalLM", "lfm2", REFUSED, "layers conv bypass"),
         ("MambaForCausalLM", "mamba", REFUSED, "recurrent layers"),
         ("NewForCausalLM", "new", REFUSED, "no such class"),
     ],
