@@ -36,6 +36,7 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads for torch, and CPUs.")] = 1,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the 2B shape, which has 28.")] = 28,
     steps: Annotated[int, typer.Option(min=2, help="Turns of each side.")] = 6,
+    decoding: Annotated[bool, typer.Option(help="Also measure decode steps.")] = True,
     batches: Annotated[bool, typer.Option(help="Also run the batch of 16 requests.")] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as one JSON line.")] = False,
 ) -> None:
@@ -45,7 +46,9 @@ def main(
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        part = decode(Path(folder) / "two_billion", layers, steps)
+        part = Part()
+        if decoding:
+            part.add(decode(Path(folder) / "two_billion", layers, steps))
         if batches:
             part.add(batch(Path(folder) / "half_billion"))
     if json_output:
