@@ -18,7 +18,7 @@ from vllm.version import __version__
 
 from examples.vllm_faults.table import FAULTS, FORMAT, MOST_REQUESTS
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 NAMED = {
     "priority_victim": ("preempted", "preempted"),
