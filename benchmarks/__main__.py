@@ -26,6 +26,7 @@ PROGRAMS = {
     "quantised": "quantised.quantised",
     "quantised_error": "quantised.quantised_error",
     "gguf_types": "quantised.gguf_types",
+    "gguf_blocks": "quantised.gguf_blocks",
     "spec": "drafts.spec",
     "drafts_real": "drafts.drafts_real",
     "structured": "structured.structured",

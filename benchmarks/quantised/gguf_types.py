@@ -59,8 +59,8 @@ SPEED = "Decode speed of GGUF types"
 NOTES = {
     ERROR: f"{TOKENS:,} tokens of {PAGE.name}. KLD in nats. 'Computation' compares with the same file's "
     "weights in float32, 'with the type' with the original file's.",
-    SPEED: f"Tokens per second at one row and one thread: the median of {ROUNDS} rounds of {STEPS} steps "
-    "after a prompt of 16 tokens. Both dtypes take turns.",
+    SPEED: f"Tokens per second of CPU time at one row and one thread: the median of {ROUNDS} rounds of "
+    f"{STEPS} steps after a prompt of 16 tokens. Both dtypes take turns.",
 }
 FILES = (
     "SmolLM2-135M-Instruct: the original Q4_1 file, and its matrices rounded to nearest (llama.cpp's own "
@@ -87,10 +87,12 @@ def main(
             [sys.executable, "-m", "benchmarks", "gguf_types", *sys.argv[1:]], env=environment, check=True
         )
     _measure(usable[-1], kinds.split(","), _speeds if speed else _errors, title, rows, resume)
-    columns = ("computation", "same top token", "with the type", "same top token ")
+    columns: tuple[str, ...] = ("computation", "same top token", "with the type", "same top token ")
+    if speed:
+        columns = ("tokens per CPU second",)
     tables = []
     for isa, found in _read(rows).get(title, {}).items():
-        table = Table(isa, ("file", "dtype", "in memory as", *(("tokens/s",) if speed else columns)))
+        table = Table(isa, ("file", "dtype", "in memory as", *columns))
         table.rows = [(kind, *row) for kind in KINDS for row in found.get(kind, [])]
         table.notes.append(NOTES[title])
         tables.append(table)
@@ -204,16 +206,16 @@ def _speeds_of(file: Path, made: str) -> Rows:
 
 
 def _decode(engine: Engine) -> float:
-    """Return the seconds that STEPS decode steps of one request take."""
+    """Return the seconds of CPU time that STEPS decode steps of one request take."""
     engine.submit(Prompt(token_ids=list(range(1000, 1016))), max_tokens=STEPS + 1, ignore_eos=True)
     tokens = 0
     while not tokens:
         tokens += sum(len(output.token_ids) for output in engine.step())
     gc.collect()
-    start = time.perf_counter()
+    start = time.process_time()
     while tokens < STEPS + 1:
         tokens += sum(len(output.token_ids) for output in engine.step())
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     while engine.has_work:
         engine.step()
     return took

@@ -24,13 +24,14 @@ import typer
 from benchmarks.common.report import Table, Target, machine_lines, markdown, show, target_table
 from benchmarks.rivals.packaged_llama import FILE_TYPES, quantise
 from benchmarks.rivals.rivals_cpu import HERE, LONG, ROWS, Process, answers_in_turns
+from mmengine.native.library import load
+from mmengine.native.linear import multiplies_float32
 
 RESULTS = HERE.parent / "results" / "gguf_cpu.md"
 TITLE = "GGUF files: mmengine beside llama.cpp"
 IDS = 1500  # Upper limit of the prompts' ids.
 TEXT = 128  # Number of tokens after which the next-token distributions are compared.
 OURS, THEIRS = "mmengine", "llama.cpp"
-ACTIVATIONS = {OURS: "float32", THEIRS: "int8 (Q8_K, Q8_0)"}
 BARS = {"step 1": 1.0, f"step {ROWS}": 2.0, "prompt 1": 1.0}
 Found = dict[str, dict[str, float]]  # For each engine: seconds, bytes, KLD.
 
@@ -91,6 +92,14 @@ def _measured(file: Path, libraries: Path, threads: int, rounds: int) -> Found:
     return found
 
 
+def _activations(engine: str) -> str:
+    """Return the activations' type of an engine's default setting on this CPU."""
+    if engine == THEIRS:
+        return "int8 (Q8_K, Q8_0)"
+    library = load()
+    return "float32" if library is not None and multiplies_float32(library) else "bfloat16"
+
+
 def _truth(command: Sequence[str | Path], threads: int, text: list[int]) -> np.ndarray:
     """Return the logits that torch computes in float32 with the dequantised weights, without our kernels."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -117,7 +126,7 @@ def _table(name: str, found: Found, rounds: int) -> tuple[Table, list[Target]]:
     table = Table(name, tuple(head))
     targets = []
     for engine, of in found.items():
-        cells = [engine, ACTIVATIONS[engine], f"{of['bytes'] / 1e6:,.0f}", f"{of['rss'] / 1e6:,.0f}"]
+        cells = [engine, _activations(engine), f"{of['bytes'] / 1e6:,.0f}", f"{of['rss'] / 1e6:,.0f}"]
         cells.append(f"{of['kld']:.5f}")
         for what, tokens in measures:
             cells += [f"{tokens / of[what]:.1f}", f"{tokens / of[f'{what}_cpu']:.1f}"]

@@ -91,8 +91,10 @@ class TensorEntry:
         """Return the block type of a matrix that is stored in GGUF blocks, else None."""
         return None
 
-    def block_rows(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) in pieces as `coded` does, but as uint8 [m, bytes per row]."""
+    def block_rows(self, begin: int, end: int, signed: bool = False) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield rows [begin, end) in pieces as `coded` does, but as uint8 [m, bytes per row]. `signed`: int8
+        codes must have a magnitude of at most 127.
+        """
         raise NotImplementedError(f"{self.stored_name} is not stored in GGUF's blocks")
 
     @property

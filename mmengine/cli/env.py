@@ -78,13 +78,16 @@ def _kernels() -> str:
 def _quantised() -> str:
     import torch  # Lazy import.
 
-    from mmengine.models.held_weights import gguf_types_held
+    from mmengine.checkpoint.gguf.types import BLOCKS
+    from mmengine.models.held_weights import holds_blocks
     from mmengine.models.reader import holds_codes
 
-    if not holds_codes(torch.device("cpu"), torch.bfloat16):
+    cpu = torch.device("cpu")
+    if not holds_codes(cpu, torch.bfloat16):
         return "dequantised: there are no CPU kernels"
-    types = ", ".join(gguf_types_held(torch.device("cpu")))
-    gguf = f"GGUF's {types} stay codes in float32" if types else "GGUF's K-quants are dequantised"
+    dtypes = [name for name in ("bfloat16", "float32") if holds_blocks(cpu, getattr(torch, name))]
+    types = f"{', '.join(sorted(BLOCKS))} stay codes in {' and '.join(dtypes)}"
+    gguf = f"GGUF's {types}" if dtypes else "GGUF's K-quants are dequantised"
     return f"FP8, int8 and int4 stay codes on a CPU in bfloat16, elsewhere they are dequantised; {gguf}"
 
 

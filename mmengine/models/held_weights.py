@@ -6,12 +6,11 @@ from typing import TypeVar
 
 import torch
 
-from mmengine.checkpoint.gguf.types import BLOCKS
-from mmengine.checkpoint.tensors import TensorEntry
+from mmengine.checkpoint.tensors import Blocks, TensorEntry
 from mmengine.errors import ModelError
 from mmengine.models.quantising import Activations
 from mmengine.native import library as native
-from mmengine.native.blocks import multiplies_blocks
+from mmengine.native.blocks import multiplies_blocks, prefers_codes
 from mmengine.native.linear import AnyWeight, packed_bytes
 
 _NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
@@ -66,10 +65,11 @@ class HeldWeights:
         return "; ".join(filter(None, parts))
 
     def _codes(self, entries: Iterable[TensorEntry]) -> str:
+        names = ", ".join(_NAMES[form] for form in sorted(self._forms))
         if self._types:
-            return f"{', '.join(sorted(self._types))} held as codes in {self._num_bytes / 1e6:,.1f} MB"
-        if self._forms:
-            names = ", ".join(_NAMES[form] for form in sorted(self._forms))
+            held = "held as codes" + (f" and other matrices as {names}" if names else "")
+            return f"{', '.join(sorted(self._types))} {held} in {self._num_bytes / 1e6:,.1f} MB"
+        if names:
             return names + (_OUTSIDE if self._activations == "int8" else "")
         stored = {_NAMES[each.coding.form] for each in entries if each.coding is not None}
         stored |= {each.blocks.name for each in entries if each.blocks is not None and each.coding is None}
@@ -87,10 +87,12 @@ class HeldWeights:
 
 def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether matrices may be held in GGUF's blocks on this device in this dtype."""
-    library = native.load() if device.type == "cpu" and dtype == torch.float32 else None
-    return library is not None and multiplies_blocks(library)
+    library = native.load() if device.type == "cpu" else None
+    return library is not None and multiplies_blocks(library, dtype)
 
 
-def gguf_types_held(device: torch.device) -> list[str]:
-    """Return the names of the GGUF types whose blocks the kernels can use in float32."""
-    return sorted(BLOCKS) if holds_blocks(device, torch.float32) else []
+def faster_as_codes(blocks: Iterable[Blocks | None]) -> bool:
+    """Return whether the kernels multiply matrices in these blocks faster as codes."""
+    library = native.load()
+    numbers = [each.number for each in blocks if each is not None]
+    return library is not None and prefers_codes(library, numbers)

@@ -25,7 +25,7 @@ from mmengine.checkpoint.mapped_file import MappedFile
 from mmengine.checkpoint.stacked_experts import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry
 from mmengine.errors import ModelError
-from mmengine.models.held_weights import WHOLE_NUMBERS, HeldWeights, holds_blocks
+from mmengine.models.held_weights import WHOLE_NUMBERS, HeldWeights, faster_as_codes, holds_blocks
 from mmengine.models.progress import report_weights
 from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
@@ -142,9 +142,7 @@ class WeightReader:
         return self._held(names, self._coding(names))
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[AnyWeight]:
-        """Return each group's matrix as `held` does, but all in the same format: the same coding, the same
-        blocks, or `dtype`.
-        """
+        """Return each group's matrix as `held` does, but all in the same format."""
         runs = [self._runs(names, alike=True) for names in groups]
         if runs[0] is not None and all(each == runs[0] for each in runs):
             return [self._in_blocks(names, runs[0]) for names in groups]
@@ -166,6 +164,7 @@ class WeightReader:
             if each
         ]
         usable = self._part is WHOLE and self._quantize is None and self._activations == "model"
+        usable = usable and not (faster_as_codes(found) and self._coding(names) is not None)
         if len(types) < len(names) or not usable or not holds_blocks(self._device, self._dtype):
             return None
         return runs_of(types) if len({number for _, number in types}) == 1 or not alike else None
@@ -173,11 +172,13 @@ class WeightReader:
     def _in_blocks(self, names: Sequence[str], runs: tuple[tuple[int, int], ...]) -> ChunkedBlocks:
         self._held_weights.add_types([self._entries[name] for name in names], as_codes=True)
         n, k = self._joined(tuple(names))
-        return self._held_weights.add(ChunkedBlocks(n, k, runs, self._rows(tuple(names), self._block_rows)))
+        rows = self._rows(tuple(names), self._block_rows)
+        return self._held_weights.add(ChunkedBlocks(n, k, runs, rows, self._dtype))
 
     def _block_rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
         entry = self._entries[name]
-        return ((at, torch.from_numpy(rows)) for at, rows in entry.block_rows(0, entry.shape[0]))
+        pieces = entry.block_rows(0, entry.shape[0], signed=self._dtype == torch.bfloat16)
+        return ((at, torch.from_numpy(rows)) for at, rows in pieces)
 
     def _held(self, names: tuple[str, ...], coding: Coding | None) -> ChunkedWeight | ChunkedCodes:
         if coding is None:
@@ -191,16 +192,14 @@ class WeightReader:
         return self._held_weights.add(weight, coding.form)
 
     def how_held(self) -> str:
-        """Return a text that says how quantised matrices are held in memory, or "" if no matrix is
-        quantised.
-        """
+        """Return a text that says how quantised matrices are held in memory, or "" if none is quantised."""
         return self._held_weights.text(list(self._entries.values()))
 
     def check_activations(self) -> None:
         """Raise ModelError if `activations` is "int8" but no matrix with integer codes was read."""
         self._held_weights.check_activations()
 
-    def _coding(self, names: tuple[str, ...]) -> Coding | None:
+    def _coding(self, names: Sequence[str]) -> Coding | None:
         """Return the coding in which the joined matrix is held, or None if it is held in the reader's
         dtype.
         """

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmengine.native.dtypes import DTYPES
+
 PANEL = 32  # Rows per panel. All blocks of a panel have the same type.
 
 
@@ -18,29 +20,35 @@ class BlockRun(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedBlocks:
-    """A weight [n, k] of a float32 layer, stored in GGUF blocks and delivered in chunks.
+    """A weight [n, k] that is stored in GGUF blocks and delivered in chunks. `dtype`: the layer's dtype.
 
     `runs`: for each run of panels of the same type, the index of the first panel, and the type's number in
     GGUF files. A chunk is the index of its first row, and rows of one type as uint8 [m, bytes per row].
-    Requires `multiplies_blocks`.
+    Requires `multiplies_blocks`. In a bfloat16 layer a block of Q8_0 must not contain the code -128.
     """
 
     n: int
     k: int
     runs: tuple[tuple[int, int], ...]
     chunks: Iterable[tuple[int, Tensor]]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+    dtype: torch.dtype = torch.float32
 
     def run_array(self) -> "ctypes.Array[BlockRun]":
         return (BlockRun * len(self.runs))(*(BlockRun(*run) for run in self.runs))
 
 
-def multiplies_blocks(library: ctypes.CDLL) -> bool:
-    """Return whether the library has kernels for ChunkedBlocks: only with AVX2 and without AVX-512."""
-    return bool(library.mm_linear_blocks())
+def multiplies_blocks(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
+    """Return whether layers of this dtype may have ChunkedBlocks: float32 without AMX, and bfloat16 with
+    AVX-512's bfloat16 instructions but without AMX.
+    """
+    return dtype in DTYPES and bool(library.mm_linear_blocks(DTYPES[dtype]))
+
+
+def prefers_codes(library: ctypes.CDLL, types: Iterable[int]) -> bool:
+    """Return whether the library multiplies matrices of these types faster as int8 or int4 codes than as
+    blocks.
+    """
+    return all(library.mm_linear_prefers_codes(number) for number in types)
 
 
 def runs_of(types: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...] | None:

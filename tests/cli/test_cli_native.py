@@ -5,6 +5,7 @@ the same answer.
 import os
 
 import pytest
+import torch
 
 from mmengine.native import library
 from mmengine.native.blocks import multiplies_blocks
@@ -47,8 +48,10 @@ def test_env_names_the_types_that_stay_codes(call_anew):
     result = call_anew("env")
     (held,) = (line for line in result.stdout.splitlines() if line.startswith("quantised weights"))
     kernels = library.load()
-    if kernels is not None and multiplies_blocks(kernels):
-        assert "GGUF's IQ4_NL, IQ4_XS, MXFP4, Q2_K" in held and held.endswith("Q8_0 stay codes in float32")
+    if kernels is not None and multiplies_blocks(kernels, torch.float32):
+        assert "GGUF's IQ4_NL, IQ4_XS, MXFP4, Q2_K" in held and "Q8_0 stay codes in " in held
+        both = multiplies_blocks(kernels, torch.bfloat16)
+        assert held.endswith(" bfloat16 and float32" if both else " float32")
     else:
         assert "dequantised" in held and "stay codes in float32" not in held
 

@@ -13,11 +13,12 @@ from mmengine.models.held_weights import holds_blocks
 from mmengine.models.reader import open_reader
 from mmengine.native import library
 from mmengine.native.blocks import ChunkedBlocks
-from mmengine.native.linear import PackedLinear
+from mmengine.native.linear import ChunkedCodes, PackedLinear
 from tests.gguf.writing import HALVES, Tensor, packed, tensor, write
 
 CPU = torch.device("cpu")
 KINDS = tuple(sorted(BLOCKS))
+MIXED = ("Q4_K", "Q8_0", "Q8_0")
 
 
 @pytest.fixture
@@ -87,6 +88,39 @@ def test_a_reader_joins_tensors_of_several_types(opened):
         assert reader.how_held() == said
     weights = torch.cat([whole(entries["q"]), whole(entries["k"])])
     assert torch.equal(layer.rows(torch.arange(96)).view(torch.int32), weights.view(torch.int32))
+
+
+def test_how_a_reader_holds_blocks_in_bfloat16(opened):
+    """Types whose codes the kernels multiply faster than their blocks are held as codes, unless a matrix has
+    another type too.
+    """
+    entries = opened(
+        [tensor(name, kind, (32, 256), at) for at, (name, kind) in enumerate(zip("qkv", MIXED, strict=True))]
+    )
     with open_reader(entries, CPU, torch.bfloat16) as reader:
-        assert not isinstance(reader.held("q", "k"), ChunkedBlocks)
-        assert reader.how_held() == "Q4_K held as bfloat16, Q6_K held as bfloat16"
+        joined, codes = reader.held("q", "k"), reader.held("v")
+        found = torch.cat([whole(entries[name]) for name in "qk"]).bfloat16()
+        if holds_blocks(CPU, torch.bfloat16):
+            assert isinstance(joined, ChunkedBlocks) and joined.runs == ((0, 12), (1, 8))
+            layer = PackedLinear(library.load(), joined)
+            assert torch.equal(layer.rows(torch.arange(64)), found)
+            assert reader.how_held().startswith("Q4_K, Q8_0 held as codes and other matrices as int8 in ")
+        else:
+            assert not isinstance(joined, ChunkedBlocks)
+        assert isinstance(codes, ChunkedCodes) == (library.load() is not None)
+
+
+def test_a_q8_0_code_without_a_magnitude_in_seven_bits_is_refused(opened):
+    if not holds_blocks(CPU, torch.bfloat16):
+        pytest.skip("these kernels multiply no blocks in bfloat16")
+    stored = bytearray(packed("Q8_0", (32, 256), 1))
+    stored[-1] = 0x80
+    entries = opened([tensor("q", "Q4_K", (32, 256)), Tensor("k", "Q8_0", (32, 256), bytes(stored))])
+    for dtype in (torch.float32, torch.bfloat16):
+        with open_reader(entries, CPU, dtype) as reader:
+            held = reader.held("q", "k")
+            if dtype == torch.float32:
+                assert PackedLinear(library.load(), held).rows(torch.tensor([63]))[0, -1] != 0
+                continue
+            with pytest.raises(ModelError, match="tensor k holds -128, which is not a Q8_0 code"):
+                PackedLinear(library.load(), held)

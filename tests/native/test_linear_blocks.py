@@ -16,8 +16,17 @@ ROWS = (2, 3, 7, 16, 600)  # 600, because the kernels process up to 512 rows at 
 
 @pytest.fixture
 def kernels(library):
-    if not multiplies_blocks(library):
-        pytest.skip("these kernels multiply no blocks")
+    return checked(library, torch.float32)
+
+
+@pytest.fixture
+def paired_kernels(library):
+    return checked(library, torch.bfloat16)
+
+
+def checked(library, dtype: torch.dtype):
+    if not multiplies_blocks(library, dtype):
+        pytest.skip(f"these kernels multiply no blocks in {dtype}")
     return library
 
 
@@ -31,7 +40,7 @@ def weights(kind: str, rows: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(of.decode(rows.reshape(-1, of.bytes)))).view(len(rows), -1)
 
 
-def chunked(kinds: dict[str, np.ndarray], k: int) -> ChunkedBlocks:
+def chunked(kinds: dict[str, np.ndarray], k: int, dtype: torch.dtype = torch.float32) -> ChunkedBlocks:
     """Join matrices of several types, each in two chunks."""
     runs = runs_of((len(rows), BLOCKS[kind].number) for kind, rows in kinds.items())
     chunks, row = [], 0
@@ -39,7 +48,7 @@ def chunked(kinds: dict[str, np.ndarray], k: int) -> ChunkedBlocks:
         cut = len(rows) // 3
         chunks += [(row, torch.tensor(rows[:cut])), (row + cut, torch.tensor(rows[cut:]))]
         row += len(rows)
-    return ChunkedBlocks(row, k, runs, chunks)
+    return ChunkedBlocks(row, k, runs, chunks, dtype)
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
@@ -69,6 +78,42 @@ def test_products_equal_those_of_float32_weights(kernels, kind):
         assert torch.equal(layer(x[:m]), wanted[:m]), m
     for i in (0, 1, 99):
         assert torch.equal(layer(x[i : i + 1])[0], wanted[i]), i
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_bfloat16_layers_return_the_rounded_weights(paired_kernels, kind):
+    rows = blocks(kind, 70, 512)
+    layer = PackedLinear(paired_kernels, chunked({kind: rows}, 512, torch.bfloat16))
+    found = layer.rows(torch.arange(-1, 70))
+    assert torch.equal(found[1:], weights(kind, rows).bfloat16()) and not found[0].any()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_products_in_bfloat16(paired_kernels, kind):
+    """y is the rounded product with the weights, and a row's bits are the same for any number of rows."""
+    rows = blocks(kind, 100, 768, seed=1)
+    bias = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    layer = PackedLinear(paired_kernels, chunked({kind: rows}, 768, torch.bfloat16), bias)
+    x = torch.randn(max(ROWS), 768, generator=torch.Generator().manual_seed(2)).bfloat16()
+    found = layer(x)
+    terms = x.double().abs() @ weights(kind, rows).double().abs().T
+    wanted = x.double() @ weights(kind, rows).double().T + bias.double()
+    assert ((found.double() - wanted).abs() <= wanted.abs() * 2**-8 + terms * 1e-5).all()
+    for m in (*ROWS, 4, 5):
+        assert torch.equal(layer(x[:m]), found[:m]), m
+    for i in (0, 1, 99):
+        assert torch.equal(layer(x[i : i + 1])[0], found[i]), i
+
+
+def test_panels_of_several_types_in_bfloat16(paired_kernels):
+    kinds = {kind: blocks(kind, n, 256, n) for kind, n in (("Q2_K", 64), ("Q8_0", 32), ("Q5_K", 40))}
+    layer = PackedLinear(paired_kernels, chunked(kinds, 256, torch.bfloat16))
+    x = torch.randn(20, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    alone = [
+        PackedLinear(paired_kernels, chunked({kind: rows}, 256, torch.bfloat16))(x)
+        for kind, rows in kinds.items()
+    ]
+    assert torch.equal(layer(x), torch.cat(alone, 1))
 
 
 def test_panels_of_several_types(kernels):

@@ -77,7 +77,7 @@ class GGUFEntry(TensorEntry):
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return BLOCKS.get(self.type.name) if whole else None
 
-    def block_rows(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+    def block_rows(self, begin: int, end: int, signed: bool = False) -> Iterator[tuple[int, np.ndarray]]:
         k, order = self.shape[1], self._order()
         step = max(1, PIECE_VALUES // k)
         for first in range(begin, end, step):
@@ -88,7 +88,14 @@ class GGUFEntry(TensorEntry):
                 bits = np.ascontiguousarray(found[:, at : at + 2]).view("<u2")
                 if bool(((bits & 0x7C00) == 0x7C00).any()):
                     raise self._wrong("holds a scale that is not finite")
+            if signed and self.type.name == "Q8_0":
+                self._check_signed(found[:, 2:])
             yield first - begin, found.reshape(high - low, -1)[stored - low]
+
+    def _check_signed(self, codes: np.ndarray) -> None:
+        """Raise ModelError if Q8_0 codes include -128, whose bits are those of the byte 0x80."""
+        if bool((codes.view(np.uint8) == 0x80).any()):
+            raise self._wrong("holds -128, which is not a Q8_0 code")
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
         k = self.shape[1]
@@ -105,8 +112,8 @@ class GGUFEntry(TensorEntry):
         """Return the decoded blocks as rows [n, k], in the order of `places`. Raises ModelError for values
         that no GGUF writer produces.
         """
-        if self.type.coding == Coding("int8", 32) and bool((found.codes == -128).any()):
-            raise self._wrong("holds -128, which is not a Q8_0 code")
+        if self.type.coding == Coding("int8", 32):
+            self._check_signed(found.codes)
         shared = [None if each is None else each.reshape(-1, k // 32)[places] for each in found[1:]]
         if not all(each is None or bool(np.isfinite(each).all()) for each in shared):
             raise self._wrong("holds a scale that is not finite")

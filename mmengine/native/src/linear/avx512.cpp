@@ -20,6 +20,17 @@ void multiply_some(const Rows& rows, int64_t t, const char* w, int64_t steps, bo
   multiply<M>(rows.x + t, rows.stride, w, steps, first, c);
 }
 
+constexpr int kScaledRows = 6;  // most rows whose sums of a group and sums of all groups fit into registers
+constexpr int kPiece = 256;     // values of k that are decoded at a time for many rows
+
+// Multiplies `count` groups from `first` on, whose decoded codes are in `tile`.
+template <int M>
+void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, Next next, float* c) {
+  const int size = rows.linear.group;
+  multiply_scaled<M>(rows.x + (int64_t)first * size, rows.stride, tile, size, by, count,
+                     rows.linear.mins ? rows.sums + first : nullptr, rows.groups, next, c);
+}
+
 #if defined(__AVX512BF16__)
 // c [M, 32] += scaled sums of group i.
 template <int M>
@@ -88,10 +99,8 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
   }
 }
 
-constexpr int kScaledRows = 6;   // most rows whose sums of a group and sums of all groups fit into registers
 constexpr int kDecodedRows = 4;  // the same if the registers also hold codes
 constexpr int kFirstRows = 8;    // most rows that are multiplied while FP8 codes are decoded and scaled
-constexpr int kPiece = 256;      // values of k that are decoded at a time for many rows
 
 // Decodes `count` groups from `first` on in registers and multiplies them. Stores the decoded codes to `tile` and their
 // scales to `by`.
@@ -110,14 +119,6 @@ void multiply_groups(const Rows& rows, int first, int count, const char* group, 
     add_totals<M>(sums, by[i], linear.mins ? rows.sums + first + i : nullptr, rows.groups, totals);
   }
   store_sums<M>(totals, c);
-}
-
-// Multiplies `count` groups from `first` on, whose decoded codes are in `tile`.
-template <int M>
-void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, Next next, float* c) {
-  const int size = rows.linear.group;
-  multiply_scaled<M>(rows.x + (int64_t)first * size, rows.stride, tile, size, by, count,
-                     rows.linear.mins ? rows.sums + first : nullptr, rows.groups, next, c);
 }
 
 // The same for FP8, which is scaled during decoding.
@@ -163,13 +164,13 @@ void multiply_panel(const Rows& rows, const char* group, char*, float* c) {
 template <int... M>
 struct Blocks {
   static constexpr decltype(&multiply_some<1>) plain[] = {nullptr, multiply_some<M>...};
+  static constexpr decltype(&multiply_tile<1>) tile[] = {nullptr, multiply_tile<M>...};
   template <class Codes>
   struct Of {
     static constexpr decltype(&multiply_panel<Codes, 1>) panel[] = {nullptr, multiply_panel<Codes, M>...};
   };
 #if defined(__AVX512BF16__)
   static constexpr decltype(&multiply_group<Fp8Codes, 1, true>) fp8[] = {nullptr, multiply_group<Fp8Codes, M, true>...};
-  static constexpr decltype(&multiply_tile<1>) tile[] = {nullptr, multiply_tile<M>...};
   static constexpr decltype(&multiply_scaled_tile<1>) steps[] = {nullptr, multiply_scaled_tile<M>...};
 #endif
 };
@@ -234,29 +235,33 @@ void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* 
 }
 
 #else
-// Multiplies more than kRows rows with a panel of codes, which is decoded one group at a time. Integer codes stay
-// unscaled, because their scales are applied after the product.
+// Multiplies more than kRows rows with a panel of codes, which is decoded piece by piece. Integer codes stay unscaled,
+// because their scales are applied after the product.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
-  alignas(64) float part[kRows * kPanel];
+  const int size = linear.group, tall = height_of(rows.count, kScaledRows);
+  for (int i = 0; i < rows.groups; i += kPiece / size) {
+    const int count = rows.groups - i < kPiece / size ? rows.groups - i : kPiece / size;
+    Scales by[kPiece / 32];
+    for (int g = 0; g < count; ++g, group += group_bytes(linear)) {
+      by[g] = Scales(linear, group);
+      decode_codes(linear, group, tile + (int64_t)g * size * 64);
+    }
+    for (int row = 0; row < rows.count; row += tall) {
+      const Rows some = rows.some(row, tall);
+      All::tile[some.count](some, i, count, tile, by, Next{row ? tile : group}, c + row * kPanel);
+    }
+  }
+}
+
+// The same for FP8, whose codes are scaled during decoding.
+template <>
+void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* c) {
+  const mm_linear& linear = rows.linear;
   for (int i = 0; i < rows.groups; ++i, group += group_bytes(linear)) {
-    const int64_t t = (int64_t)i * linear.group, steps = linear.group / kStep;
-    if (std::is_same_v<Codes, Fp8Codes>) {
-      decode_weights(linear, group, tile);
-      run_steps(rows, t, tile, steps, c);
-      continue;
-    }
-    decode_codes(linear, group, tile);
-    const Scales by(linear, group);
-    for (int row = 0; row < rows.count; row += kRows) {
-      const Rows some = rows.some(row, kRows);
-      All::plain[some.count](some, t, tile, steps, true, part);
-      for (int at = 0; at < some.count; ++at)
-        for (int half = 0; half < 2; ++half)
-          add_scaled(load_as<f16v>(part + at * kPanel + half * 16), by, half,
-                     linear.mins ? some.sums + at * rows.groups + i : nullptr, c + (row + at) * kPanel);
-    }
+    decode_weights(linear, group, tile);
+    run_steps(rows, (int64_t)i * linear.group, tile, linear.group / kStep, c);
   }
 }
 #endif

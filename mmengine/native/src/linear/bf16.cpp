@@ -25,16 +25,27 @@ MM_INLINE float value_of(float x) { return x; }
 
 // `X`: uint16_t for bfloat16, or float.
 template <class X>
-void sum_groups(const mm_linear& linear, const X* x, float* sums) {
-  for (int64_t first = 0; first < linear.k; first += linear.group) {
+float* sum_groups(int64_t k, int group, const X* x, float* sums) {
+  for (int64_t first = 0; first < k; first += group) {
     f16v sum = {};
-    int64_t end = first + linear.group < linear.k ? first + linear.group : linear.k, t = first;
+    int64_t end = first + group < k ? first + group : k, t = first;
     for (; t + 16 <= end; t += 16) sum += values16(x + t);
     for (; t < end; ++t) sum[0] += value_of(x[t]);
     float whole = 0;
     for (int i = 0; i < 16; ++i) whole += sum[i];
     *sums++ = whole;
   }
+  return sums;
+}
+
+template <class X>
+void sum_row(const mm_linear& linear, const X* x, float* sums) {
+  if (linear.form != MM_BLOCKS) {
+    sum_groups(linear.k, linear.group, x, sums);
+    return;
+  }
+  sums = sum_groups(linear.k, 32, x, sums);
+  sum_groups(linear.k, 16, x, sums);
 }
 
 // Converts rows [row0, row1) of x. Layers of dtype float32 need a Scratch of float.
@@ -50,7 +61,7 @@ void prepare_rows(const LinearJob& job, void* scratch, int row0, int row1) {
     else
       for (int64_t t = 0; t < k; ++t) to[t] = value_of(from[t]);
     memset(to + k, 0, (padded - k) * sizeof(Scratch));
-    if (wants_sums(*job.linear)) sum_groups(*job.linear, from, sums + (int64_t)row * job.groups());
+    if (wants_sums(*job.linear)) sum_row(*job.linear, from, sums + (int64_t)row * sums_in_row(*job.linear));
     for (int64_t t = 0; t < k && job.m == 1 && is_masked(*job.linear); ++t) to[t] *= kMaskedBy[t % 4];
   }
 }
@@ -61,11 +72,19 @@ int panels_at_once(const LinearJob& job, const Share& share, int panel) {
   return few && alternating(*job.linear) == 2 && panel % 2 == 0 && panel + 1 < share.panel1 ? 2 : 1;
 }
 
+void multiply_panels(int panels, const LinearJob& job, const Rows& rows, int panel, float* c) {
+#if defined(__AVX512BF16__)
+  if (job.linear->form == MM_BLOCKS)
+    return run_block_panel(block_type_of(*job.linear, panel), rows, job.panel(panel), c);
+#endif
+  run_panels(panels, rows, job.panel(panel), c);
+}
+
 }  // namespace
 
 int64_t linear_scratch_bytes(const LinearJob& job) {
   if (job.linear->x_form) return int8_scratch_bytes(job);
-  return group_sums_at(job) + (wants_sums(*job.linear) ? (int64_t)job.m * job.groups() * sizeof(float) : 0);
+  return group_sums_at(job) + (int64_t)job.m * sums_in_row(*job.linear) * (int64_t)sizeof(float);
 }
 
 int64_t linear_thread_bytes(const LinearJob&) { return 0; }
@@ -79,12 +98,13 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
   if (job.linear->x_form) return int8_run(job, scratch, share);
   alignas(64) float c[kMostRows * kPanel];
   const float* sums = (const float*)((const char*)scratch + group_sums_at(job));
-  const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, job.groups(), job.m == 1};
+  const int groups = job.linear->form == MM_BLOCKS ? sums_in_row(*job.linear) : job.groups();
+  const Rows every = {*job.linear, (const Scratch*)scratch, row_stride(job), sums, job.m, groups, job.m == 1};
   for (int panel = share.panel0, panels; panel < share.panel1; panel += panels) {
     panels = panels_at_once(job, share, panel);
     for (int row = share.row0; row < share.row1; row += kMostRows) {
       const int count = share.row1 - row < kMostRows ? share.row1 - row : kMostRows;
-      run_panels(panels, every.some(row, count), job.panel(panel), c);
+      multiply_panels(panels, job, every.some(row, count), panel, c);
       for (int i = 0; i < panels; ++i) linear_store(job, c + i * count * kPanel, kPanel, row, count, panel + i);
     }
   }

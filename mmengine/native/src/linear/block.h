@@ -11,6 +11,99 @@
 
 namespace mm {
 
+// Initialises the sums of M rows with a panel: zeros if `first`, else the values in c.
+template <int M>
+MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half)
+      sums[i][half] = first ? _mm512_setzero_ps() : load_as<__m512>(c + i * kPanel + half * 16);
+}
+
+#if defined(__AVX512BF16__)
+// Adds one pair of k to the sums.
+template <int M>
+MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride));
+    sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, (__m512bh)low);
+    sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, (__m512bh)high);
+  }
+}
+#else
+// Adds one pair of k to the sums: first the products with the even k, then those with the odd k.
+template <int M>
+MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
+  const __m512i odd = _mm512_set1_epi32((int)0xffff0000);
+  const __m512 values[2][2] = {{(__m512)_mm512_slli_epi32(low, 16), (__m512)_mm512_slli_epi32(high, 16)},
+                               {(__m512)_mm512_and_si512(low, odd), (__m512)_mm512_and_si512(high, odd)}};
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; ++t) {
+      const __m512 a = _mm512_set1_ps(x[i * x_stride + t]);
+      sums[i][0] = _mm512_fmadd_ps(a, values[t][0], sums[i][0]);
+      sums[i][1] = _mm512_fmadd_ps(a, values[t][1], sums[i][1]);
+    }
+}
+#endif
+
+template <int M>
+MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
+#pragma GCC unroll 16
+  for (int i = 0; i < M; ++i) {
+    store_as(c + i * kPanel, sums[i][0]);
+    store_as(c + i * kPanel + 16, sums[i][1]);
+  }
+}
+
+// Prefetches the next codes, one line per pair of k, while the decoded codes are read.
+struct Next {
+  const char* line;
+
+  MM_INLINE_MEMBER void operator()(const char*) {
+    __builtin_prefetch(line, 0, 2);
+    line += 64;
+  }
+};
+
+// totals [M, 32] += scaled sums of a group. `group_sum`: each row's sum of x over the group, if there are mins; else
+// NULL.
+template <int M>
+MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const float* group_sum, int groups,
+                          __m512 (&totals)[M][2]) {
+#pragma GCC unroll 16
+  for (int row = 0; row < M; ++row)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      totals[row][half] = _mm512_fmadd_ps(sums[row][half], (__m512)by.scales[half], totals[row][half]);
+      if (group_sum) {
+        __m512 sum = _mm512_set1_ps(group_sum[row * groups]);
+        totals[row][half] = _mm512_fmadd_ps(sum, (__m512)by.mins[half], totals[row][half]);
+      }
+    }
+}
+
+// c [M, 32] += the scaled products with `count` groups of decoded codes at w. `group_sums`: each row's sums of x over
+// the groups, if there are mins; else NULL.
+template <int M>
+MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w, int size, const Scales* by, int count,
+                               const float* group_sums, int groups, Next next, float* c) {
+  __m512 totals[M][2];
+  begin_sums<M>(false, c, totals);
+  for (int i = 0; i < count; ++i, ++by) {
+    __m512 sums[M][2] = {};
+    for (int t = 0; t < size; t += 2, w += 128, x += 2) {
+      next(w);
+      add_pair<M>(x, x_stride, load_as<__m512i>(w), load_as<__m512i>(w + 64), sums);
+    }
+    add_totals<M>(sums, *by, group_sums ? group_sums + i : nullptr, groups, totals);
+  }
+  store_sums<M>(totals, c);
+}
+
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
 // With up to kUnfetched rows (kUnfetchedCodes for codes), AMD's hardware prefetching is best. With more rows, lines are
@@ -26,36 +119,6 @@ MM_INLINE void fetch_line(bool amd, const char* line) {
     __builtin_prefetch(line + AHEAD);
 }
 
-// Initialises the sums of M rows with a panel: zeros if `first`, else the values in c.
-template <int M>
-MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half)
-      sums[i][half] = first ? _mm512_setzero_ps() : load_as<__m512>(c + i * kPanel + half * 16);
-}
-
-// Adds one pair of k to the sums.
-template <int M>
-MM_INLINE void add_pair(const Scratch* x, int64_t x_stride, __m512i low, __m512i high, __m512 (&sums)[M][2]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < M; ++i) {
-    __m512bh a = (__m512bh)_mm512_set1_epi32(load_as<int32_t>(x + i * x_stride));
-    sums[i][0] = _mm512_dpbf16_ps(sums[i][0], a, (__m512bh)low);
-    sums[i][1] = _mm512_dpbf16_ps(sums[i][1], a, (__m512bh)high);
-  }
-}
-
-template <int M>
-MM_INLINE void store_sums(const __m512 (&sums)[M][2], float* c) {
-#pragma GCC unroll 16
-  for (int i = 0; i < M; ++i) {
-    store_as(c + i * kPanel, sums[i][0]);
-    store_as(c + i * kPanel + 16, sums[i][1]);
-  }
-}
-
 // Prefetches later lines of the weights.
 template <bool ON_AMD>
 struct Later {
@@ -64,16 +127,6 @@ struct Later {
   MM_INLINE_MEMBER void operator()(const char* pair) {
     fetch_line<ON_AMD>(amd, pair);
     fetch_line<ON_AMD>(amd, pair + 64);
-  }
-};
-
-// Prefetches the next codes, one line per pair of k, while the decoded codes are read.
-struct Next {
-  const char* line;
-
-  MM_INLINE_MEMBER void operator()(const char*) {
-    __builtin_prefetch(line, 0, 2);
-    line += 64;
   }
 };
 
@@ -114,40 +167,6 @@ MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_st
   }
 }
 
-// totals [M, 32] += scaled sums of a group. `group_sum`: each row's sum of x over the group, if there are mins; else
-// NULL.
-template <int M>
-MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const float* group_sum, int groups,
-                          __m512 (&totals)[M][2]) {
-#pragma GCC unroll 16
-  for (int row = 0; row < M; ++row)
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      totals[row][half] = _mm512_fmadd_ps(sums[row][half], (__m512)by.scales[half], totals[row][half]);
-      if (group_sum) {
-        __m512 sum = _mm512_set1_ps(group_sum[row * groups]);
-        totals[row][half] = _mm512_fmadd_ps(sum, (__m512)by.mins[half], totals[row][half]);
-      }
-    }
-}
-
-// c [M, 32] += the scaled products with `count` groups of decoded codes at w. `group_sums`: each row's sums of x over
-// the groups, if there are mins; else NULL.
-template <int M>
-MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w, int size, const Scales* by, int count,
-                               const float* group_sums, int groups, Next next, float* c) {
-  __m512 totals[M][2];
-  begin_sums<M>(false, c, totals);
-  for (int i = 0; i < count; ++i, ++by) {
-    __m512 sums[M][2] = {};
-    for (int t = 0; t < size; t += 2, w += 128, x += 2) {
-      next(w);
-      add_pair<M>(x, x_stride, load_as<__m512i>(w), load_as<__m512i>(w + 64), sums);
-    }
-    add_totals<M>(sums, *by, group_sums ? group_sums + i : nullptr, groups, totals);
-  }
-  store_sums<M>(totals, c);
-}
 #else
 constexpr int kRows = 12;
 constexpr int kAhead = 8192;  // how many bytes ahead weights are prefetched

@@ -9,7 +9,7 @@
 namespace mm {
 namespace {
 
-constexpr int kMostValues = 256;
+constexpr int kMostValues = 256, kMostParts = 5;
 
 // A block of a file: codes as unsigned integers, integer scales and minimums, and d with its companion as bits.
 struct Unpacked {
@@ -104,16 +104,30 @@ void unpack(const BlockForm& form, const uint8_t* block, Unpacked& out) {
   unpack_q45_k(block, form.bits, out);
 }
 
-// The places in a chunk's words of the bits of a code: its first `low` bits, its next `middle` bits and its last bits.
+// The places in a chunk's words of the bits of a code, from the low bits up.
 struct Places {
-  int words[3], shifts[3], counts[3];
+  int words[kMostParts], shifts[kMostParts], counts[kMostParts];
 };
 
+// Returns the places of code t of a chunk in a bfloat16 layer.
+Places paired_places(const BlockForm& form, int t) {
+  const int pair = t / 2, half = t % 2 * 16, fields = form.pair_fields(), whole = form.words() * fields;
+  if (pair < whole) return {{pair / fields}, {pair % fields * form.bits + half}, {form.bits}};
+  Places found = {};
+  const int count = form.bits / form.words();
+  for (int word = 0; word < form.words(); ++word) {
+    found.words[word] = word, found.counts[word] = count;
+    found.shifts[word] = fields * form.bits + (pair - whole) * count + half;
+  }
+  return found;
+}
+
 // Returns the places of code t of a chunk. Most codes have a single place.
-Places places_of(const BlockForm& form, int t) {
+Places places_of(const mm_linear& linear, const BlockForm& form, int t) {
+  if (linear.dtype == MM_BF16) return paired_places(form, t);
   const int words = form.words(), whole = words * form.fields();
-  if (form.table) return {{t / 8}, {t % 4 * 8 + t / 4 % 2 * 4}, {4, 0, 0}};
-  if (t < whole) return {{t % words}, {t / words * form.bits}, {form.bits, 0, 0}};
+  if (form.table) return {{t / 8}, {t % 4 * 8 + t / 4 % 2 * 4}, {4}};
+  if (t < whole) return {{t % words}, {t / words * form.bits}, {form.bits}};
   const int odd = t - whole;  // the first or the second leftover
   if (form.bits == 3) return {{odd, 2}, {30, 30 + odd}, {2, 1, 0}};
   if (form.bits == 5) return {{2 * odd, 2 * odd + 1, 4}, {30, 30, 30 + odd}, {2, 2, 1}};
@@ -147,7 +161,13 @@ Factors factors_of(const BlockForm& form, const char* block, const char* group, 
   return {d * (float)(int8_t)scale, 0};
 }
 
-int number_of(const BlockForm& form, int code) {
+// Returns the stored form of a code, and the number that a stored code stands for.
+int stored(const mm_linear& linear, const BlockForm& form, int code) {
+  if (linear.dtype != MM_BF16 || form.bits < 8) return code;
+  return code < form.offset ? (form.offset - code) | 0x80 : code - form.offset;
+}
+int number_of(const mm_linear& linear, const BlockForm& form, int code) {
+  if (linear.dtype == MM_BF16 && form.bits == 8) return code & 0x80 ? -(code & 0x7f) : code;
   if (!form.table) return code - form.offset;
   return (form.type == kMXFP4 ? kMXFP4Values : kIQ4Values)[code];
 }
@@ -189,9 +209,9 @@ void block_encode_column(const mm_linear& linear, int type, const uint8_t* row, 
       }
       for (int at = 0; at < 32; ++at) {
         uint32_t* words = (uint32_t*)(step + form.step_scales()) + at / form.chunk() * form.words() * 32 + column;
-        const Places places = places_of(form, at % form.chunk());
-        uint32_t code = found.codes[t + at];
-        for (int part = 0; part < 3 && places.counts[part]; code >>= places.counts[part++])
+        const Places places = places_of(linear, form, at % form.chunk());
+        uint32_t code = stored(linear, form, found.codes[t + at]);
+        for (int part = 0; part < kMostParts && places.counts[part]; code >>= places.counts[part++])
           words[places.words[part] * 32] |= (code & ((1u << places.counts[part]) - 1)) << places.shifts[part];
       }
     }
@@ -208,12 +228,12 @@ void block_decode_column(const mm_linear& linear, int type, const char* panel, i
         if (at % form.group == 0) by = factors_of(form, panel, group_at(form, step, at), column);
         const uint32_t* words =
             (const uint32_t*)(step + form.step_scales()) + at / form.chunk() * form.words() * 32 + column;
-        const Places places = places_of(form, at % form.chunk());
+        const Places places = places_of(linear, form, at % form.chunk());
         int code = 0;
-        for (int part = 0, below = 0; part < 3 && places.counts[part]; below += places.counts[part++])
+        for (int part = 0, below = 0; part < kMostParts && places.counts[part]; below += places.counts[part++])
           code |= (int)(words[places.words[part] * 32] >> places.shifts[part] & ((1u << places.counts[part]) - 1))
                   << below;
-        const float product = (float)number_of(form, code) * by.scale;
+        const float product = (float)number_of(linear, form, code) * by.scale;
         // A type without minimums has no sum, so that a zero keeps its sign.
         *out++ = form.heads == 4 ? product - by.min : product;
       }

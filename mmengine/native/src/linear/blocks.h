@@ -1,4 +1,4 @@
-// Weights in GGUF's block types, with their codes and scales as the file stores them (layers of dtype float32).
+// Weights in GGUF's block types, with their codes and scales as the file stores them.
 //
 // A panel of 32 columns is a sequence of blocks along k. A block has `span` values of k:
 //     d [32], and d's companion [32] if the type has one (a factor of the minimums, or the minimums); float16, except
@@ -8,12 +8,17 @@
 //         the codes, [bits] rows of 32 words, one word for each column
 // So a weight takes the file's bits, plus padding where K-quants pack scales into 6 bits.
 //
-// A word has as many whole codes as fit. Codes of neighbouring k are in neighbouring words, and a word's next field
-// follows after all words. Bits 30 and 31 of words with codes of 3, 5 or 6 bits together hold the last codes of the
-// words (`leftover`). Codes that stand for values in a table are in both halves of a word's bytes, in k's order.
-//
-// The kernels decode a code to the weight (d * scale) * (code - offset) - dmin * min in float32, as ggml does, and
+// In a float32 layer a word has as many whole codes as fit. Codes of neighbouring k are in neighbouring words, and a
+// word's next field follows after all words. Bits 30 and 31 of words with codes of 3, 5 or 6 bits together hold the last
+// codes of the words (`leftover`). Codes that stand for values in a table are in both halves of a word's bytes, in k's
+// order. The kernels decode a code to the weight (d * scale) * (code - offset) - dmin * min in float32, as ggml does, and
 // multiply it like a plain float32 weight. All products of the formula are exact in float32.
+//
+// In a bfloat16 layer the halves of a word have the codes of two neighbouring k, so that a field of both halves becomes
+// a pair of bfloat16 numbers by one lookup. The fields of a word belong to consecutive pairs. The last bits of the
+// halves together hold the chunk's last pairs. Q8_0's codes are stored as sign and magnitude. The kernels multiply the
+// numbers code - offset, which bfloat16 represents exactly, and scale each group's sum in float32; a minimum multiplies
+// the sum of the group's x.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +54,8 @@ struct BlockForm {
   constexpr int chunk() const { return bits == 2 || bits == 6 ? 16 : 32; }  // the fewest codes that fill whole words
   constexpr int words() const { return chunk() * bits / 32; }
   constexpr int fields() const { return 32 / bits; }
+  constexpr int pair_fields() const { return 16 / bits; }
+  constexpr int leftover_bits() const { return 16 % bits; }  // of a word's half, for the last pairs of a chunk
   constexpr int step_scales() const { return 32 / group * scale_bytes * 32; }
   constexpr int step_bytes() const { return step_scales() + bits * 128; }
   constexpr int block_bytes() const { return heads * 32 + span / 32 * step_bytes(); }
@@ -91,7 +98,7 @@ void block_encode_column(const mm_linear& linear, int type, const uint8_t* row, 
 // Unpacks a column of a panel to k weights, with plain C++: the reference for the kernels.
 void block_decode_column(const mm_linear& linear, int type, const char* panel, int column, float* out);
 
-#if !defined(__AVX512F__)
+#if !defined(__AMX_BF16__)
 // Decodes values [t, t + count) of k to a float32 panel [count][32]. t and count are multiples of the type's span, or
 // parts of a block in steps of 32.
 void block_decode(int type, const char* panel, int64_t t, int64_t count, float* tile);
@@ -99,5 +106,25 @@ void block_decode(int type, const char* panel, int64_t t, int64_t count, float* 
 // Multiplies a row with a panel: c [32] = x [k] * panel.
 void block_multiply_row(int type, const char* panel, const float* x, int64_t k, float* c);
 #endif
+
+// Calls Kernel<TYPE>::run for a panel's type.
+template <template <int> class Kernel, class... Values>
+void for_block_type(int type, Values... values) {
+  switch (type) {
+    case kQ4_0: return Kernel<kQ4_0>::run(values...);
+    case kQ4_1: return Kernel<kQ4_1>::run(values...);
+    case kQ5_0: return Kernel<kQ5_0>::run(values...);
+    case kQ5_1: return Kernel<kQ5_1>::run(values...);
+    case kQ8_0: return Kernel<kQ8_0>::run(values...);
+    case kQ2_K: return Kernel<kQ2_K>::run(values...);
+    case kQ3_K: return Kernel<kQ3_K>::run(values...);
+    case kQ4_K: return Kernel<kQ4_K>::run(values...);
+    case kQ5_K: return Kernel<kQ5_K>::run(values...);
+    case kQ6_K: return Kernel<kQ6_K>::run(values...);
+    case kIQ4_NL: return Kernel<kIQ4_NL>::run(values...);
+    case kIQ4_XS: return Kernel<kIQ4_XS>::run(values...);
+    case kMXFP4: return Kernel<kMXFP4>::run(values...);
+  }
+}
 
 }  // namespace mm

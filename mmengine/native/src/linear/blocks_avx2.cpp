@@ -1,7 +1,7 @@
-// Multiplies with blocks, or decodes them, with AVX2.
+// Multiplies float32 rows with blocks, or decodes blocks, with AVX2, which CPUs with AVX-512 use too.
 #include "linear/blocks.h"
 
-#if !defined(__AVX512F__)
+#if !defined(__AMX_BF16__)
 
 #include "linear/blocks_avx2.h"
 
@@ -60,25 +60,6 @@ void multiply_row(const char* panel, const float* x, int64_t k, float* c) {
   for (int eight = 0; eight < kEights; ++eight) store_as(c + eight * 8, sums[eight]);
 }
 
-template <template <int> class Kernel, class... Values>
-void dispatch(int type, Values... values) {
-  switch (type) {
-    case kQ4_0: return Kernel<kQ4_0>::run(values...);
-    case kQ4_1: return Kernel<kQ4_1>::run(values...);
-    case kQ5_0: return Kernel<kQ5_0>::run(values...);
-    case kQ5_1: return Kernel<kQ5_1>::run(values...);
-    case kQ8_0: return Kernel<kQ8_0>::run(values...);
-    case kQ2_K: return Kernel<kQ2_K>::run(values...);
-    case kQ3_K: return Kernel<kQ3_K>::run(values...);
-    case kQ4_K: return Kernel<kQ4_K>::run(values...);
-    case kQ5_K: return Kernel<kQ5_K>::run(values...);
-    case kQ6_K: return Kernel<kQ6_K>::run(values...);
-    case kIQ4_NL: return Kernel<kIQ4_NL>::run(values...);
-    case kIQ4_XS: return Kernel<kIQ4_XS>::run(values...);
-    case kMXFP4: return Kernel<kMXFP4>::run(values...);
-  }
-}
-
 template <int TYPE>
 struct Decode {
   static void run(const char* panel, int64_t t, int64_t count, float* tile) { decode<TYPE>(panel, t, count, tile); }
@@ -91,11 +72,11 @@ struct MultiplyRow {
 }  // namespace
 
 void block_decode(int type, const char* panel, int64_t t, int64_t count, float* tile) {
-  dispatch<Decode>(type, panel, t, count, tile);
+  for_block_type<Decode>(type, panel, t, count, tile);
 }
 
 void block_multiply_row(int type, const char* panel, const float* x, int64_t k, float* c) {
-  dispatch<MultiplyRow>(type, panel, x, k, c);
+  for_block_type<MultiplyRow>(type, panel, x, k, c);
 }
 
 }  // namespace mm

@@ -116,7 +116,7 @@ int run_wide(const LinearJob& job, const Share& share) {
   return panel;
 }
 
-#if !defined(__AVX512F__)
+#if !defined(__AMX_BF16__)
 constexpr int64_t kDecoded = 128;  // values of k whose decoded weights stay in the first-level cache
 
 // Multiplies the rows with a panel of blocks, which are decoded piece by piece, or in registers for a single row.
@@ -144,7 +144,7 @@ void run_blocks(const LinearJob& job, const Share& share) {
 #endif
 
 void run_rows(const LinearJob& job, const Share& share) {
-#if !defined(__AVX512F__)
+#if !defined(__AMX_BF16__)
   if (job.linear->form == MM_BLOCKS) return run_blocks(job, share);
 #endif
   alignas(64) float sums[kMostRows * kPanel];

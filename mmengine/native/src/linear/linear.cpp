@@ -99,11 +99,24 @@ int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stri
   return mm::run({linear, x, x_stride, m, y, y_stride, nullptr, false, true, nullptr, added});
 }
 
-int32_t mm_linear_blocks(void) {
-#if defined(__AVX512F__)
+int32_t mm_linear_blocks(int32_t dtype) {
+#if defined(__AMX_BF16__)
+  (void)dtype;
   return 0;
-#else
+#elif defined(__AVX512BF16__)
+  (void)dtype;
   return 1;
+#else
+  return dtype == MM_FP32;
+#endif
+}
+
+int32_t mm_linear_prefers_codes(int32_t type) {
+#if defined(__AVX512F__)
+  return type == mm::kQ4_0 || type == mm::kQ4_1 || type == mm::kQ8_0;
+#else
+  (void)type;
+  return 0;
 #endif
 }
 

@@ -7,8 +7,9 @@
 // weights are rounded to bfloat16, as with FP8. A float32 layer may have integer codes on CPUs without bfloat16
 // instructions. Optionally x is quantised to int8, and integers are multiplied.
 //
-// A float32 layer may also have the blocks of a GGUF file, of one type for each run of panels. The kernels multiply
-// the weights that the blocks stand for, so y has the same bits as with a layer of these float32 weights.
+// A layer may also have the blocks of a GGUF file, of one type for each run of panels (mm_linear_blocks). A float32 layer
+// multiplies the weights that the blocks stand for, so y has the same bits as with a layer of these float32 weights. A
+// bfloat16 layer multiplies blocks like integer codes.
 //
 // Weights are packed once into panels of 32 output columns, each panel contiguous over all of k, so that a matmul with
 // few rows reads the weights once, in address order. A row's result never depends on the call's other rows or the
@@ -31,7 +32,7 @@ typedef struct {
 
 typedef struct {
   int32_t n, k, dtype;
-  int32_t form;  // MM_PLAIN: weights have dtype; MM_FP8 and x_form need MM_BF16, MM_BLOCKS needs MM_FP32
+  int32_t form;  // MM_PLAIN: weights have dtype; MM_FP8 and x_form need MM_BF16
   int32_t group;  // 0, or codes per scale: a multiple of 32 up to MM_MAX_GROUP
   int32_t mins;  // whether int8 or int4 groups have a minimum
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
@@ -68,8 +69,11 @@ int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, 
 // kernels convert x to float32 anyway.
 int32_t mm_linear_codes_fp32(void);
 
-// Returns whether there are kernels for MM_BLOCKS.
-int32_t mm_linear_blocks(void);
+// Returns whether layers of this dtype may have MM_BLOCKS.
+int32_t mm_linear_blocks(int32_t dtype);
+
+// Returns whether blocks of a GGUF type are multiplied faster as int8 or int4 codes, which take about as many bits.
+int32_t mm_linear_prefers_codes(int32_t type);
 
 // Computes gate and up in one pass, with a weight that was packed with half = i: y [m, i] = silu(x gate^T) * (x up^T).
 // linear->n is 2i, and the bias, if any, is [2i], gate's values first. A bfloat16 layer rounds gate, up and silu(gate)

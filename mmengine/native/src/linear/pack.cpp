@@ -1,5 +1,6 @@
 // Packs weights into panels, and unpacks them.
 #include <cstring>
+#include <memory>
 
 #include "common/vec.h"
 #include "linear/codes.h"
@@ -109,12 +110,22 @@ void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packe
     pack_panel(linear, piece, panel, half, (char*)packed + panel_at(linear, panel));
 }
 
-// Unpacks a column of a panel to k values in the layer's dtype.
-void column_of(const mm_linear& linear, const char* panel, int column, void* out) {
+// Unpacks a column of a panel of blocks to k values, which a bfloat16 layer rounds.
+void column_of_blocks(const mm_linear& linear, int type, const char* panel, int column, void* out) {
+  if (linear.dtype == MM_FP32) return block_decode_column(linear, type, panel, column, (float*)out);
+  const std::unique_ptr<float[]> values(new float[linear.k]);
+  block_decode_column(linear, type, panel, column, values.get());
+  for (int64_t t = 0; t < linear.k; ++t) ((uint16_t*)out)[t] = narrow(splat(values[t]))[0];
+}
+
+// Unpacks a column of a panel, which has the given index, to k values in the layer's dtype.
+void column_of(const mm_linear& linear, int64_t index, const char* panel, int column, void* out) {
   int64_t k = linear.k;
   uint16_t* to = (uint16_t*)out;
   const uint16_t* from = (const uint16_t*)panel;
-  if (linear.group) {
+  if (linear.form == MM_BLOCKS) {
+    column_of_blocks(linear, block_type_of(linear, index), panel, column, out);
+  } else if (linear.group) {
     const auto decode = linear.x_form ? int8_decode_one : decode_one;
     for (int64_t t = 0; t < k; ++t) {
       const char* group = panel + t / linear.group * group_step(linear);
@@ -156,11 +167,8 @@ void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count,
     char* to = (char*)out + i * row_bytes;
     const int64_t panel = row / mm::kPanel;
     const char* packed = (const char*)linear->packed;
-    if (row >= 0 && row < n && linear->form == MM_BLOCKS)
-      mm::block_decode_column(*linear, mm::block_type_of(*linear, panel), packed + mm::panel_at(*linear, panel),
-                              (int)(row % mm::kPanel), (float*)to);
-    else if (row >= 0 && row < n)
-      mm::column_of(*linear, packed + mm::panel_at(*linear, panel), (int)(row % mm::kPanel), to);
+    if (row >= 0 && row < n)
+      mm::column_of(*linear, panel, packed + mm::panel_at(*linear, panel), (int)(row % mm::kPanel), to);
     else
       memset(to, 0, row_bytes);
   }

@@ -11,7 +11,8 @@ typedef uint16_t Scratch;
 typedef float Scratch;
 #endif
 
-// Rows of x in scratch. `sums`: [count, groups], each row's sums of x over the groups. `alone`: the call has one row.
+// Rows of x in scratch. `sums`: [count, groups], each row's sums of x over the groups (for blocks, see sums_in_row).
+// `alone`: the call has one row.
 struct Rows {
   const mm_linear& linear;
   const Scratch* x;
@@ -37,8 +38,13 @@ inline bool is_masked(const mm_linear& linear) {
 #endif
 }
 
-// Returns whether each row's sums of x over the groups are needed.
-inline bool wants_sums(const mm_linear& linear) { return linear.mins || is_masked(linear); }
+// Returns how many sums of x over groups a row needs. For blocks these are the sums of each 32 values, and then of each
+// 16.
+inline int sums_in_row(const mm_linear& linear) {
+  if (linear.form == MM_BLOCKS) return linear.k / 32 + linear.k / 16;
+  return linear.mins || is_masked(linear) ? (int)ceil_div(linear.k, linear.group) : 0;
+}
+inline bool wants_sums(const mm_linear& linear) { return sums_in_row(linear) > 0; }
 
 // Divides `count` rows into as few blocks of at most `most` rows as possible, and returns the height of a block. The
 // last block may have fewer rows.
@@ -48,5 +54,10 @@ inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div
 // at most kPairRows rows.
 constexpr int kPairRows = 6;
 void run_panels(int panels, const Rows& rows, const char* first, float* c);
+
+#if defined(__AVX512BF16__)
+// Multiplies rows with a panel of blocks: c [rows, 32].
+void run_block_panel(int type, const Rows& rows, const char* panel, float* c);
+#endif
 
 }  // namespace mm
