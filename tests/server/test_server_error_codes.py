@@ -1,8 +1,8 @@
 """Tests that the status, code and param of a refused call depend on the error's code and path, and not on its
 text.
 
-`bad_calls.json` contains the status, code and param of each call in CALLS, recorded by an older version in
-which they depended on texts.
+`bad_calls.json` contains the status, code and param of each call in CALLS. An older version, in which they
+depended on texts, recorded it; a param that names the place more exactly has replaced a recorded one.
 """
 
 import json
