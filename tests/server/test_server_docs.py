@@ -73,6 +73,22 @@ def test_the_openapi_document_is_one_and_names_what_is_taken():
             assert {"200", "405", "431", "500"} <= method["responses"].keys(), path
 
 
+def test_the_openapi_document_allows_what_a_lenient_server_leaves_out():
+    schemas = json.loads(document())["components"]["schemas"]
+    messages = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    cases = (
+        ("/v1/responses", "ResponsesBody", RESPONSES, {"input": "hi", "max_output_tokens": 1}),
+        ("/v1/messages", "MessagesBody", MESSAGES, messages),
+    )
+    with served() as one:
+        for path, name, table, required in cases:
+            optional = {field.name: {} for field in table if field.how == "optional"}
+            body = {**required, **optional, "an_unknown_field": [1]}
+            assert optional and one.call(path, body)[0] == 200
+            schema = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+            jsonschema.Draft202012Validator(schema).validate(body)
+
+
 def test_a_refused_method_is_answered_with_all_documented_methods():
     """Some paths have several routes, for example GET and POST of /v1/files. The adapter routes are left out:
     without an admin key they refuse each call before the method is looked at.

@@ -133,7 +133,7 @@ _ANSWER_HEADERS: Json = {
     "x-request-id": {"schema": _STRING},
     "x-mmengine-ignored-fields": {
         "schema": _STRING,
-        "description": "with --unknown-fields ignore: the ignored fields",
+        "description": "the fields that were left out",
     },
     "x-mmengine-unenforced-tools": {
         "schema": _STRING,
@@ -158,7 +158,8 @@ def _of_anything(kind: type) -> dict[str, object]:
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
     """Add to a struct's schema the entries of `fields` that the struct does not declare. A refused field may
-    only be null, which means absent, or have a value without effect.
+    only be null, which means absent, or have a value without effect. An optional field may have any value,
+    and then unknown fields are allowed too, because a lenient server leaves both out.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)
@@ -167,6 +168,8 @@ def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
             continue
         if field.how == "ignored":
             properties[field.name] = {"description": field.says}
+        elif field.how == "optional":
+            properties[field.name] = {"description": f"left out, or refused by a strict server: {field.says}"}
         else:
             only = [value for value in field.neutral if not isinstance(value, list)]
             lists = [{"const": value} for value in field.neutral if isinstance(value, list)]
@@ -174,7 +177,8 @@ def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
                 "description": f"{NOT_DONE} {field.says}",
                 "anyOf": [{"enum": [*only, None]}, *lists],
             }
-    schema["additionalProperties"] = {"type": "null"}
+    if not any(field.how == "optional" for field in fields):
+        schema["additionalProperties"] = {"type": "null"}
 
 
 def _answer(description: str, kind: Body, headers: Sequence[str] = ()) -> Json:
