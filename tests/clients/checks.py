@@ -8,6 +8,7 @@ shapes.
 import http.client
 import json
 import os
+import re
 import threading
 import time
 import traceback
@@ -107,8 +108,8 @@ def outcome_of(function):
 
 
 @contextmanager
-def full_queue(seconds=0.6):
-    """Fill the small server's queue for `seconds`, then free it."""
+def full_queue():
+    """Fill the small server's queue, and free it after it has refused one more call."""
     leaving = threading.Event()
     streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
     for stream in streams:
@@ -117,13 +118,29 @@ def full_queue(seconds=0.6):
         end = time.monotonic() + 10
         while not _is_full():
             assert time.monotonic() < end, "the queue does not fill"
-        timer = threading.Timer(seconds, leaving.set)
-        timer.start()
+        watcher = threading.Thread(target=_leave_after_a_refusal, args=(_num_refused(), leaving))
+        watcher.start()
         yield
     finally:
         leaving.set()
         for stream in streams:
             stream.join()
+
+
+def _leave_after_a_refusal(before, leaving):
+    while not leaving.is_set() and _num_refused() == before:
+        leaving.wait(0.05)
+    leaving.set()
+
+
+def _num_refused():
+    """Return how many calls the small server has answered with 429."""
+    connection = http.client.HTTPConnection(SMALL.split("/")[2], timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    counts = re.findall(r'^mmengine_http_requests_total\{.*code="429".*\} (\S+)$', text, re.MULTILINE)
+    return sum(map(float, counts))
 
 
 def _is_full():
