@@ -260,6 +260,7 @@ def test_invalid_session_calls_are_refused(server):
         assert server.call("/v1/sessions", {"idle_s": idle_s})[0] == 400, (
             "such times are refused, since they could round to 0, which means never"
         )
+    assert server.call("/v1/sessions", {"chat_template_kwargs": {"a": [2**64]}})[0] == 400
     assert server.call("/v1/sessions", {"model": "other"})[0] == 404
     assert server.call("/v1/sessions/nobody/ask", {"content": "a"})[0] == 404
     assert one("append", None, "PUT")[0] == 405

@@ -130,7 +130,11 @@ class Sessions:
         session_id = session_id or f"session-{secrets.token_hex(8)}"
         if not session_id.isprintable():
             raise InvalidRequest("a session id must consist of printable characters")
-        envelope = msgspec.msgpack.encode(settings)
+        try:
+            envelope = msgspec.msgpack.encode(settings)
+        except (OverflowError, TypeError) as error:
+            text = f"the log stores a session's options, which must be JSON with integers of 64 bits: {error}"
+            raise InvalidRequest(text) from None
         opened = SessionOpened(session_id, settings.cache_salt, math.ceil(idle_s * 1e9), envelope)
         self._core.sessions.open(opened)
         self._settings[session_id] = settings
