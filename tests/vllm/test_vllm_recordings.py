@@ -1,4 +1,4 @@
-"""Reads logs of vLLM 0.32: `images` was recorded with a model, the others without (make_recordings.py)."""
+"""Reads logs of vLLM: `images` was recorded with a model, the others without (make_recordings.py)."""
 
 from pathlib import Path
 
@@ -14,8 +14,12 @@ RECORDINGS = Path(__file__).parent / "recordings"
     "name, num_calls",
     [("images", 197), ("priority", 90), ("drafts", 90), ("asynchronous", 90), ("asynchronous_drafts", 89)],
 )
-def test_a_recording_verifies(name, num_calls):
+def test_a_recording_verifies(name, num_calls, host="vllm 0.32.0"):
     report = verify(RECORDINGS / name)
     assert report.divergence is None and report.rederived
-    assert (report.host, report.steps) == ("vllm 0.32.0", num_calls)
+    assert (report.host, report.steps) == (host, num_calls)
     folded(RECORDINGS / name)
+
+
+def test_tokens_that_a_grammar_rejects_still_complete_a_block():
+    test_a_recording_verifies("rejected_tokens", 79, "vllm 0.33.0")

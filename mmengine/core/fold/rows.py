@@ -139,6 +139,34 @@ def fill_with_result(state: State, rows: np.ndarray) -> None:
         _fill_blocks(state, rows[ripe], full[ripe])
 
 
+def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> None:
+    """Record the contents of blocks that the failed rows' new tokens have completed. vLLM appends the tokens
+    and caches the blocks before a grammar rejects the tokens. The rows' numbers of tokens do not change.
+
+    `sampled`: the step's rows that got tokens, intp.
+    """
+    if not state.config.enable_prefix_caching:
+        return
+    tokens = np.frombuffer(event.token_ids, np.int32)
+    counts = (
+        np.ones(len(sampled), np.int32) if event.counts is None else np.frombuffer(event.counts, np.int32)
+    )
+    ends = np.cumsum(counts)
+    for index, _ in event.errors:
+        row, count = sampled[index], counts[index]
+        if state.ended[row] != BROKEN:
+            continue
+        before = state.num_tokens[row]
+        after = min(before + count, state.max_total[row])
+        first = ends[index] - count
+        state.token_ids[row, before:after] = tokens[first : first + after - before]
+        rows, full = np.array([row]), np.array([(after - 1) // state.block_size])
+        if full[0] > state.num_filled[row]:
+            state.num_tokens[row] = after
+            _fill_blocks(state, rows, full)
+            state.num_tokens[row] = before
+
+
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
     """Record the contents of each row's first `full` blocks, except contents that are already recorded.
 

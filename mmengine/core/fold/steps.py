@@ -10,6 +10,7 @@ from mmengine.core.fold.asynchronous import deliver_stale, expect_drafts, reject
 from mmengine.core.fold.media import drop_part, release_media
 from mmengine.core.fold.rows import (
     drop_host_blocks,
+    fill_before_error,
     fill_with_result,
     free_rows_left,
     put_drafts,
@@ -114,6 +115,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
             take_drafts(state, rows, sampled, event)
     if state.constants.fills_with_results:
         fill_with_result(state, sampled)
+        if event.errors and state.constants.keeps_broken_blocks:
+            fill_before_error(state, sampled, event)
     if state.num_with_media:
         computed = state.num_computed[rows] if flight.num_computed is None else flight.num_computed
         if state.constants.is_asynchronous:
