@@ -2,7 +2,6 @@
 line every LINE_EVERY_S seconds.
 """
 
-import gc
 import mmap
 import sys
 import time
@@ -10,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from mmengine.paused_collection import paused_collection
 
 if TYPE_CHECKING:  # Heavy; loaded only on a terminal.
     from rich.progress import Progress
@@ -116,17 +117,12 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
     if not quiet:
         say(f"loading {what}")
     shown = Loading()
-    collects = gc.isenabled()
-    # Nearly all objects that loading creates stay alive, so garbage collection would waste 10 % of the time.
-    gc.disable()
     try:
-        yield shown
+        with paused_collection():  # Collections would take 10 % of the time.
+            yield shown
     except BaseException:
         shown.end()
         raise
-    finally:
-        if collects:
-            gc.enable()
     seconds = shown.end()
     if shown.said_anything or not quiet:
         say(f"loaded in {seconds:.1f} s{shown.sizes}")

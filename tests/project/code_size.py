@@ -8,15 +8,14 @@ same rule limits the number of type checker escapes in the installed packages.
 """
 
 import ast
-import gc
 import io
 import sys
 import tokenize
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from mmengine.paused_collection import paused_collection
 
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("code_size.toml")
@@ -31,18 +30,6 @@ def sources(folders: tuple[str, ...]) -> list[Path]:
     """Return the Python files below the folders. `pip install ./plugins/…` leaves copies in `build`."""
     paths = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted(path for path in paths if "build" not in path.relative_to(ROOT).parts)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable the garbage collector, which would traverse a million syntax tree nodes repeatedly."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
@@ -79,7 +66,7 @@ def escapes(text: str) -> Counter:
     return found
 
 
-@uncollected()
+@paused_collection()  # A million syntax tree nodes stay alive.
 def measured() -> Limits:
     """Return the present exceptions and escape counts."""
     files, long_functions, count = {}, {}, Counter(dict.fromkeys(ESCAPES, 0))

@@ -9,13 +9,11 @@ No keyword is dropped silently. A keyword is enforced, or refused with its name 
 annotation. Unknown keywords and formats are annotations by the specification, and the notes list them.
 """
 
-import gc
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import msgspec
 
+from mmengine.paused_collection import paused_collection
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
 from mmengine.structured_output.json_schema.emission.emitter import Emitter
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError
@@ -30,10 +28,6 @@ from mmengine.structured_output.json_schema.work import WorkExceeded, limited_wo
 __all__ = ["MAX_OUTPUT", "Bounds", "NormalizedSchema", "Note", "SchemaRefused", "normalize_schema"]
 
 MAX_OUTPUT = 8 * 2**20  # Maximum size of a normalized schema in bytes.
-
-_collector_lock = threading.Lock()
-_num_pauses = 0  # Number of `paused_collection` blocks that are active now.
-_was_enabled = False
 
 
 def normalize_schema(
@@ -97,28 +91,3 @@ def _normalize(
     )
     narrow = (*document.narrowings.all(), *narrow, *emitter.orders.narrow.all())
     return NormalizedSchema(text.decode(), document.notes.all(), narrow, emitter.orders.bound.all())
-
-
-@contextmanager
-def paused_collection() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector inside the block.
-
-    All threads share the collector. The collector resumes when no thread is inside such a block.
-
-    Normalizing a large schema creates a hundred thousand objects that live until the normalization ends. The
-    collector would traverse these and all other objects again and again. Each traversal takes 0.1 s, during
-    which no other thread runs, not even the event loop's.
-    """
-    global _num_pauses, _was_enabled
-    with _collector_lock:
-        if not _num_pauses:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _num_pauses += 1
-    try:
-        yield
-    finally:
-        with _collector_lock:
-            _num_pauses -= 1
-            if not _num_pauses and _was_enabled:
-                gc.enable()

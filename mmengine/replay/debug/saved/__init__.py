@@ -2,4 +2,5 @@
 
 marks.py: positions and their copies   packed_state.py, copied_state.py: a copy
 request_table.py: live requests, once for all copies   kept_states.py: a file in the user's cache
+compression.py: the packed form of states and requests
 """

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import zstandard
 
 from mmengine.core.snapshot.body import Known
 from mmengine.core.snapshot.restoring import request_state_of
@@ -16,7 +15,8 @@ from mmengine.core.state.request_state import NO_ROW, RequestState
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
-from mmengine.replay.debug.saved.request_table import MAX_CHUNK_BYTES, RequestTable
+from mmengine.replay.debug.saved.compression import compress, decompress
+from mmengine.replay.debug.saved.request_table import RequestTable
 from mmengine.request import SamplingParams
 
 # The fields of RequestState that change, except for arrays and the set of held media.
@@ -91,7 +91,7 @@ class LiveRequests:
         places = {id(req_state): place for place, req_state in enumerate(state.requests.values())}
         waiting = [places[id(req_state)] for req_state in state.waiting]
         listed = _Listed(_differences(numbers), _differences(waiting), changed)
-        return zstandard.compress(msgspec.msgpack.encode(listed), 1)
+        return compress(msgspec.msgpack.encode(listed))
 
     def numbers(self, description: bytes) -> np.ndarray:
         """Return the numbers of the requests that a description names."""
@@ -132,8 +132,6 @@ def _sums(differences: bytes) -> np.ndarray:
 
 def _listed(description: bytes) -> _Listed:
     try:
-        if not 0 <= zstandard.frame_content_size(description) <= MAX_CHUNK_BYTES:
-            raise zstandard.ZstdError("it claims an impossible size")
-        return msgspec.msgpack.decode(zstandard.decompress(description), type=_Listed)
-    except (zstandard.ZstdError, msgspec.DecodeError) as error:
-        raise CorruptLog(f"a saved state's requests cannot be unpacked: {error}") from None
+        return msgspec.msgpack.decode(decompress("a list of saved requests", description), type=_Listed)
+    except msgspec.DecodeError as error:
+        raise CorruptLog(f"a list of saved requests cannot be read: {error}") from None

@@ -2,12 +2,7 @@
 table that all copies share (request_table.py).
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import msgspec
-import zstandard
 
 from mmengine.core.snapshot import snapshot
 from mmengine.core.snapshot.body import Body
@@ -15,9 +10,10 @@ from mmengine.core.snapshot.saving import body_without_requests
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog
 from mmengine.events import vocabulary as ev
+from mmengine.paused_collection import paused_collection
+from mmengine.replay.debug.saved.compression import compress, compress_against, decompress
 from mmengine.replay.debug.saved.live_requests import LiveRequests
 
-MAX_STATE_BYTES = 2**30  # Maximum size of an unpacked copy.
 OBJECT_BYTES = 256  # Size in memory of a copy's objects.
 
 _decoder = msgspec.msgpack.Decoder(Body)
@@ -48,17 +44,13 @@ class PackedState:
         can use the copy as their base.
         """
         live = requests.describe(state)
-        packed = msgspec.msgpack.encode(body_without_requests(state, started, position - 1))
-        data = zstandard.compress(packed, 1)
+        body = msgspec.msgpack.encode(body_without_requests(state, started, position - 1))
         if base is not None:
-            delta = zstandard.ZstdCompressor(
-                dict_data=_dictionary(base.unpacked_base or base.unpacked()),
-                compression_params=_delta_of(packed),
-            ).compress(packed)
+            delta = compress_against(body, base.unpacked_base or base.unpacked())
             if 2 * len(delta) < len(base.data):
                 return cls(delta, live, requests, base)
-        copy = cls(data, live, requests)
-        copy.unpacked_base = packed
+        copy = cls(compress(body), live, requests)
+        copy.unpacked_base = body
         return copy
 
     @property
@@ -67,9 +59,8 @@ class PackedState:
 
     def unpacked(self) -> bytes:
         """Return the copy's body. Raises CorruptLog for damaged bytes."""
-        if self.base is None:
-            return unpacked(self.data)
-        return unpacked(self.data, self.base.unpacked_base or self.base.unpacked())
+        base = b"" if self.base is None else self.base.unpacked_base or self.base.unpacked()
+        return decompress("a saved state", self.data, base)
 
     def restore(self) -> State:
         """Return a new state object that equals the copied state. Raises CorruptLog for damaged bytes."""
@@ -77,39 +68,5 @@ class PackedState:
             body = _decoder.decode(self.unpacked())
         except msgspec.DecodeError as error:
             raise CorruptLog(f"a saved state cannot be read: {error}") from None
-        with _uncollected():
+        with paused_collection():  # A long queue has thousands of objects.
             return snapshot.filled_around(body, lambda state: self.requests.restore(self.live, state))
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause Python's garbage collector. The thousands of new objects of a long queue would start it several
-    times, and it would traverse all unpacked requests each time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-
-
-def _delta_of(packed: bytes) -> zstandard.ZstdCompressionParameters:
-    """Return the parameters for compressing a state against another state of about equal size."""
-    window = max(20, min(27, (2 * len(packed)).bit_length()))
-    return zstandard.ZstdCompressionParameters.from_level(3, window_log=window, enable_ldm=True)
-
-
-def unpacked(data: bytes, base: bytes = b"") -> bytes:
-    """Unpack a packed state's body. Raises CorruptLog for damaged bytes."""
-    try:
-        if not 0 <= zstandard.frame_content_size(data) <= MAX_STATE_BYTES:
-            raise zstandard.ZstdError("it claims an impossible size")
-        return zstandard.ZstdDecompressor(_dictionary(base) if base else None).decompress(data)
-    except zstandard.ZstdError as error:
-        raise CorruptLog(f"a saved state cannot be unpacked: {error}") from None

@@ -11,20 +11,19 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import zstandard
 
 from mmengine.core.snapshot.body import Known
 from mmengine.core.snapshot.restoring import request_state_of
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
 from mmengine.errors import CorruptLog
+from mmengine.replay.debug.saved.compression import compress, decompress
 
 CHUNK_REQUESTS = 64  # Maximum number of requests that are compressed together.
 CHUNK_BYTES = 2**20  # A chunk that has this size gets no further request.
 MAX_DECODED_BYTES = 128 * 2**20  # Maximum size of the unpacked requests that are kept in memory.
 OBJECT_BYTES = 2048  # Assumed size of an unpacked request, in addition to its content.
 ENTRY_BYTES = 128  # Size in memory of a request's digest and number.
-MAX_CHUNK_BYTES = 2**30  # Maximum size of an unpacked chunk.
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Known)
@@ -115,7 +114,7 @@ class RequestTable:
         return self._chunks
 
     def _close_chunk(self) -> None:
-        first, data = self._next - len(self._open), zstandard.compress(_encoder.encode(self._open), 1)
+        first, data = self._next - len(self._open), compress(_encoder.encode(self._open))
         self._chunks.append(Chunk(first, len(self._open), data))
         self.num_bytes += len(data) - self._open_bytes
         self._open, self._open_bytes = [], 0
@@ -169,11 +168,9 @@ class RequestTable:
 
 def _unpacked(chunk: Chunk) -> list[bytes]:
     try:
-        if not 0 <= zstandard.frame_content_size(chunk.data) <= MAX_CHUNK_BYTES:
-            raise zstandard.ZstdError("it claims an impossible size")
-        content = _chunk_decoder.decode(zstandard.decompress(chunk.data))
-    except (zstandard.ZstdError, msgspec.DecodeError) as error:
-        raise CorruptLog(f"saved requests cannot be unpacked: {error}") from None
+        content = _chunk_decoder.decode(decompress("a chunk of saved requests", chunk.data))
+    except msgspec.DecodeError as error:
+        raise CorruptLog(f"a chunk of saved requests cannot be read: {error}") from None
     if len(content) != chunk.count:
         raise CorruptLog(f"{len(content)} saved requests were found instead of {chunk.count}")
     return content
