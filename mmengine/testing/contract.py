@@ -326,9 +326,9 @@ class PluginContract:
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
         """Check that each sampled token is the likeliest token, except for near ties.
 
-        The likeliest of transformers' bfloat16 or float32 model: one rounding can change a router's choice at
-        an earlier token, and then their logits differ by more than a near tie. Two logits may be nearly tied.
-        In a mixture of experts, a token's last chosen and first rejected expert may also be nearly tied.
+        transformers' bfloat16 or float32 model decides: a rounding can change a router's choice at an earlier
+        token, and then their logits differ by more than a near tie. Two logits may be nearly tied. In a
+        mixture of experts, a token's last chosen and first rejected expert may also be nearly tied.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

@@ -53,7 +53,7 @@ def errors():
     for fields, kind in (
         ({"documents": []}, cohere.BadRequestError),
         ({"top_n": 0}, cohere.BadRequestError),
-        ({"model": "nobody"}, cohere.NotFoundError),
+        ({"model": "unknown"}, cohere.NotFoundError),
     ):
         try:
             client.rerank(**{**ASKS, **fields})

@@ -87,7 +87,7 @@ def streamed_tools():
 @check("errors")
 def errors():
     for fields, kind in (
-        ({"model": "nobody"}, openai.NotFoundError),
+        ({"model": "unknown"}, openai.NotFoundError),
         ({"temperature": -1}, openai.BadRequestError),
         ({"extra_body": {"zzz": 1}}, openai.BadRequestError),
     ):
