@@ -39,6 +39,7 @@ from mmengine_vllm.vllm_object import VllmObject, read
 log = logging.getLogger("vllm.mmengine_vllm")  # vLLM configures the logger "vllm"
 FLUSH_ENTRIES = 256
 FLUSH_S = 0.25
+CLOSE_S = 10.0  # seconds that `close` waits for a dump that is being written
 
 
 class Recording:
@@ -62,7 +63,8 @@ class Recording:
             self._handle_signal()
         else:
             self._series = LogSeries(self.path, settings.max_bytes, self.started)
-        threading.Thread(target=self._watch, name="mmengine-log", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="mmengine-log", daemon=True)
+        self._watcher.start()
         atexit.register(self.close)
 
     @property
@@ -169,14 +171,19 @@ class Recording:
         log.warning("mmengine_vllm wrote %d records to %s: %s", len(events), file.folder, why)
 
     def close(self) -> None:
-        """Write the remaining entries and close the log. A second call does nothing."""
+        """Write the remaining entries and a dump that a signal asked for, and close the log. A second call
+        does nothing.
+        """
         self.flush()
+        self._dump_if_signalled()
         with self._lock:
             if self._over.is_set():
                 return
             self._over.set()
             self._wakes.set()
             self._close(None)
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(CLOSE_S)  # the thread may be in the middle of a dump
 
     def _close(self, last: ev.Event | None) -> None:
         try:
@@ -208,12 +215,16 @@ class Recording:
         while not self._over.is_set():
             self._wakes.wait(FLUSH_S)
             self._wakes.clear()
-            if self._dump_for:
-                why, self._dump_for = self._dump_for, ""
-                self.dump(why)
+            self._dump_if_signalled()
             if monotonic_ns() - self._written_ns > FLUSH_S * 1e9:
                 self.flush()
             self._look_for_stall()
+
+    def _dump_if_signalled(self) -> None:
+        with self._lock:
+            why, self._dump_for = self._dump_for, ""
+        if why:
+            self.dump(why)
 
     def _look_for_stall(self) -> None:
         """Report once if requests exist but no row got a token for `stall_s` seconds."""
