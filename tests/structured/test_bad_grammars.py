@@ -211,6 +211,19 @@ def test_rules_must_not_contain_end_tokens(backend, rule):
         backend.compile(grammar_of(grammar={"lark": f'start: "a" {rule}'}))
 
 
+@pytest.mark.parametrize("rule", ['"<|end|>"', '"<|end|>"i', '"\\"" "<|end|>"', "/<.end.>/ // <|end|>"])
+def test_the_name_of_an_end_token_in_quotes_is_text(backend, rule):
+    grammar = grammar_of(grammar={"lark": f"start: {rule}"})
+    text = '"<|end|>' if rule.startswith('"\\') else "<|end|>"
+    assert accepts(backend, grammar, text) and not accepts(backend, grammar, text[:-1])
+
+
+@pytest.mark.parametrize("rule", ['"x" <|end|> "y"', '/"/ <|end|> /"/', '"//" <|end|>'])
+def test_end_tokens_between_texts_are_refused(backend, rule):
+    with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may end an answer"):
+        backend.compile(grammar_of(grammar={"lark": f"start: {rule}"}))
+
+
 @pytest.mark.parametrize(
     "rule", ["<[7]>", "<[3,250-255]>", "<[^256]>", "<[^250-256]>", "/<.end.>/", "x\nx[lazy]: /a+b/"]
 )

@@ -7,6 +7,8 @@ from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 
 _IDS = re.compile(r"<\[(\^?)([^\]]*)\]>")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(-?)\s*([0-9]{1,9})?\s*")
+# Comments, strings and regular expressions. A token's name in these stands for its text.
+_TEXT = re.compile(r"""//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/""")
 _AT_END = re.compile(r"""\bstop\s*=\s*("")""")
 
 
@@ -14,10 +16,11 @@ def check_ends(lark: str, specials: Mapping[str, int], ends: Sequence[int]) -> N
     """Raise InvalidRequest if a rule may contain a token that ends answers.
 
     A rule can contain a token by its name, by an id or a range of ids (<[3,7-9]>, <[^3]>, <[*]>), or by
-    stop="". `specials` maps token names to ids.
+    stop="". A name in quotes is a text. `specials` maps token names to ids.
     """
-    found = [name for name, token in specials.items() if token in ends and name in lark]
-    for each in _IDS.finditer(lark):
+    rules = _TEXT.sub(" ", lark)
+    found = [name for name, token in specials.items() if token in ends and name in rules]
+    for each in _IDS.finditer(rules):
         covered = any(_holds(each[2], token) != bool(each[1]) for token in ends)
         found += [each[0]] if covered else []
     found += [each[0] for each in _AT_END.finditer(lark)]
