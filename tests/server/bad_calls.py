@@ -81,7 +81,7 @@ _OPENAI = (
     {"logit_bias": {"9999999": 1}},
     {"logit_bias": {"x": 1}},
     {"stream_options": {}},
-    {"stream": True, "stream_options": {"include_obfuscation": True}},
+    {"stream": True, "stream_options": {"include_obfuscation": 1}},
     {"stream": True, "stream_options": {"continuous_usage_stats": True}},
     {"stream": True, "stream_options": {"zzz": True}},
     {"response_format": {"type": "zzz"}},

@@ -97,6 +97,17 @@ _RESPONSES = (
     ),
     Difference(("ResponseLogProb",), "bytes", _BYTES, "as in the content part that the event belongs to"),
     Difference(("ResponseLogProb", "top_logprobs", "items"), "bytes", _BYTES, "the same"),
+    *(
+        Difference(
+            (name,), "obfuscation", {"type": "string"}, "stream_options.include_obfuscation describes it"
+        )
+        for name in (
+            "ResponseCustomToolCallInputDeltaEvent",
+            "ResponseFunctionCallArgumentsDeltaEvent",
+            "ResponseReasoningTextDeltaEvent",
+            "ResponseTextDeltaEvent",
+        )
+    ),
     Difference(
         ("ResponseErrorEvent",),
         "error",
@@ -106,6 +117,7 @@ _RESPONSES = (
 )
 DIFFERENCES = (
     *_RESPONSES,
+    Difference(("CreateCompletionResponse",), "obfuscation", {"type": "string"}, "as in chunks of chat"),
     *(
         Difference(
             _in_choices(name),

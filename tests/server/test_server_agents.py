@@ -113,8 +113,7 @@ def test_context_management_that_removes_nothing_is_accepted(server, strict, kee
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
-        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
-        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "clear_all"}]}}, "context_management.edits[0]"),
         (
             {"tools": [HOSTED, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}},
             "tool_choice.name",

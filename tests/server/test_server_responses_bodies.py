@@ -8,6 +8,7 @@ import re
 import msgspec
 import pytest
 
+from mmengine.errors import FieldPath
 from mmengine.request import SamplingParams
 from mmengine.server.chat.chat_reader import ChatReader
 from mmengine.server.chat.message_media import PixelLimits
@@ -144,6 +145,13 @@ def test_media_are_repeated_as_hashes(size):
     assert read(of_user(part)).media == {name: data}
 
 
+def test_errors_name_the_parts_of_a_tools_output():
+    output = {"type": "function_call_output", "call_id": "c", "output": [image(b"x"), image(b"y")]}
+    names = read([CALL, output, {"role": "user", "content": [image(b"z")]}]).field_names
+    for chat, client in (((1, "content", 1), (1, "output", 1)), ((2, "content", 0), (2, "content", 0))):
+        assert names.path(FieldPath("messages", *chat)) == FieldPath("input", *client)
+
+
 def test_uploaded_images_are_named_by_their_ids():
     name = "file-" + "a" * 24
     asked = read(of_user({"type": "input_image", "file_id": name, "detail": "low"}))
@@ -200,13 +208,14 @@ def test_each_supported_field_reaches_the_engine():
         include_reasoning=False,
         model="m",
         stream=True,
-        stream_options={"include_obfuscation": False},
+        stream_options={"include_obfuscation": True},
     )
     wanted = {**SAMPLING, "n": 1, "stop": ("x", "y"), "stop_token_ids": (3,), "logit_bias": {5: 2.0}}
     assert asked.sampling == SamplingParams(max_tokens=11, logprobs=2, **wanted)
     found = {name: getattr(asked, name) for name in OPTIONS}
     assert found == OPTIONS and asked.thinking_token_budget == 5 and not asked.show_reasoning
     assert asked.stream and asked.logprobs and asked.usage_frames == "last" and asked.envelope.model == "m"
+    assert asked.envelope.is_obfuscated and not read("hi").envelope.is_obfuscated
     assert read("hi", reasoning={"effort": "none"}).thinking_token_budget == 0
     assert read("hi", reasoning={"effort": "low"}).thinking_token_budget is None
     assert read("hi", chat_template_kwargs={"a": 1}).prompts[0].template_options == {"a": 1}
@@ -337,7 +346,7 @@ REFUSED = [
     ({"n": 2}, "n"),
     ({"messages": []}, "messages"),
     ({"response_format": {"type": "text"}}, "response_format"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
     ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"zzz": 1}, "zzz"),

@@ -17,6 +17,7 @@ from mmengine.server.chat.chat_reader import ChatReader, ToolSupport
 from mmengine.server.chat.completion_frames import CompletionFrames
 from mmengine.server.chat.completion_reader import CompletionReader
 from mmengine.server.chat.message_media import PixelLimits
+from mmengine.server.chat.obfuscation import ObfuscatedFrames
 from mmengine.server.chat.parsed_request import AnswerFormat, ParsedRequest, SamplingDefaults
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.chat.uploaded_images import UploadedImages
@@ -170,13 +171,15 @@ class RequestReaders:
         match envelope.api:
             case "chat":
                 twice = self.settings.reasoning_fields == "both"
-                return ChatFrames(name, envelope, texts, usage_frames, names_reasoning_twice=twice)
+                frames: Frames = ChatFrames(name, envelope, texts, usage_frames, names_reasoning_twice=twice)
+                return ObfuscatedFrames(frames) if envelope.is_obfuscated else frames
             case "responses":
                 return ResponsesFrames(name, envelope, texts)
             case "messages":
                 return MessagesFrames(name, envelope)
         echo_texts, num_choices = parsed_request.echo_texts, parsed_request.sampling.n
-        return CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
+        frames = CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
+        return ObfuscatedFrames(frames) if envelope.is_obfuscated else frames
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
         """Convert an error to an ApiError that names the fields of the client's API. ClientLeft and

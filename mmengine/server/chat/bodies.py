@@ -89,7 +89,10 @@ class Body(SharedBody, frozen=True, kw_only=True):
     """Fields that chat completions and completions share."""
 
     n: Annotated[int | None, _OPENAI] = None
-    stream_options: Annotated[StreamOptions | None, supported("include_usage, continuous_usage_stats")] = None
+    stream_options: Annotated[
+        StreamOptions | None,
+        supported("include_usage, continuous_usage_stats, include_obfuscation (default: false)"),
+    ] = None
     response_format: Annotated[
         dict[str, msgspec.Raw] | None,
         supported(

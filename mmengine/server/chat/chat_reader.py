@@ -79,7 +79,7 @@ class ChatReader:
         self._box_unit = box_unit
         self._tools, self._max_schema_bytes = tools, max_schema_bytes
         self.max_messages = max_messages
-        self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
+        self._defaults, self.max_model_len, self._pixels = defaults, max_model_len, pixels
         self._media_fetcher, self._media_options = (
             media_fetcher,
             {"urls": media_fetcher} if media_fetcher is not None else {},
@@ -191,7 +191,7 @@ class ChatReader:
                         name,
                     )
                 return int(value)
-        return self._max_model_len
+        return self.max_model_len
 
     def _logprobs(self, body: ChatBody) -> int | None:
         check_logprobs("top_logprobs", body.top_logprobs)

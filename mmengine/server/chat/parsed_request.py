@@ -60,6 +60,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     responses: ResponseEcho | None = None  # Only for the Responses API.
     custom_id: str = ""  # The client's id of a batch line.
     boxes: BoxPlan | None = None  # Only if the response format has `boxes`.
+    is_obfuscated: bool = False  # Whether a stream's events have the field `obfuscation`.
 
 
 class AnswerFormat(NamedTuple):
@@ -160,12 +161,6 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} requires stream=true", FieldPath("stream_options"))
-    if options is not None and options.include_obfuscation:
-        raise ApiError(
-            ErrorCode.UNSUPPORTED_FIELD,
-            f"{FIELD} is not supported; leave it out",
-            FieldPath("stream_options", "include_obfuscation"),
-        )
     if options is None or not options.include_usage:
         if options is not None and options.continuous_usage_stats:
             raise ApiError(
@@ -237,11 +232,19 @@ def build_request(
     request_id. Raises ApiError.
     """
     stream, usage_frames = read_stream_options(body)
+    envelope = Envelope(
+        api,
+        int(time.time()),
+        body.model or "",
+        is_stream=stream,
+        usage_frames=usage_frames,
+        is_obfuscated=body.stream_options is not None and bool(body.stream_options.include_obfuscation),
+    )
     return ParsedRequest(
         prompts,
         sampling,
         body.request_id or request_id,
-        Envelope(api, int(time.time()), body.model or "", is_stream=stream, usage_frames=usage_frames),
+        envelope,
         stream,
         usage_frames,
         answer_format=answer_format,

@@ -185,6 +185,7 @@ class ChatEvent(_Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoiceDelta]
     usage: EventUsage | None | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class TextLogprobs(ResponseSchema):
@@ -222,6 +223,7 @@ class TextEvent(_Answer):
     object: Literal["text_completion"]
     choices: list[TextChoiceDelta]
     usage: EventUsage | None | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class ModelCard(ResponseSchema):

@@ -34,13 +34,14 @@ class FieldNames(NamedTuple):
     `places`: an entry for each chat message. `renames`: pairs of a chat path prefix and its replacement; the
     first match wins. `media`: the client's name for image_url and video_url, or "" if the client's body uses
     the chat names. `tools`: each chat tool's index in the client's body; empty if the client's body has equal
-    indices.
+    indices. `allowed`: the same for the allowed tools of tool_choice.
     """
 
     places: tuple[Place, ...]
     renames: Renames
     media: str = ""
     tools: tuple[int, ...] = ()
+    allowed: tuple[int, ...] = ()
 
     def path(self, path: FieldPath) -> FieldPath:
         """Convert a path in the chat body to the path in the client's body."""
@@ -49,6 +50,8 @@ class FieldNames(NamedTuple):
                 return self._in_message(self.places[number], rest)
             case ("tools", int(number), *rest) if number < len(self.tools):
                 path = FieldPath("tools", self.tools[number], *rest)
+            case ("tool_choice", "allowed_tools", "tools", int(number), *rest) if number < len(self.allowed):
+                path = FieldPath("tool_choice", "allowed_tools", "tools", self.allowed[number], *rest)
         for prefix, target in self.renames:
             if (indices := _fit(path, prefix)) is not None:
                 left = iter(indices)

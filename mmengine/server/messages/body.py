@@ -42,6 +42,7 @@ _THINKING = translated_field(
 _OUTPUT = supported(
     "format: json_schema, with bounds, on_truncation, field_confidence, boxes; effort is ignored"
 )
+_EDITS = supported("edits that remove nothing from the messages")
 _ITEMS = translated_field(
     "min_pixels, max_pixels, fps and other options of one item, clamped to the server's limits"
 )
@@ -59,6 +60,7 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
     tool_choice: Annotated[Json | None, _CHOICE] = None
     thinking: Annotated[Thinking | None, _THINKING] = None
     output_config: Annotated[OutputConfig | None, _OUTPUT] = None
+    context_management: Annotated[Json | None, _EDITS] = None
     chat_template_kwargs: Annotated[Json | None, TEMPLATE] = None
 
 
@@ -72,6 +74,7 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: Annotated[Json | None, _CHOICE] = None
     thinking: Annotated[Thinking | None, _THINKING] = None
     output_config: Annotated[OutputConfig | None, _OUTPUT] = None
+    context_management: Annotated[Json | None, _EDITS] = None
     mm_processor_kwargs: Annotated[Json | None, _ITEMS] = None
     chat_template_kwargs: Annotated[Json | None, TEMPLATE] = None
 

@@ -12,17 +12,12 @@ _REFUSED_AS_IN_CHAT = (
     *("vllm_xargs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "chat_template"),
 )
 _FORM = "use output_config.format"
-_KEEP_ALL = (
-    *({}, {"edits": None}, {"edits": []}),
-    *({"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep in ("all", {"type": "all"})),
-)
 _SHARED = (
     Field("cache_control", "ignored", "prefixes are matched by content, and stay as long as there is room"),
     Field("user_profile_id", "ignored", "not stored"),
     Field("workspace_id", "ignored", "not stored"),
     Field("speed", "optional", "there is one speed; use priority", ("standard",)),
     Field("mcp_servers", "optional", "only the caller runs tools", ([],)),
-    Field("context_management", "refused", "context is never removed; send fewer messages", _KEEP_ALL),
 )
 MESSAGES = (
     *fields_of(MessagesBody),

@@ -16,6 +16,7 @@ from mmengine.server.http.field_names import INDEX, FieldNames, Renames
 from mmengine.server.http.media_payloads import MediaPayloads, in_data_fields, read_without_payloads
 from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.messages.body import AS_CHAT, MessagesBody, OutputConfig, Thinking, decode, decode_count
+from mmengine.server.messages.context_edits import check_context_management
 from mmengine.server.messages.conversation import Conversation, check_fields
 from mmengine.server.messages.field_table import COUNT_FIELDS, FIELDS
 
@@ -80,6 +81,7 @@ class MessagesReader:
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"set {FIELD} or stop, not both", FieldPath("stop_sequences")
             )
+        check_context_management(body.context_management, body.messages, self._chat.max_model_len)
         unsupported = Unsupported(ignored, is_lenient=self._is_lenient)
         conversation = Conversation(payloads, unsupported)
         if body.system is not None:

@@ -100,7 +100,12 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
         Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None,
         supported("up to 16 names of up to 64 characters, each with a text of up to 512 characters"),
     ] = None
-    stream_options: Annotated[ResponsesStreamOptions | None, supported("include_obfuscation false")] = None
+    stream_options: Annotated[
+        ResponsesStreamOptions | None, supported("include_obfuscation (default: false)")
+    ] = None
+    context_management: Annotated[
+        list[Json] | None, supported("compaction with a compact_threshold of at least max_model_len")
+    ] = None
     background: Annotated[bool | None, supported("the answer continues when the client disconnects")] = None
     store: Annotated[bool | None, supported("default: true; false with background is refused")] = None
     user: Annotated[_Named | None, supported("returned as sent, up to 256 characters")] = None

@@ -17,6 +17,7 @@ from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.body import TextOptions
 from mmengine.server.responses.custom_tools import custom_tool
 
+_OWN_KINDS = ("function", "custom")
 _TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
@@ -66,9 +67,9 @@ def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
     return echo_json(found, NOTHING)
 
 
-def chat_choice(given: str | Json | None) -> str | Json | None:
+def chat_choice(given: str | Json | None, unsupported: Unsupported) -> str | Json | None:
     """Convert `tool_choice` to the chat format, in which an object `function` contains the function's
-    name.
+    name. On a lenient server, tools of OpenAI's server are left out of the allowed tools.
     """
     if not isinstance(given, dict):
         return given
@@ -76,9 +77,27 @@ def chat_choice(given: str | Json | None) -> str | Json | None:
         allowed = {name: value for name, value in given.items() if name != "type"}
         tools = allowed.get("tools")
         if isinstance(tools, list):
-            allowed["tools"] = [_chosen(each) if isinstance(each, dict) else each for each in tools]
+            kept = allowed_places(given)
+            for n in sorted(set(range(len(tools))) - set(kept)):
+                kind = tools[n]["type"]
+                text = f"{FIELD}={shown(kind)} is a tool of OpenAI's server; leave the tool out"
+                where = FieldPath("tool_choice", "tools", n, "type")
+                unsupported.leave_out(ApiError(ErrorCode.INVALID_VALUE, text, where), kind)
+            allowed["tools"] = [_chosen(tools[n]) if isinstance(tools[n], dict) else tools[n] for n in kept]
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return _chosen(given)
+
+
+def allowed_places(given: str | Json | None) -> tuple[int, ...]:
+    """Return the indices of the allowed tools that a lenient server keeps: all tools but those of OpenAI's
+    server, or all tools if there are no others.
+    """
+    tools = given.get("tools") if isinstance(given, dict) else None
+    listed = tools if isinstance(tools, list) else []
+    kinds = [each.get("type") if isinstance(each, dict) else None for each in listed]
+    if not any(kind in _OWN_KINDS for kind in kinds):
+        return tuple(range(len(kinds)))
+    return tuple(n for n, kind in enumerate(kinds) if kind in _OWN_KINDS or not isinstance(kind, str))
 
 
 def _chosen(given: Json) -> Json:

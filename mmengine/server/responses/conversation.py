@@ -12,6 +12,7 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
+from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import MediaPayloads
 from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.content_parts import Parts, text_of
@@ -52,7 +53,7 @@ class Conversation:
         self._request_id, self._unsupported = request_id, unsupported
         self._parts = Parts(payloads, stored_media)
         self.messages: list[Json] = []
-        self.places: list[FieldPath] = []
+        self.places: list[Place] = []
         self.items: list[Json] = []
         self._known: set[str] = set()  # Ids of the items in the previous responses.
         # Whether the last message is the assistant's. If so, the next item may belong to this message.
@@ -90,9 +91,10 @@ class Conversation:
                     name = f"{prefix}_{self._request_id}_in{number}"
                 self.items.append({"id": name, **repeated_item})
 
-    def _add(self, place: FieldPath, message: Json) -> None:
+    def _add(self, place: FieldPath, message: Json, parts: tuple[FieldPath, ...] = ()) -> None:
+        """Append a message. `parts`: the paths of its content parts, if not in `content`."""
         self.messages.append(message)
-        self.places.append(place)
+        self.places.append(Place(place, parts))
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
@@ -178,7 +180,8 @@ class Conversation:
     def _output(self, where: FieldPath, item: Json) -> Json:
         call = text_of(where, item, "call_id")
         content, repeated = self._parts.read(where / "output", item.get("output"))
-        self._add(where, {"role": "tool", "tool_call_id": call, "content": content})
+        parts = () if isinstance(content, str) else tuple(where / "output" / n for n in range(len(content)))
+        self._add(where, {"role": "tool", "tool_call_id": call, "content": content}, parts)
         output = item["output"] if isinstance(content, str) else repeated
         return {"type": item["type"], "status": _status(item), "call_id": call, "output": output}
 

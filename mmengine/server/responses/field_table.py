@@ -22,7 +22,6 @@ RESPONSES = (
     Field("truncation", "optional", "input is never truncated; send a shorter input", ("disabled",)),
     Field("conversation", "refused", "conversations are not stored; use previous_response_id"),
     Field("prompt", "refused", "the server has no prompt templates; send instructions and input"),
-    Field("context_management", "refused", "context is never compacted; send a shorter input", ([],)),
     Field("background_options", "optional", "use priority"),
     Field("access_programs", "optional", "the server has no access programs"),
     Field("image", "optional", "the server generates no images"),

@@ -6,6 +6,7 @@ the call data in the log. Therefore a client can continue a stream after any eve
 restart.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -17,6 +18,7 @@ from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta
 from mmengine.server.chat.chat_frames import FrameTails, Usage
+from mmengine.server.chat.obfuscation import obfuscate
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.http.errors import ApiError
@@ -25,6 +27,7 @@ from mmengine.server.responses.output_items import Call, CustomCall, Message, Ou
 from mmengine.server.responses.response import NULL, ResponseObject, usage_json
 
 _INCOMPLETE = {"length": b'{"reason":"max_output_tokens"}', "repetition": b'{"reason":"repetition"}'}
+_DELTA = re.compile(rb"event: [a-z_.]+\.delta\n")
 _encode = msgspec.json.encode
 
 
@@ -39,7 +42,7 @@ class ResponsesFrames:
 
     def __init__(self, request_id: str, envelope: Envelope, texts: TokenTexts | None, *, after: int = -1):
         self._request_id, self._texts, self._after = request_id, texts, after
-        self.response = ResponseObject(request_id, envelope)
+        self.response, self._is_obfuscated = ResponseObject(request_id, envelope), envelope.is_obfuscated
         echo = envelope.responses
         self._custom_names = custom_names(echo.tools) if echo is not None else frozenset()
         self.is_background = envelope.responses is not None and envelope.responses.background
@@ -56,7 +59,10 @@ class ResponsesFrames:
         """
         number = self._number
         self._number = number + 1
-        return b'%b,"sequence_number":%d}\n\n' % (begun, number) if number > self._after else b""
+        if number <= self._after:
+            return b""
+        made = b'%b,"sequence_number":%d}\n\n' % (begun, number)
+        return obfuscate(made) if self._is_obfuscated and _DELTA.match(made) else made
 
     def _all(self, events: Iterator[bytes]) -> bytes:
         return b"".join([self._numbered(each) for each in events])

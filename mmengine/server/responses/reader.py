@@ -11,11 +11,18 @@ from mmengine.server.chat.chat_reader import ChatReader
 from mmengine.server.chat.parsed_request import Json, ParsedRequest
 from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, ResponseEcho, echo_json
 from mmengine.server.http.errors import ApiError, decode_body
-from mmengine.server.http.field_names import INDEX, FieldNames, Place, Renames
+from mmengine.server.http.field_names import INDEX, FieldNames, Renames
 from mmengine.server.http.media_payloads import MediaPayloads, cut_short, read_without_payloads
 from mmengine.server.http.unsupported import Unsupported
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
-from mmengine.server.responses.chat_fields import chat_choice, chat_form, chat_tools, echo_text, echo_tools
+from mmengine.server.responses.chat_fields import (
+    allowed_places,
+    chat_choice,
+    chat_form,
+    chat_tools,
+    echo_text,
+    echo_tools,
+)
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.custom_tools import enforced_larks
 from mmengine.server.responses.field_table import FIELDS
@@ -100,8 +107,13 @@ class ResponsesReader:
             text = f"{FIELD} contains no message and no call; add a user message"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input"))
         tools = chat_tools(body.tools or (), unsupported)
-        names = FieldNames(tuple(map(Place, conversation.places)), RENAMES, tools=tuple(tools))
-        chat = _as_chat(body, conversation.finished(), list(tools.values()) or None)
+        names = FieldNames(
+            tuple(conversation.places),
+            RENAMES,
+            tools=tuple(tools),
+            allowed=allowed_places(body.tool_choice),
+        )
+        chat = _as_chat(body, conversation.finished(), list(tools.values()) or None, unsupported)
         try:
             parsed_request = self._chat.parse(
                 "responses", chat, request_id, ignored, larks=enforced_larks(body.tools or ())
@@ -145,13 +157,22 @@ class ResponsesReader:
                 unsupported.leave_out(
                     ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("include")), shown(one)
                 )
+        for place, entry in enumerate(body.context_management or ()):
+            threshold = entry.get("compact_threshold")
+            is_idle = isinstance(threshold, int) and threshold >= self._chat.max_model_len
+            if entry.get("type") != "compaction" or not is_idle:
+                text = f"{FIELD} is not supported, because context is never compacted; send a shorter input"
+                where = FieldPath("context_management", place)
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where)
         if body.top_logprobs and LOGPROBS not in (body.include or ()):
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"{FIELD} requires {LOGPROBS} in include", FieldPath("top_logprobs")
             )
 
 
-def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None) -> ChatBody:
+def _as_chat(
+    body: ResponsesBody, messages: list[Json], tools: list[Json] | None, unsupported: Unsupported
+) -> ChatBody:
     """Return the equivalent chat body. Raises ApiError."""
     logprobs, stream_options = LOGPROBS in (body.include or ()), None
     if body.stream_options is not None:
@@ -159,7 +180,7 @@ def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None
     return ChatBody(
         messages=messages,
         tools=tools,
-        tool_choice=chat_choice(body.tool_choice),
+        tool_choice=chat_choice(body.tool_choice, unsupported),
         response_format=chat_form(body.text),
         stream_options=stream_options,
         max_completion_tokens=body.max_output_tokens,

@@ -197,6 +197,7 @@ class PartDone(_InPart, tag="response.content_part.done"):
 class TextDelta(_InPart, tag="response.output_text.delta"):
     delta: str
     logprobs: list[Token]
+    obfuscation: str | UnsetType = UNSET
 
 
 class TextDone(_InPart, tag="response.output_text.done"):
@@ -206,6 +207,7 @@ class TextDone(_InPart, tag="response.output_text.done"):
 
 class ReasoningDelta(_InPart, tag="response.reasoning_text.delta"):
     delta: str
+    obfuscation: str | UnsetType = UNSET
 
 
 class ReasoningDone(_InPart, tag="response.reasoning_text.done"):
@@ -214,6 +216,7 @@ class ReasoningDone(_InPart, tag="response.reasoning_text.done"):
 
 class ArgumentsDelta(_InItem, tag="response.function_call_arguments.delta"):
     delta: str
+    obfuscation: str | UnsetType = UNSET
 
 
 class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
@@ -223,6 +226,7 @@ class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
 
 class CustomInputDelta(_InItem, tag="response.custom_tool_call_input.delta"):
     delta: str
+    obfuscation: str | UnsetType = UNSET
 
 
 class CustomInputDone(_InItem, tag="response.custom_tool_call_input.done"):

@@ -1,0 +1,74 @@
+"""Decides whether the context edits of a /v1/messages body leave its messages as they are. The server removes
+nothing from a prompt, so only such edits are accepted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from mmengine.errors import FIELD, ErrorCode, FieldPath
+from mmengine.server.http.errors import ApiError, Json
+
+# Each edit's default number of input tokens from which on the edit is applied, as in Anthropic's API.
+_TRIGGERS = {"clear_tool_uses_20250919": 100_000, "compact_20260112": 150_000}
+_KEPT_RESULTS, _KEPT_TURNS = 3, 1  # Anthropic's defaults.
+_THINKING = ("thinking", "redacted_thinking")
+
+
+def check_context_management(given: Json | None, turns: Sequence[Json], max_model_len: int) -> None:
+    """Raise ApiError if an edit could remove content from the messages `turns`, or is unknown. A prompt has
+    at most `max_model_len` tokens.
+    """
+    where = FieldPath("context_management")
+    edits = (given or {}).get("edits")
+    is_known = edits is None or isinstance(edits, list)
+    if not is_known or (given or {}).keys() - {"edits"}:
+        raise _refusal(where)
+    for number, edit in enumerate(edits if isinstance(edits, list) else ()):
+        if not isinstance(edit, dict) or not _removes_nothing(edit, turns, max_model_len):
+            raise _refusal(where / "edits" / number)
+
+
+def _refusal(where: FieldPath) -> ApiError:
+    text = f"{FIELD} is not supported, because context is never removed; send fewer messages"
+    return ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where)
+
+
+def _removes_nothing(edit: Json, turns: Sequence[Json], max_model_len: int) -> bool:
+    kind = edit.get("type")
+    if kind == "clear_thinking_20251015":
+        keep = edit.get("keep")
+        if keep in ("all", {"type": "all"}):
+            return True
+        return sum(map(_has_thinking, turns)) <= _value(keep, "thinking_turns", _KEPT_TURNS)
+    if not isinstance(kind, str) or kind not in _TRIGGERS:
+        return False
+    counts = Counter(block.get("type") for turn in turns for block in _blocks(turn))
+    trigger = edit.get("trigger")
+    if max_model_len <= _value(trigger, "input_tokens", _TRIGGERS[kind]):
+        return True
+    if kind == "compact_20260112":
+        return False
+    if counts["tool_result"] <= _value(edit.get("keep"), "tool_uses", _KEPT_RESULTS):
+        return True
+    return trigger is not None and counts["tool_use"] <= _value(trigger, "tool_uses", -1)
+
+
+def _value(given: object, kind: str, default: int) -> int:
+    """Return the number in an object such as {"type": "input_tokens", "value": 100}, or -1 for an object of
+    another type. If there is no object, returns `default`.
+    """
+    if given is None:
+        return default
+    if not isinstance(given, dict) or given.get("type") != kind:
+        return -1
+    value = given.get("value")
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def _blocks(turn: Json) -> Iterator[Json]:
+    content = turn.get("content")
+    return (each for each in content if isinstance(each, dict)) if isinstance(content, list) else iter(())
+
+
+def _has_thinking(turn: Json) -> bool:
+    return any(block.get("type") in _THINKING for block in _blocks(turn))
