@@ -19,10 +19,11 @@ from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.upload import fetch
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
-from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights, kv_spec
-from mmengine.runtime.drafting.eagle3.linears import gated, linear_of, scores_of
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
+from mmengine.runtime.drafting.head.graphs import ChainGraphs
+from mmengine.runtime.drafting.head.linears import gated, linear_of, scores_of
+from mmengine.runtime.drafting.head.network import kv_spec
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
 from mmengine_qwen3_vl.config import ModelConfig

@@ -21,7 +21,7 @@ from mmengine.runtime.device.clock import LaunchClock, StepClock
 from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Device, Event, Recorder
-from mmengine.runtime.drafting.eagle3.head import DraftHead
+from mmengine.runtime.drafting.head.network import HeadNetwork
 from mmengine.runtime.graphs.capture import recorder_for
 from mmengine.runtime.kv.store_client import StoreClient
 from mmengine.runtime.result_reader import ComputedStep, LaunchedStep
@@ -80,7 +80,7 @@ class TorchExecutor:
         stop_watcher: StopWatcher | None = None,
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
-        head: DraftHead | None = None,
+        head: HeadNetwork | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Build an executor for `model`.

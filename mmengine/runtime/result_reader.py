@@ -19,7 +19,7 @@ from mmengine.core.executor import (
 from mmengine.ragged import NO_PLACE
 from mmengine.runtime.device.clock import StepClock
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.target_states import TargetStates
+from mmengine.runtime.drafting.head.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import CLOSES, GRAMMAR, THINKING, RowColumns
 from mmengine.runtime.sampling.lazy_masks import LazyMaskResult, uses_lazy_mask

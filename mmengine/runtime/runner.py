@@ -23,9 +23,9 @@ from mmengine.runtime.device.invariant import check_invariant
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
-from mmengine.runtime.drafting.eagle3.head import DraftHead
-from mmengine.runtime.drafting.eagle3.target_states import TargetStates
+from mmengine.runtime.drafting.head.drafter import HeadDrafter
+from mmengine.runtime.drafting.head.network import HeadNetwork
+from mmengine.runtime.drafting.head.target_states import TargetStates
 from mmengine.runtime.drafting.next_drafts import Drafting, drafts_for_no_row
 from mmengine.runtime.encoder_parts import EncoderParts
 from mmengine.runtime.features import FeatureStore, encode
@@ -64,7 +64,7 @@ class ModelRunner:
         stop_watcher: StopWatcher | None,
         matchers: RowMatchers | None = None,
         drafters: Sequence[Drafter] = (),
-        head: DraftHead | None = None,
+        head: HeadNetwork | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Build a runner. `recorder`: captures decode-only steps and the encoder, if the attention backend
@@ -90,7 +90,7 @@ class ModelRunner:
         self._sampler = Sampler(self._rows, config.max_num_seqs, spec.vocab_size, device)
         self._drafting = None
         if head is not None:
-            drafters = [*drafters, Eagle3Drafter(head, self._rows, config, len(drafters))]
+            drafters = [*drafters, HeadDrafter(head, self._rows, config, len(drafters))]
         if drafters:
             longest = config.max_model_len or spec.max_model_len
             self._drafting = Drafting(

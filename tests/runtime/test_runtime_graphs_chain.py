@@ -16,10 +16,10 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.device.cpu import CpuDevice
-from mmengine.runtime.drafting.eagle3.chain import draft
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
-from mmengine.runtime.drafting.eagle3.head import kv_spec
+from mmengine.runtime.drafting.head.chain import draft
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
+from mmengine.runtime.drafting.head.graphs import ChainGraphs
+from mmengine.runtime.drafting.head.network import kv_spec
 from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import row_sizes
 from mmengine.runtime.kv.pool import KVPool

@@ -13,7 +13,7 @@ from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, rotate
 from mmengine.models.vision import tower
 from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
-from mmengine.runtime.drafting.eagle3 import drafter as drafting
+from mmengine.runtime.drafting.head import drafter as drafting
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.prompt import Prompt

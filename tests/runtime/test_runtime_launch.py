@@ -28,9 +28,9 @@ from mmengine.runtime import runner as running
 from mmengine.runtime.attention.flashinfer_paged import FlashInferAttention
 from mmengine.runtime.attention.triton_paged import TritonPagedAttention
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3 import chain as chaining
-from mmengine.runtime.drafting.eagle3 import drafter as drafting
 from mmengine.runtime.drafting.eagle3.loading import load_head
+from mmengine.runtime.drafting.head import chain as chaining
+from mmengine.runtime.drafting.head import drafter as drafting
 from mmengine.runtime.sampling import masking, sampler
 from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import SampledTokens

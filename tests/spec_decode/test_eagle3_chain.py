@@ -8,10 +8,10 @@ import torch
 
 from mmengine.core.executor import NO_DRAFT
 from mmengine.native import library
-from mmengine.runtime.drafting.eagle3.chain import draft
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
+from mmengine.runtime.drafting.head.chain import draft
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
 from tests.spec_decode.eagle3_passes import FIRST_LAYER, cache, load, run_ragged, sequences

@@ -22,7 +22,7 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.drafting import drafters
-from mmengine.runtime.drafting.eagle3.head import kv_spec
+from mmengine.runtime.drafting.head.network import kv_spec
 from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path

@@ -11,7 +11,7 @@ import structlog
 from mmengine.core.executor import Admission
 from mmengine.errors import ConfigError
 from mmengine.request import Request, SamplingParams
-from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter
+from mmengine.runtime.drafting.head.drafter import HeadDrafter
 from mmengine.runtime.drafting.next_drafts import Drafting
 from mmengine.runtime.rows import RowColumns
 from mmengine.spec_decode.base import Proposed
@@ -175,14 +175,14 @@ def test_a_head_with_occasional_failures_loses_only_its_drafts(method, monkeypat
     """The failures leave gaps in the drafter's own record of steps, but the answers are complete."""
     asked = mixed(10, seed=6)
     want = answers(asked, spec="none")
-    good, calls = getattr(Eagle3Drafter, method), itertools.count(1)
+    good, calls = getattr(HeadDrafter, method), itertools.count(1)
 
     def sometimes(self, *given):
         if next(calls) % 3 == 0:
             raise RuntimeError("no")
         return good(self, *given)
 
-    monkeypatch.setattr(Eagle3Drafter, method, sometimes)
+    monkeypatch.setattr(HeadDrafter, method, sometimes)
     found = answers(asked, spec="eagle3", max_num_seqs=5, token_budget=40)
     assert_same(found, want)
     assert found.drafting.failures[0] > 3 and found.stats.drafts[0].accepted > 10

@@ -12,8 +12,8 @@ import numpy as np
 import structlog
 
 from mmengine.core.executor import Admission, StepPlan
-from mmengine.runtime.drafting.eagle3.drafter import Eagle3Drafter, GivenDrafts
-from mmengine.runtime.drafting.eagle3.target_states import TargetStates
+from mmengine.runtime.drafting.head.drafter import GivenDrafts, HeadDrafter
+from mmengine.runtime.drafting.head.target_states import TargetStates
 from mmengine.runtime.rows import GRAMMAR, RowColumns
 from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
@@ -58,7 +58,7 @@ class Drafting:
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
         self.num_followed = 0  # number of rows for which at least one drafter drafts
         # The drafter that reads hidden states of the target model, or None.
-        self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
+        self.head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
         self.failures = [0] * len(drafters)
 
     @property
@@ -132,7 +132,7 @@ class Drafting:
             return None
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
-    def _catch_up(self, head: Eagle3Drafter, states: TargetStates | None) -> bool:
+    def _catch_up(self, head: HeadDrafter, states: TargetStates | None) -> bool:
         """Let the head read the step. Returns False if the head failed, so that it must not draft after this
         step.
         """

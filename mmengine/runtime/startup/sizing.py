@@ -12,12 +12,11 @@ from mmengine.models.layer_groups import block_groups, block_spec
 from mmengine.models.plugin import ModelSpec, VisionLanguageModel
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.port import Device, Meter
-from mmengine.runtime.drafting.eagle3.head import kv_spec
+from mmengine.runtime.drafting.head.network import HeadFiles, kv_spec
 from mmengine.runtime.kv.memory import Memory, cached_embeds
 from mmengine.runtime.kv.pool import FP8, MIN_BLOCKS, blocks_for_memory, bytes_per_block
 from mmengine.runtime.kv.states import slots_for, state_bytes
 from mmengine.runtime.startup.profile import measure
-from mmengine.spec_decode.eagle3.loading import HeadFolder
 
 RESERVE_SHARE = 0.1  # share of a GPU's memory that is left unused (kv/memory.py)
 CPU_MEMORY_SHARE = 0.25  # maximum share of the remaining memory for the default KV pool on a CPU
@@ -31,7 +30,7 @@ GROWTH = 1.5  # on a CPU the encoder cache grows by doubling, and its old half i
 def resolve(
     config: EngineConfig,
     model: VisionLanguageModel,
-    head: HeadFolder | None,
+    head: HeadFiles | None,
     placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
@@ -104,9 +103,7 @@ def _check_states(config: EngineConfig) -> None:
         )
 
 
-def _with_groups(
-    config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, longest: int
-) -> EngineConfig:
+def _with_groups(config: EngineConfig, spec: ModelSpec, head: HeadFiles | None, longest: int) -> EngineConfig:
     """Return the config with the model's block groups, if the settings support groups, and if groups reduce
     the memory for a request of `longest` tokens."""
     excluded = (config.compat, config.lookahead_tokens, config.swap_blocks, config.block_store)
@@ -135,7 +132,7 @@ def _with_adapters(config: EngineConfig, memory: Memory) -> Memory:
     return dataclasses.replace(memory, adapters=config.lora_bytes if config.max_loras else 0)
 
 
-def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | None, dtype: torch.dtype) -> int:
+def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFiles | None, dtype: torch.dtype) -> int:
     """Return a KV block's size in bytes, for the model and its draft head."""
     spec = block_spec(spec, config.block_groups)
     specs = [spec] if head is None else [spec, kv_spec(head.config)]
@@ -152,7 +149,7 @@ def steps_in_flight(config: EngineConfig, device: Device) -> int:
 def _measured(
     model: VisionLanguageModel,
     config: EngineConfig,
-    head: HeadFolder | None,
+    head: HeadFiles | None,
     placement: Placement,
     meter: Meter,
 ) -> Memory:

@@ -1,29 +1,22 @@
-"""An EAGLE-3 draft head's network (arXiv 2503.01840), for a ragged batch with t tokens from any rows.
-
-For token x[p] at position p, the input is the target's auxiliary states, or the last output from the head
-itself, and the next token's embedding, x[p + 1]. The output predicts x[p + 2]. The KV is stored in the
-slot for x[p]. EAGLE 3.1's flags are read from the head's config if it has them.
+"""An EAGLE-3 draft head's network (arXiv 2503.01840). EAGLE 3.1's flags are read from the head's config if
+it has them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mmengine.core.executor import NO_DRAFT
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.rotary import Rotary
-from mmengine.models.plugin import AttentionPort, ModelSpec
+from mmengine.models.plugin import AttentionPort
 from mmengine.native.decoder_weights import LayerWeights
 from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import PackedLinear
-from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.device.placement import Placement
-from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.linears import Linear
+from mmengine.runtime.drafting.head.linears import Linear
+from mmengine.runtime.drafting.head.network import HeadNetwork
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 HeadLayer = LayerWeights[Linear, Dense[Linear]]
@@ -51,29 +44,15 @@ class HeadWeights:
     target_ids: Tensor | None
 
 
-def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """Return a ModelSpec with a draft head's KV sizes. `max_model_len`: maximum number of tokens of a
-    request; 0 if unknown.
-    """
-    return ModelSpec(
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
-        num_deepstack=0,
-        patch_width=0,
-    )
+class DraftHead(HeadNetwork):
+    """The network. It has no state between calls."""
 
-
-class DraftHead:
-    """The network. It has no state between calls. `device` and `dtype`: for the weights and hidden states."""
+    name = "eagle3"
+    config: HeadConfig
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
-        self.config, self.placement = config, placement
-        self.device, self.dtype = placement.device.torch_device, placement.dtype
+        super().__init__(placement)
+        self.config = config
         self._weights = weights
         self._rotary = Rotary(config.rope, config.head_dim, self.device)
         self._rms_norm = rms_norm_of(self.dtype)
@@ -146,33 +125,6 @@ class DraftHead:
         attention.append(number, qk[:, c.num_heads :], qkv[:, num_qk:])
         mixed = attention.run(number, qk[:, : c.num_heads])
         return layer.out(mixed.reshape(len(inputs), -1))
-
-    def chain(
-        self,
-        z: Tensor,
-        carry: Tensor,
-        rows: ChainRows,
-        attention: AttentionBackend,
-        first_layer: int,
-        block_size: int,
-    ) -> Tensor:
-        """Return the drafts for n rows, int64 [max(most), n]: the given drafts, then greedily chosen drafts.
-
-        The rows must be sorted by descending `most`. Entries beyond a row's `most` are undefined. `z`,
-        `carry`: [n, h], the results of `forward` for each row's last token.
-        """
-        drafts = upload(rows.drafts(), z.device)
-        for ahead in range(len(drafts)):
-            tokens = drafts[ahead, : len(z)]
-            torch.where(tokens == NO_DRAFT, self.tokens(self.logits(z)), tokens, out=tokens)
-            active = int(np.count_nonzero(rows.most > ahead + 1))
-            if not active:
-                break
-            attention.begin(rows.meta(ahead, active, block_size))
-            positions = upload(rows.positions[:active].astype(np.int64) + ahead, z.device)
-            embeds = self.embed(tokens[:active])
-            z, carry = self.forward(carry[:active], embeds, positions.expand(3, -1), attention, first_layer)
-        return drafts
 
     def logits(self, z: Tensor) -> Tensor:
         """Return the logits, float32 [s, draft_vocab_size], of z [s, h]."""

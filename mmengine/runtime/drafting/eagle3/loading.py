@@ -14,8 +14,8 @@ from mmengine.native.decoder_weights import LayerWeights, fits
 from mmengine.native.feed_forward import Dense
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
-from mmengine.runtime.drafting.eagle3.linears import Linear, gated, linear_of, scores_of
 from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
+from mmengine.runtime.drafting.head.linears import Linear, gated, linear_of, scores_of
 from mmengine.spec_decode.eagle3.config import HeadConfig
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 from mmengine.spec_decode.eagle3.tensors import EMBEDDING, FC, FC_BIAS, HEAD, INPUT_NORM, NORM, QKV, fc_norm

@@ -14,9 +14,9 @@ from mmengine.native.feed_forward import Dense
 from mmengine.native.linear import PackedLinear
 from mmengine.native.rotary import RotaryTable
 from mmengine.runtime.device.placement import Placement
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
 from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeights
-from mmengine.runtime.drafting.eagle3.linears import Linear
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
+from mmengine.runtime.drafting.head.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
 # The maximum size of an embedding that is copied for the kernels, so that a single call can draft a whole

@@ -9,7 +9,7 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
-from mmengine.runtime.drafting.eagle3.target_states import HeadBatch
+from mmengine.runtime.drafting.head.target_states import HeadBatch
 
 KEPT = 64  # maximum number of recorded steps before all of them are processed together
 

@@ -1,4 +1,4 @@
-"""Drafts tokens for running rows with an EAGLE-3 draft head.
+"""Drafts tokens for running rows with a draft head.
 
 The head has its own KV pool, but uses the target model's block tables. Token x[p]'s slot contains
 the head's KV for the target's hidden states at p and the next token x[p + 1]. After each step the head reads
@@ -26,13 +26,13 @@ from mmengine.runtime.attention.base import AttentionMeta
 from mmengine.runtime.attention.registry import make_backend
 from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.chain import draft
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.deferred import MOST_TOKENS, Deferred
-from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
-from mmengine.runtime.drafting.eagle3.head import DraftHead, kv_spec
-from mmengine.runtime.drafting.eagle3.keys import Keys
-from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates, accepted_tokens
+from mmengine.runtime.drafting.head.chain import draft
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
+from mmengine.runtime.drafting.head.deferred import MOST_TOKENS, Deferred
+from mmengine.runtime.drafting.head.graphs import ChainGraphs
+from mmengine.runtime.drafting.head.keys import Keys
+from mmengine.runtime.drafting.head.network import HeadNetwork, kv_spec
+from mmengine.runtime.drafting.head.target_states import HeadBatch, TargetStates, accepted_tokens
 from mmengine.runtime.inputs import fresh_blocks
 from mmengine.runtime.kv.pool import pool_of
 from mmengine.runtime.rows import RowColumns
@@ -57,18 +57,17 @@ class GivenDrafts(NamedTuple):
         return np.where(there, self.token_ids[rows, :count], NO_DRAFT).astype(np.int64)
 
 
-class Eagle3Drafter:
-    """A drafter with an EAGLE-3 head. Raises ConfigError if the memory for its KV pool cannot be allocated.
+class HeadDrafter:
+    """A drafter with a draft head. Raises ConfigError if the memory for its KV pool cannot be allocated.
 
     `rows`: the runner's columns. `number`: this drafter's index among all drafters. `is_asked`:
     whether any row may have drafts after the step that is being prepared. `graphs`: the captured passes, or
     None.
     """
 
-    name = "eagle3"
-
-    def __init__(self, head: DraftHead, rows: RowColumns, config: EngineConfig, number: int) -> None:
+    def __init__(self, head: HeadNetwork, rows: RowColumns, config: EngineConfig, number: int) -> None:
         spec = kv_spec(head.config, config.max_model_len)
+        self.name = head.name
         self._head, self._rows, self._number = head, rows, number
         self._kv = pool_of(spec, config, head.placement)
         self._attention = make_backend(head.placement.attention, spec, self._kv)

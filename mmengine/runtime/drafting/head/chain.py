@@ -6,13 +6,13 @@ from torch import Tensor
 from mmengine.core.executor import NO_DRAFT
 from mmengine.runtime.attention.base import AttentionBackend
 from mmengine.runtime.device.upload import fetch, upload
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
-from mmengine.runtime.drafting.eagle3.head import DraftHead
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
+from mmengine.runtime.drafting.head.graphs import ChainGraphs
+from mmengine.runtime.drafting.head.network import HeadNetwork
 
 
 def draft(
-    head: DraftHead,
+    head: HeadNetwork,
     z: Tensor,
     carry: Tensor,
     rows: ChainRows,
@@ -23,7 +23,7 @@ def draft(
 ) -> np.ndarray:
     """Return the drafts for n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
 
-    `z`, `carry`: [n, h], the results of `DraftHead.forward` for each row's last token. `first_layer`:
+    `z`, `carry`: [n, h], the results of `HeadNetwork.forward` for each row's last token. `first_layer`:
     the head's first layer in `attention`'s pool. Afterwards call `attention.begin` again, because this
     function begins other steps. `graphs`: captured passes for the same head and pool.
     """

@@ -11,7 +11,7 @@ import torch
 
 from mmengine.ragged import counting
 from mmengine.runtime.device.upload import upload
-from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates
+from mmengine.runtime.drafting.head.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
 MOST_TOKENS = 2048  # maximum number of waiting tokens; the embedded checkpoint's states then take 6 MiB

@@ -16,8 +16,8 @@ from mmengine.core.executor import NO_DRAFT
 from mmengine.runtime.attention.base import AttentionBackend, Bucket
 from mmengine.runtime.device.port import Recorder
 from mmengine.runtime.device.upload import upload_into
-from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
-from mmengine.runtime.drafting.eagle3.head import DraftHead
+from mmengine.runtime.drafting.head.chain_rows import ChainRows
+from mmengine.runtime.drafting.head.network import HeadNetwork
 from mmengine.runtime.graphs.buckets import Frame, all_buckets, fill_up, row_sizes, size_for
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, capture_steps
 
@@ -31,7 +31,7 @@ class ChainGraphs:
 
     def __init__(
         self,
-        head: DraftHead,
+        head: HeadNetwork,
         attention: AttentionBackend,
         recorder: Recorder,
         *,
@@ -64,7 +64,7 @@ class ChainGraphs:
         return firsts, all_of(self._pass) if firsts else {}
 
     def chain(self, z: Tensor, carry: Tensor, rows: ChainRows) -> Tensor | None:
-        """Draft a chain (see DraftHead.chain). Returns None if nothing is captured.
+        """Draft a chain (see HeadNetwork.chain). Returns None if nothing is captured.
 
         The result is valid until the next chain.
         """
