@@ -29,8 +29,13 @@ from mmengine.runtime.device.dtypes import DTYPES, name_of
 from mmengine.runtime.device.placement import Placement
 from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.device.threads import choose_threads
-from mmengine.runtime.drafting.drafters import head_folder, head_for, make_drafters, with_drafts
-from mmengine.runtime.drafting.eagle3.loading import load_head
+from mmengine.runtime.drafting.drafters import (
+    find_head,
+    head_for,
+    load_any_head,
+    make_drafters,
+    with_drafts,
+)
 from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.kv.store_client import StoreClient
 from mmengine.runtime.parallel.ranks import Ranks
@@ -197,7 +202,7 @@ def _assemble(
     resumed = opened.resumed if opened is not None else None
     network = _network(config, plugin, folder, placement, ranks)
     threads = choose_threads(config.num_threads, network.spec.hidden_size, ranks=config.tensor_parallel)
-    head = head_folder(config, network.spec, folder, placement)
+    head = find_head(config, network.spec, plugin, folder, placement)
     config = with_drafts(config, head) if resumed is None else resumed.config_for(config)
     head = head_for(config, head)
     if config.max_loras and not (hasattr(network, "adapter") and hasattr(plugin, "read_adapter")):
@@ -220,7 +225,7 @@ def _assemble(
         stop_watcher_factory(processor.tokenizer) if stop_watcher_factory else None,
         matchers,
         make_drafters(config, matchers),
-        load_head(head, network, placement) if head is not None else None,
+        load_any_head(head, config, network, placement) if head is not None else None,
     )
     make_core = EngineCore if opened is None else opened.core
     store = _store(config, executor, fingerprints)

@@ -96,7 +96,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "prompt"
     spec: Annotated[
         str,
-        described("Drafter: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER, or a plugin's name."),
+        described("Drafter: auto, none, grammar, ngram, suffix, eagle3[=FOLDER], mtp, or a plugin's name."),
     ] = "auto"
     num_draft_tokens: Annotated[
         int,

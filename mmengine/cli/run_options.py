@@ -236,7 +236,7 @@ class Model:
         str | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="Drafter: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER.",
+            help="Drafter: auto, none, grammar, ngram, suffix, eagle3[=FOLDER], mtp.",
         ),
     ] = None
     lora: Annotated[

@@ -191,11 +191,15 @@ def text_decoder(
     dtype: torch.dtype,
     shard: Shard | None = None,
     batch_invariant: bool = False,
+    has_vocabulary: bool = True,
 ) -> AnyTextDecoder:
-    """Return the fastest text decoder that runs on `device`. Arguments and errors: as for load_network."""
+    """Return the fastest text decoder that runs on `device`. Arguments and errors: as for load_network.
+
+    `has_vocabulary`: False for a gated decoder without embedding and LM head, such as a draft head's layers.
+    """
     plain = config.delta is None and not (config.gated or config.norm_offset or config.rotary_dim)
     if device.type != "cpu" and not plain:
-        return TextDecoder(config, weights, device)
+        return TextDecoder(config, weights, device, has_vocabulary=has_vocabulary)
     if device.type != "cpu":
         if batch_invariant and config.experts is not None:
             raise ConfigError(
@@ -209,5 +213,5 @@ def text_decoder(
     usable = shard is None and fits(config.head_dim, device, dtype) and (sizes is None or sizes.fits)
     library = native.load() if usable else None
     if library is None:
-        return TextDecoder(config, weights, device, shard)
-    return NativeTextDecoder(config, weights, library)
+        return TextDecoder(config, weights, device, shard, has_vocabulary=has_vocabulary)
+    return NativeTextDecoder(config, weights, library, has_vocabulary)

@@ -380,6 +380,10 @@ class ModelPlugin(Protocol):
 
     # A plugin may have `box_units: Mapping[str, BoxUnit]` (box_unit.py), keyed by model_type.
 
+    # A plugin may have a method `draft_head(folder) -> MtpHead | None` (mtp/files.py) for checkpoints with a
+    # multi-token-prediction head. It reads no weights. It returns None if the folder has no head, and raises
+    # ModelError for a damaged head.
+
     # A plugin may have a method `describe(folder) -> ModelSpec` for `mmengine model check`. It reads no
     # weights, and raises ModelError for a model that the plugin cannot serve.
 

@@ -16,7 +16,7 @@ DRAFTERS: Registry[Callable[[int], Drafter]] = Registry(
         "ngram": "mmengine.spec_decode.ngram:NgramDrafter",
         "suffix": "mmengine.spec_decode.suffix:SuffixDrafter",
     },
-    beside=("none", "auto", "grammar", "eagle3"),
+    beside=("none", "auto", "grammar", "eagle3", "mtp"),
     unknown="spec {name!r} is no drafter; known are {known}",
     broken="spec {name!r} cannot be loaded from its entry point: {error}; {advice}",
 )

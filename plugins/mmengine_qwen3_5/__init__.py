@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.models.described_plugin import DescribedPlugin
+from mmengine.models.mtp.files import MtpHead, open_mtp_head
 from mmengine.models.plugin import Processor
 from mmengine.request import MediaItem
-from mmengine_qwen3_5.config import ARCHITECTURES, ModelConfig, read_config
+from mmengine_qwen3_5.config import ARCHITECTURES, ModelConfig, read_config, read_head
 from mmengine_qwen3_5.names import NAMES
 from mmengine_qwen3_vl.positions import rope_positions
 
@@ -28,6 +29,12 @@ class Qwen35Plugin(DescribedPlugin):
         from mmengine_qwen3_5.processing import load_processor  # Imported late: loads Pillow and tokenizers.
 
         return load_processor(folder)
+
+    def draft_head(self, folder: Path) -> MtpHead | None:
+        """See ModelPlugin."""
+        text = self.read_config(folder).text
+        decoder = read_head(folder, text)
+        return None if decoder is None else open_mtp_head(folder, self.names, decoder, text.num_layers)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
         return rope_positions(len(prompt_token_ids), media)

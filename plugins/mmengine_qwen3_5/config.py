@@ -61,6 +61,28 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
+def read_head(folder: Path, text: DecoderConfig) -> DecoderConfig | None:
+    """Return the layer of the checkpoint's multi-token-prediction head, or None if config.json excludes
+    the head.
+
+    `text`: the model's decoder. Raises ModelError for a head of an unsupported kind.
+    """
+    path = folder / "config.json"
+    root = Fields(read_json(path), path, "")
+    fields = root.child("text_config") if root.values.get("text_config") is not None else root
+    count = fields.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 1)
+    if not count:
+        return None
+    if count > 1:
+        fields.fail(f"{fields.prefix}mtp_num_hidden_layers is {count}; heads with one layer are supported")
+    if fields.flag("mtp_use_dedicated_embeddings", False):
+        fields.fail(
+            f"{fields.prefix}mtp_use_dedicated_embeddings is true; only the model's embedding is supported"
+        )
+    experts = None if text.experts is None else replace(text.experts, layers=(0,))
+    return replace(text, num_layers=1, delta=None, experts=experts)
+
+
 def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig:
     if text.flag("attention_bias", False):
         text.fail(f"{text.prefix}attention_bias is true, which is not supported with gated attention")

@@ -1,19 +1,18 @@
 """Maps the tensor names in published Qwen3.5 files to canonical names. The draft head in these files (`mtp.`)
-is not loaded.
+is read separately (models/mtp).
 """
 
 import re
 from dataclasses import dataclass
 
 from mmengine.checkpoint.names import TensorNames
-
-_DRAFT_HEAD = re.compile(r"(?:model\.)?mtp\.")
+from mmengine.models.mtp.files import is_mtp
 
 
 @dataclass(frozen=True, slots=True)
 class Names(TensorNames):
     def canonical(self, stored: str) -> str | None:
-        return None if _DRAFT_HEAD.match(stored) else TensorNames.canonical(self, stored)
+        return None if is_mtp(stored) else TensorNames.canonical(self, stored)
 
 
 NAMES = Names(

@@ -9,6 +9,8 @@ import random
 import signal
 from functools import partial
 
+import pytest
+
 from mmengine.cli.batch import run_batch_file
 from mmengine.config import EngineConfig
 from mmengine.events import vocabulary as ev
@@ -16,6 +18,7 @@ from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine.engine import Engine
 from tests.forked import exit_code_of
+from tests.qwen3_5.mtp_heads import add_head
 from tests.qwen3_5.tiny import make_text
 
 # Few rows and small steps, so that there are many steps to kill at. Prompts share prefixes and so states.
@@ -28,7 +31,6 @@ SETTINGS = {
     "num_state_slots": 24,
     "snapshot_every": 8,
     "snapshot_bytes": 4000,
-    "spec": "suffix",
     "draft_policy": "all",
     "num_draft_tokens": 3,
     "num_threads": 1,
@@ -51,13 +53,13 @@ def write_requests(folder):
     (folder / "requests").write_text("\n".join(lines))
 
 
-def run(folder, model, killed_at=None):
+def run(folder, model, spec, killed_at=None):
     """Run the batch, and kill the process at the executor call with number `killed_at`; None: kill
     nothing.
     """
 
     def make_engine(resume):
-        config = EngineConfig.from_dict(SETTINGS)
+        config = EngineConfig.from_dict(SETTINGS | {"spec": spec})
         log = folder / "log"
         engine = Engine(model, device="cpu", dtype="float32", config=config, log=log, resume=resume)
         if killed_at is not None:
@@ -101,16 +103,17 @@ def answers(folder):
     return found
 
 
-def test_processes_that_are_killed_give_the_same_answers(tmp_path):
+@pytest.mark.parametrize("spec", ["suffix", "mtp"])
+def test_processes_that_are_killed_give_the_same_answers(tmp_path, spec):
     model = tmp_path / "model"
     model.mkdir()
-    make_text(model)
+    add_head(model, make_text(model))
     for name in ("undisturbed", "killed"):
         write_requests(tmp_path / name)
-    assert run(tmp_path / "undisturbed", model) == 0
+    assert run(tmp_path / "undisturbed", model, spec) == 0
     folder, rng, ends = tmp_path / "killed", random.Random(5), []
     while not ends or ends[-1]:
-        ends.append(exit_code_of(partial(run, folder, model, rng.randint(3, 30))))
+        ends.append(exit_code_of(partial(run, folder, model, spec, rng.randint(3, 30))))
         assert ends[-1] in (0, -signal.SIGKILL)
     assert len(ends) > 4
     assert answers(folder) == answers(tmp_path / "undisturbed")

@@ -39,12 +39,19 @@ R = TypeVar("R", Tensor, Codes)
 
 class NativeTextDecoder:
     """A decoder with the methods of TextDecoder that uses the CPU kernels. Steps must not overlap, because
-    they share scratch memory. `experts`: the mixtures in the layers that have experts.
+    they share scratch memory. `experts`: the mixtures in the layers that have experts. `has_vocabulary`:
+    False for a decoder without embedding and LM head, whose `embed` and `logits` must not be called.
     """
 
     batch_invariant = True
 
-    def __init__(self, config: DecoderConfig, weights: WeightReader, library: ctypes.CDLL) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: WeightReader,
+        library: ctypes.CDLL,
+        has_vocabulary: bool = True,
+    ) -> None:
         self._config = config
 
         def pack(names: Sequence[str], bias: Tensor | None = None, *, gate_up: bool = False) -> PackedLinear:
@@ -67,12 +74,17 @@ class NativeTextDecoder:
         ]
         self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
         norm, dtype = read_final_norm(config, weights), weights.dtype
-        # A tied matrix is stored once. The embedding's rows are unpacked from the packed LM head.
-        tied = is_tied(config, weights)
-        self._head = pack([EMBEDDING if tied else HEAD])
-        # Rows of a quantised embedding are unpacked from the packed matrix too.
-        self._rows = self._head if tied else pack([EMBEDDING]) if weights.keeps_blocks(EMBEDDING) else None
-        self._embedding = None if self._rows is not None else weights.read(EMBEDDING)
+        self._head: PackedLinear | None = None
+        self._rows: PackedLinear | None = None
+        self._embedding: Tensor | None = None
+        if has_vocabulary:
+            # A tied matrix is stored once. The embedding's rows are unpacked from the packed LM head.
+            tied = is_tied(config, weights)
+            self._head = pack([EMBEDDING if tied else HEAD])
+            # Rows of a quantised embedding are unpacked from the packed matrix too.
+            quantised = not tied and weights.keeps_blocks(EMBEDDING)
+            self._rows = self._head if tied else pack([EMBEDDING]) if quantised else None
+            self._embedding = None if self._rows is not None else weights.read(EMBEDDING)
         sizes = Sizes(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
@@ -99,6 +111,7 @@ class NativeTextDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits, float32 [s, vocab], for normed hidden states [s, hidden]."""
+        assert self._head is not None
         return self._head(hidden, float32=True)
 
     def forward(

@@ -37,7 +37,8 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 class TextDecoder:
     """Embedding, layers, final norm and LM head. The decoder keeps no state between calls. With a `shard`,
-    the decoder is this rank's part, `config` has the part's sizes, and only rank 0 has the LM head.
+    the decoder is this rank's part, `config` has the part's sizes, and only rank 0 has the LM head. Without
+    `has_vocabulary` the decoder has neither embedding nor LM head.
     """
 
     batch_invariant = False  # torch selects the matmul algorithm by the number of rows.
@@ -50,8 +51,9 @@ class TextDecoder:
         shard: Shard | None = None,
         make_linear: MakeLinear = linear_of,
         gate: Gate = silu_mul,
+        has_vocabulary: bool = True,
     ) -> None:
-        self.config = config
+        self.config, self._device = config, device
         leads = shard is None or shard.leads
         self._sum = shard.all_reduce if shard is not None else _unsplit
 
@@ -69,9 +71,9 @@ class TextDecoder:
         self._gate = gate
         self._feed_forwards = [feed_forward(layer.feed_forward, gate) for layer in self._layers]
         self._norm = read_final_norm(config, weights)
-        self._embedding = weights.read(EMBEDDING)
+        self._embedding = weights.read(EMBEDDING) if has_vocabulary else None
         self._rotary = Rotary(config.rope, config.rotated, device)
-        self._rms_norm = rms_norm_of(self._embedding.dtype, once=config.norm_offset)
+        self._rms_norm = rms_norm_of(weights.dtype, once=config.norm_offset)
         self._places = attention_places(config)
         self._deltas = {
             index: DeltaMixer(config.delta, layer.delta, config.rms_norm_eps, index - self._places[index])
@@ -79,7 +81,7 @@ class TextDecoder:
             if config.delta is not None and layer.delta is not None
         }
         self._head: Linear | None = None
-        if leads:
+        if leads and self._embedding is not None:
             head = self._embedding if is_tied(config, weights) else weights.read(HEAD)
             self._head = make_linear(head, None)
 
@@ -91,11 +93,10 @@ class TextDecoder:
         """Return a copy of this decoder whose linear layers add the adapters' products for the rows in one
         step.
         """
-        device = self._embedding.device
         own = []
         for adapter, rows in adapters:
             assert isinstance(adapter.text, list), "an adapter that another decoder made"
-            own.append((adapter.text, rows_on(rows, device)))
+            own.append((adapter.text, rows_on(rows, self._device)))
         other = copy(self)
         added = [
             [AddedRows(rows, parts[place]) for parts, rows in own if parts[place]]
@@ -110,6 +111,7 @@ class TextDecoder:
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [t, hidden] for token ids int64 [t]."""
+        assert self._embedding is not None
         return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:

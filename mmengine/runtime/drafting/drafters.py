@@ -2,6 +2,7 @@
 need.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -10,11 +11,15 @@ import structlog
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.loader import resolve_folder
-from mmengine.models.plugin import ModelSpec
+from mmengine.models.mtp.files import MtpHead
+from mmengine.models.plugin import ModelPlugin, ModelSpec, VisionLanguageModel
 from mmengine.native import library as native
 from mmengine.native.decoder_weights import fits
 from mmengine.registry import entry_points
 from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.drafting.eagle3.loading import load_head
+from mmengine.runtime.drafting.head.network import HeadNetwork
+from mmengine.runtime.drafting.mtp.head import DEFAULT_DRAFTS, MtpFiles, load_mtp_head
 from mmengine.spec_decode.base import Drafter
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, Target
 from mmengine.spec_decode.eagle3.loading import HeadFolder, open_head
@@ -27,28 +32,54 @@ from mmengine.structured_output.rows.rows import RowMatchers
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
 # Group of entry points whose functions return the folder of a draft head for the embedded checkpoint.
 HEADS = "mmengine.draft_heads"
-HEAD, GRAMMAR, AUTO = "eagle3", "grammar", "auto"
+HEAD, MTP, GRAMMAR, AUTO = "eagle3", "mtp", "grammar", "auto"
+HEADS_BY_NAME = (HEAD, MTP)
+
+AnyHead = HeadFolder | MtpFiles
 
 log = structlog.get_logger("mmengine.operators")
 
 
-def head_folder(
-    config: EngineConfig, spec: ModelSpec, model: Path, placement: Placement
-) -> HeadFolder | None:
+def find_head(
+    config: EngineConfig, spec: ModelSpec, plugin: ModelPlugin, model: Path, placement: Placement
+) -> AnyHead | None:
     """Return the draft head that the setting `spec` selects for the checkpoint in `model`, or None.
 
     The files of the head have been read and checked. Raises ConfigError or ModelError.
     """
     name, given, path = config.spec.partition("=")
-    if name not in (HEAD, AUTO):
+    if name not in (*HEADS_BY_NAME, AUTO):
         return None
     target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
     if name == AUTO:
-        return _automatic_head(config, target, model, placement)
+        return _automatic_head(config, target, plugin, model, placement)
+    if name == MTP:
+        return _mtp_head(config, plugin, model, is_path_given=bool(given))
     folder = Path(path) if given else _own_head(model)
     if folder is None:
         raise ConfigError(f"{model} has no draft head; name a head's folder with spec {HEAD}=PATH")
     return open_head(folder, target, num_drafts=config.num_draft_tokens or None)
+
+
+def _mtp_head(config: EngineConfig, plugin: ModelPlugin, model: Path, *, is_path_given: bool) -> MtpFiles:
+    """Return the checkpoint's multi-token-prediction head. Raises ConfigError or ModelError."""
+    if is_path_given:
+        raise ConfigError(
+            f"spec {config.spec} is not supported: the head is in the model's files; set spec {MTP}"
+        )
+    if config.tensor_parallel > 1:
+        raise ConfigError(f"spec {MTP} is not supported with tensor_parallel; set spec none")
+    if config.num_draft_tokens > MAX_DRAFTS:
+        raise ConfigError(f"num_draft_tokens {config.num_draft_tokens} exceeds a head's limit {MAX_DRAFTS}")
+    head = _plugin_head(plugin, model)
+    if head is None:
+        raise ConfigError(f"{model} has no multi-token-prediction head (tensors mtp.*); set spec auto")
+    return MtpFiles.of(head, config.num_draft_tokens or DEFAULT_DRAFTS)
+
+
+def _plugin_head(plugin: ModelPlugin, model: Path) -> MtpHead | None:
+    find: Callable[[Path], MtpHead | None] | None = getattr(plugin, "draft_head", None)
+    return None if find is None else find(model)
 
 
 def _own_head(model: Path) -> Path | None:
@@ -59,8 +90,8 @@ def _own_head(model: Path) -> Path | None:
 
 
 def _automatic_head(
-    config: EngineConfig, target: Target, model: Path, placement: Placement
-) -> HeadFolder | None:
+    config: EngineConfig, target: Target, plugin: ModelPlugin, model: Path, placement: Placement
+) -> AnyHead | None:
     """Return the checkpoint's draft head if the native kernels support it, else None.
 
     The user did not request this head, so a problem with the head is not an error.
@@ -68,10 +99,17 @@ def _automatic_head(
     if config.compat or config.tensor_parallel > 1:
         return None
     try:
-        folder = _own_head(model)
-        if folder is None or native.load() is None:
+        if native.load() is None:
             return None
-        head = open_head(folder, target, num_drafts=min(config.num_draft_tokens or MAX_DRAFTS, MAX_DRAFTS))
+        folder, num_drafts = _own_head(model), min(config.num_draft_tokens or MAX_DRAFTS, MAX_DRAFTS)
+        head: AnyHead
+        if folder is not None:
+            head = open_head(folder, target, num_drafts=num_drafts)
+        else:
+            own = _plugin_head(plugin, model)
+            if own is None:
+                return None
+            head = MtpFiles.of(own, num_drafts)
         device = placement.device.torch_device
         return head if fits(head.config.head_dim, device, placement.dtype) else None
     except Exception as error:
@@ -80,7 +118,16 @@ def _automatic_head(
         return None
 
 
-def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
+def load_any_head(
+    head: AnyHead, config: EngineConfig, model: VisionLanguageModel, placement: Placement
+) -> HeadNetwork:
+    """Load the weights of a checked head. Raises ModelError."""
+    if isinstance(head, MtpFiles):
+        return load_mtp_head(head, model, placement, config.quantize, config.activations)
+    return load_head(head, model, placement)
+
+
+def with_drafts(config: EngineConfig, head: AnyHead | None) -> EngineConfig:
     """Return `config` with the draft count for a row, and the number of KV slots that a draft head needs
     after a row's tokens.
 
@@ -113,7 +160,7 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
     )
 
 
-def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
+def head_for(config: EngineConfig, head: AnyHead | None) -> AnyHead | None:
     """Return `head` if `config` reserves KV slots for it, else None. The settings of a continued log may
     reserve none.
 
@@ -122,7 +169,9 @@ def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None
     if head is None or 0 < config.num_draft_tokens <= config.lookahead_tokens:
         return head
     if config.spec != AUTO:
-        raise ConfigError(f"the log was started without a draft head; continue with spec auto, not {HEAD}")
+        raise ConfigError(
+            f"the log was started without a draft head; continue with spec auto, not {config.spec}"
+        )
     return None
 
 
@@ -131,7 +180,7 @@ def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
 
     Raises ConfigError for an unknown name.
     """
-    if not config.num_draft_tokens or config.spec == "none" or config.spec.partition("=")[0] == HEAD:
+    if not config.num_draft_tokens or config.spec == "none" or config.spec.partition("=")[0] in HEADS_BY_NAME:
         return []
     if config.spec in (AUTO, GRAMMAR):
         return [GrammarDrafter(matchers.forced)]
