@@ -2,7 +2,7 @@
 same window.
 
 The layers of the first group see all earlier tokens. The layers of every other group see only a window, so a
-request holds blocks of a later group only for keys that a later query can still see.
+request holds a block of such a group only while a later query can still see the block's keys.
 """
 
 from collections.abc import Sequence

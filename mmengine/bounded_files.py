@@ -8,7 +8,7 @@ import select
 import stat
 from pathlib import Path
 
-PIPE_S = 10.0  # Seconds without data after which a named pipe is given up.
+PIPE_S = 10.0  # Maximum number of seconds to wait for data from a named pipe.
 _PIECE = 2**20
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 

@@ -64,7 +64,7 @@ class Built:
     device: str
     dtype: str
     grammars: Grammars
-    resumed: ResumeState | None = None  # state from the log to continue; the core waits for `recover`
+    resumed: ResumeState | None = None  # the state of a continued log; the core runs no step before `recover`
     kv_bytes: int = 0  # size of the KV pool
     free_bytes: int = 0  # device memory left after weights and KV pool
     num_threads: int = 1  # torch's thread count in this process
@@ -100,9 +100,9 @@ def build(
 
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: continue the log
     in the folder `log`, if the folder has one; the caller must then call the core's `recover`.
-    `compile_grammar`: a replacement for the grammar engine's compiler, for tests. `takes_adapters`: if the
-    settings leave `max_loras` at 0, a new log gets MAX_LORAS instead. Raises ModelError, ConfigError,
-    LogError.
+    `compile_grammar`: a replacement for the grammar engine's compiler, for tests. `takes_adapters`: whether a
+    new engine gets MAX_LORAS adapters per step if the settings leave `max_loras` at 0. Raises ModelError,
+    ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()

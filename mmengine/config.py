@@ -116,7 +116,7 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def most_leased(self) -> int:
-        """Return the maximum number of KV blocks that all idle sessions together keep (under leases)."""
+        """Return the maximum number of KV blocks in the leases of all idle sessions together."""
         return self.session_blocks or (self.num_blocks - 1) // 2
 
 

@@ -41,8 +41,8 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def num_groups(self) -> int:
-        """Return how many blocks a request holds for one block of tokens, before windows free any of them:
-        one per group.
+        """Return the number of block groups. For each `block_size` tokens, a request gets one block per
+        group, and groups with a window free their blocks later.
         """
         return len(self.block_groups) or 1
 
@@ -51,5 +51,7 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
         return most_blocks(self.block_groups, num_tokens, self.block_size, self.token_budget)
 
     def longest_row(self, num_blocks: int) -> int:
-        """Return the maximum length in tokens of a request whose blocks, with the dummy, fit `num_blocks`."""
+        """Return the maximum length in tokens of a request whose blocks and the dummy block fit into
+        `num_blocks` blocks.
+        """
         return longest_row(self.block_groups, num_blocks - 1, self.block_size, self.token_budget)

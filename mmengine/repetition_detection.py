@@ -40,8 +40,8 @@ class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
                 )
 
     def needed_matches(self, size: int) -> np.ndarray:
-        """Return an int32 array [size] with an entry for each period from 1 to `size`: the number of tokens
-        that must each equal the token one period earlier. 0 means that the period is not watched.
+        """Return an int32 array [size] with an entry for each period from 1 to `size`: how many of the last
+        tokens must equal the tokens one period earlier. 0: the period is not watched.
         """
         period = np.arange(1, size + 1)
         is_watched = (period >= self.min_pattern_size) & (period <= self.max_pattern_size)

@@ -41,11 +41,11 @@ def check_unicode(path: Iterable[str | int], text: str) -> None:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling options. `temperature` 0 is greedy. A `seed` of None is drawn at submit.
+    """Sampling options. `temperature` 0 is greedy. If `seed` is None, a random seed is drawn at submit.
 
     `logprobs`: number of alternatives to report for each sampled token (None: off). `prompt_logprobs`: number
-    for each prompt token except the first. `n`: number of answers to the prompt; each answer has its own
-    sample index.
+    of alternatives to report for each prompt token except the first. `n`: number of answers to the prompt;
+    each answer has its own sample index.
 
     The sampler never samples a token of `suppress_tokens`, the last token of a sequence in `bad_words_ids`,
     or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens in prompt and answer.
@@ -285,9 +285,8 @@ def run_start(media: Sequence[MediaItem], position: int) -> int:
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
     """A LoRA adapter as the scheduler sees it: identified by its contents, not by its name.
 
-    `digest`: SHA-256 of the adapter's files. `num_bytes`: size of its matrices after packing. `visual`:
-    whether the adapter changes the encoder's output. `name`: the name in the request, which no decision
-    reads.
+    `digest`: SHA-256 of the adapter's files. `num_bytes`: size of its packed matrices. `visual`: whether the
+    adapter changes the encoder's output. `name`: the name in the request, which no decision reads.
     """
 
     digest: bytes
@@ -305,8 +304,9 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
     structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
     these consecutive tokens, such as the end of reasoning; (): at the first token. `on_truncation`: at the
-    token limit, "close" completes the answer, "length" cuts it off. `max_digits`: for each part of a number
-    without a limit; 0: no limit, None: the engine's. `field_confidence`: tokens get a TokenConfidence.
+    token limit, "close" completes the answer, "length" cuts it off. `max_digits`: maximum number of digits in
+    each part of a number that the schema does not limit; 0: no maximum, None: the engine's setting.
+    `field_confidence`: whether tokens get a TokenConfidence.
     """
 
     kind: str
@@ -324,7 +324,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer continues.
 
-    Reasoning begins with the first token (`is_open`), or if the answer begins with `start`.
+    With `is_open`, reasoning begins at the first token; otherwise, only if the answer begins with `start`.
     """
 
     tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -391,7 +391,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return how many tokens a stop string's cut-off text may have, with one byte in each token."""
+        """Return the maximum number of tokens that a stop string may cut off, if each has one byte."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

@@ -29,8 +29,8 @@ class BlockStore(Protocol):
         """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffer at each index with the value of the key at this index, and return for each key
-        whether this succeeded.
+        """Read the value of keys[i] into buffers[i] for every i, and return for each key whether the read
+        succeeded.
 
         False: the value is missing or has another size, and the buffer's contents are undefined.
         """

@@ -35,8 +35,8 @@ def run_batch_file(
     """Answer every line of `requests`, or of one `shard` of it, into the file `out`.
 
     Return the exit code: 0 if each line got an answer, 1 if some lines got an error, 130 if a signal stopped
-    the run. If this batch began the `log`, the batch continues from the log. `media_options` apply to all
-    prompts.
+    the run. If an earlier run of the same batch began the `log`, the batch continues from the log.
+    `media_options` apply to all prompts.
     """
     index = RequestIndex(requests, shard=shard)
     check_apart(requests, out)

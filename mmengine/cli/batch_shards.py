@@ -3,9 +3,9 @@ share a folder.
 
 Each shard (part of the batch) has its own log, which one process at a time writes. The lock on the log shows
 whether a process works on the shard. A process that has finished its own shard takes over an unfinished shard
-without a process, and continues it from its log, including incomplete answers. The process that finds all
-shards answered joins the answers into a single file. Existing results count only if their log was begun with
-the same request file.
+that has no process. It continues this shard, including incomplete answers, from the shard's log. The process
+that finds all shards answered joins the answers into a single file. Existing results count only if their log
+was begun with the same request file.
 """
 
 import os

@@ -19,7 +19,7 @@ OTHERS = frozenset(
         *("LOG", "LOG_BYTES", "LOG_CONTENT", "LOG_RING_SECONDS", "STALL_SECONDS"),
     )
 )
-# Kubernetes sets such variables for a service called mmengine.
+# Kubernetes sets variables with these names for a service called mmengine.
 _SERVICE_LINK = re.compile(PREFIX + r"(?:SERVICE_(?:HOST|PORT).*|PORT_\d+_.*)")
 MAX_NAMED = 10  # Maximum number of variables that the warning names.
 

@@ -218,7 +218,9 @@ def _run(
 
 
 def _write_boxes(engine: "Engine", results: "Results", job: "Job", work: "WorkFolder") -> None:
-    """Place the boxes of the answers. Writes no boxes if the unit of the model's boxes is unknown."""
+    """Write the boxes in the answers, with their places in the pictures, to the work folder. Writes no boxes
+    if the unit of the model's boxes is unknown.
+    """
     from mmengine.serve.extraction.boxes import write_boxes  # Lazy: torch
 
     try:

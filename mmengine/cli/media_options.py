@@ -62,8 +62,8 @@ class MediaUrls:
     ] = 2**30
 
     def media_options(self) -> "dict[str, MediaFetcher] | None":
-        """Return the media options of prompts, with a fetcher, or None if no host is allowed. Raises
-        ConfigError.
+        """Return the media options for prompts, which contain a fetcher. Returns None if no host is allowed.
+        Raises ConfigError.
         """
         if not self.allow_media_urls:
             return None

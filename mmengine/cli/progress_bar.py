@@ -51,10 +51,10 @@ def progress_bar(
         TimeElapsedColumn,
     )
 
-    console = Console(file=sys.stderr)  # A probed command of minimize replaces sys.stderr.
+    console = Console(file=sys.stderr)  # `log minimize` replaces sys.stderr while it tests commands.
     counts = {"number": (MofNCompleteColumn(),), "percent": (TaskProgressColumn(),), "": ()}
     columns = (
-        TextColumn("{task.description}", markup=False),  # A log may be named like markup.
+        TextColumn("{task.description}", markup=False),  # A log's name may look like markup.
         BarColumn(),
         *counts[count],
         TextColumn("{task.fields[note]}", markup=False),

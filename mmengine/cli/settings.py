@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
 
 STEP_TIMEOUT_S = 600  # Default of step_timeout_s on the command line.
 
-_OPTIONS = ("device", "dtype", "log", "lora", "model")  # Not accepted by --set, because they are options.
+_OPTIONS = ("device", "dtype", "log", "lora", "model")  # Not accepted by --set: each has its own option.
 DAY_S, MAX_DAYS = 86_400, 36_500
 
 

@@ -142,7 +142,8 @@ def started(
     fds: Sequence[int] = (),
     own_group: bool = False,
 ) -> Iterator[Process]:
-    """Start `mmengine` with `arguments` as a child process. The caller must wait for its end in the context.
+    """Start `mmengine` with `arguments` as a child process. The caller must wait inside the context until the
+    child has ended.
 
     `cause`: how the previous process ended. `environment`: additional variables. `fds`: descriptors that the
     child inherits. `own_group`: whether the child gets its own process group, so that signals from a terminal

@@ -100,7 +100,7 @@ class EngineCore:
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
-        # (number of the step that found it, stall) for the last stall
+        # The last stall, and the number of the step after which it was found: (number, stall).
         self.last_stall: tuple[int, ev.Stalled] | None = None
         self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
@@ -234,7 +234,8 @@ class EngineCore:
         LogError if these last records cannot be written.
         """
         try:
-            # Of the observations, only deliveries are written. The others matter only for a next step.
+            # Of the observations, only deliveries are written. All other observations matter only for a next
+            # step.
             for observation in self.inbox.drain():
                 if isinstance(observation, ev.Delivered):
                     self.record_delivered(observation)

@@ -113,11 +113,11 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     rows: np.ndarray  # int32 [n], the row of each request, in scheduling order
     num_scheduled: np.ndarray  # int32 [n], query tokens of each row
     num_computed: np.ndarray  # int32 [n], tokens whose KV exists before this step
-    input_ids: np.ndarray  # int32 [t], the tokens of each row in turn; only a row's last token may be PENDING
+    input_ids: np.ndarray  # int32 [t], the rows' tokens, row by row; only a row's last token may be PENDING
     token_index: np.ndarray  # int32 [t], position of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
     block_table: np.ndarray  # int32 [n, b], b = number of blocks of the longest row; 0 past a row's end
-    sample: np.ndarray  # int32 [s], indices among the n rows of the rows that sample, ascending
+    sample: np.ndarray  # int32 [s], the rows that sample, as ascending indices among the n rows
     admitted: tuple[Admission, ...] = ()
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
     encode: tuple[EncodeItem, ...] = ()
@@ -216,7 +216,7 @@ class StepResult(msgspec.Struct, eq=False):
     order.
 
     In a step with drafts a row returns `counts` tokens: its accepted drafts and one more token. `token_ids`
-    then holds each row's tokens in turn. `drafts`: the drafts for the next step.
+    then holds the rows' tokens, row by row. `drafts`: the drafts for the next step.
     """
 
     token_ids: np.ndarray  # int32 [s], or [counts.sum()]

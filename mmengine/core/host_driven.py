@@ -56,9 +56,9 @@ class HostDrivenCore(EngineCore):
         """Record drafts that the host made after the last step's result. Call this method between
         `finish_step` and `begin_step`.
 
-        `rows`: running rows, int32 [n]. `num_drafts`: each row's draft count, int32 [n]. `drafts`:
-        each row's drafts in turn, int32 [num_drafts.sum()]. Raises ExecutorFailed for drafts that do not
-        fit the state.
+        `rows`: running rows, int32 [n]. `num_drafts`: each row's draft count, int32 [n]. `drafts`: the rows'
+        drafts, row by row, int32 [num_drafts.sum()]. Raises ExecutorFailed for drafts that do not fit the
+        state.
         """
         self._emit(drafted_event(self.state, rows, num_drafts, drafts))
 

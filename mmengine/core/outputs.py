@@ -51,7 +51,7 @@ class Outputs:
 
     def __init__(self) -> None:
         self._requests = _NO_REQUESTS  # array of RequestState
-        self._tokens = _NO_TOKENS  # the tokens of each request in turn
+        self._tokens = _NO_TOKENS  # the requests' tokens, request by request
         self._counts: np.ndarray | None = None  # number of tokens of each request; None: one token each
         # The keys of the next three dicts are indices into `_requests`. A request with several tokens has
         # logprobs for each token.
@@ -132,9 +132,9 @@ class Outputs:
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return three columns for the requests that got tokens.
 
-        The columns are: the requests (array of RequestState), each request's tokens in turn (int32), and
-        each request's token count (None: one token each). A host that makes its own output objects reads
-        these columns instead of iterating over `Output`.
+        The columns are: the requests (array of RequestState), the requests' tokens, request by request
+        (int32), and each request's token count (None: one token each). A host that makes its own output
+        objects reads these columns instead of iterating over `Output`.
         """
         return self._requests, self._tokens, self._counts
 

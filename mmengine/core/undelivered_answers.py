@@ -24,7 +24,8 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-# Maximum number of logprobs in a snapshot, prompt logprobs included. More would take over a few ms to write.
+# Maximum number of logprobs in a snapshot, prompt logprobs included. Writing more logprobs would take longer
+# than a few ms.
 MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 

@@ -46,8 +46,8 @@ MAX_VALUES = 8 * 2**20  # maximum number of msgpack values in a body
 
 
 def _sizes() -> list[int]:
-    """Return a list that maps the first byte of a msgpack value to the value's size in bytes. The size of an
-    array or map is only its head. The size 0 means that the length follows the first byte.
+    """Return a list that maps the first byte of a msgpack value to the value's size in bytes. For an array or
+    a map, the size does not include the elements. The size 0 means that the length follows the first byte.
     """
     sizes = [1] * 256
     sizes[0xA0:0xC0] = range(1, 33)  # strings with less than 32 bytes

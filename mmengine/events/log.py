@@ -51,7 +51,7 @@ class MemoryLog:
 
 
 def _column_bytes(event: Event) -> int:
-    """Return how many bytes the columns in `event` have, as far as these columns can be long."""
+    """Return the total size in bytes of the columns in `event` that can be long."""
     if isinstance(event, Executed):
         return len(event.token_ids)
     return len(event.prompt) if isinstance(event, Queued) else 0

@@ -19,7 +19,7 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 SUFFIX = ".mmsnap"
 MAGIC = b"mmsn"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, body length, body CRC-32
-EVERY_RECORDS = 2**13  # a reader applies so many records in about a quarter of a second
+EVERY_RECORDS = 2**13  # a reader applies this many records in about a quarter of a second
 NUM_NEWEST = 3  # how many of the newest snapshots are always kept, in case one of them is damaged
 MAX_BYTES = 2**33
 _CHUNK = 2**20

@@ -142,7 +142,7 @@ class Executed(EventBase, frozen=True):
     """Observation: the result of the oldest step in flight, or of the open step if no step is in flight. An
     index in a field is an index among the rows that sampled, in step order.
 
-    `token_ids`: int32, each row's sampled tokens in turn. `counts`: how many tokens each row got: its
+    `token_ids`: int32, the rows' sampled tokens, row by row. `counts`: how many tokens each row got: its
     accepted drafts and one more token; None: one token each. `stops`: (index, kind) for each row whose text
     ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed while
     the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. For
@@ -183,7 +183,7 @@ class Drafted(EventBase, frozen=True):
     workers.
 
     `rows`: int32, the running rows that have drafts. `num_drafts`: int32, how many drafts each row has.
-    `drafts`: int32, each row's drafts in turn. They replace the rows' earlier drafts.
+    `drafts`: int32, the rows' drafts, row by row. They replace the rows' earlier drafts.
     """
 
     rows: bytes

@@ -49,13 +49,13 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     `isolates_failures`: a failed step's requests become suspects and run apart from other requests.
     `keeps_broken_blocks`: blocks from a row with NaN logits stay in the prefix cache. `frees_at_once`: a
     request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
-    equal blocks, later hits use the first row's block. `media_ahead`: media that begin at most so many tokens
-    after a block are included in the block's hash. `salts_media`: an item's key in the encoder cache depends
-    on the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: an item's encoder
-    output is released only when so many tokens after the item are computed. `fills_with_results`: a block
-    whose last token a step samples becomes a prefix hit with this step's result, and not when the row's next
-    step is scheduled. `knows_contents`: the log tells the contents of all cached KV blocks. It is False if
-    the log began while requests ran, or if KV came from a connector. `is_asynchronous`: vLLM's AsyncScheduler
+    equal blocks, later hits use the first row's block. `media_ahead`: a block's hash also covers media that
+    begin up to this many tokens after the block. `salts_media`: an item's key in the encoder cache depends on
+    the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: how many tokens after
+    an item must be computed before the item's encoder output is released. `fills_with_results`: a block whose
+    last token a step samples becomes a prefix hit with this step's result, and not when the row's next step
+    is scheduled. `knows_contents`: the log tells the contents of all cached KV blocks. It is False if the log
+    began while requests ran, or if KV came from a connector. `is_asynchronous`: vLLM's AsyncScheduler
     decided. Drafts in flight count as pending tokens, each row that samples gets placeholders for drafts, and
     a preempted request keeps its tokens in flight.
     """

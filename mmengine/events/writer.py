@@ -45,7 +45,7 @@ SEGMENT_BYTES = 64 * 2**20
 SEGMENT_FRAMES = 2**16
 NO_FILE = -1  # in place of a file descriptor: no file is open
 KEEP_ALL = Retention()
-TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds until `tidy` works again, after a success and after an error
+TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds to the next run of `tidy`, after a success and after an error
 
 
 class LogWriter:
@@ -192,8 +192,8 @@ class LogWriter:
         )
 
     def _store(self, frames: list[bytes]) -> None:
-        """Write the frames of one commit with a single write. If the current segment is full, begin a new
-        segment before. If OSError is raised, none of the frames is part of the log.
+        """Write the frames of one commit with a single write. If the current segment is full, first begin a
+        new segment. If OSError is raised, none of the frames is part of the log.
         """
         num_bytes = sum(map(len, frames))
         frames_in = self._footer.frames
@@ -210,8 +210,8 @@ class LogWriter:
         """Write all bytes in `data`. If OSError is raised, the next call cuts off the bytes that were
         written.
 
-        After a failed sync the bytes are written again too. A successful second sync would not prove that
-        they are on the disk.
+        After a failed sync the bytes are also written again, because a successful second sync would not prove
+        that the first bytes are on the disk.
         """
         self._cut()
         self._torn = True

@@ -106,7 +106,7 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def pooled(self) -> PooledModel:
-        """A chat model, because replicas send no vectors."""
+        """The pooling description of a chat model, because replicas send no vectors."""
         return PooledModel()
 
     @property
@@ -351,7 +351,7 @@ class FleetEngine(AsyncAnswers):
         self._is_closing, self._leaves = True, leave
         for channel, task in [] if drain and not leave else list(self._open.items()):
             if leave and self._durable is not None and channel.request_id in self._durable:
-                # later, because a task that is cancelled before its first step does not end its channel
+                # deferred, because a task that is cancelled before its first step does not end its channel
                 self._loop.call_soon(task.cancel)
             else:
                 self._close_channel(channel)

@@ -50,9 +50,9 @@ class _LogState(NamedTuple):
 class ReplicaLogs:
     """The logs below the folder `root`. Each log is in a folder with its replica's name.
 
-    `wanted`: core ids of requests that earlier processes began, the oldest at `since` (Unix time). If a
-    replica makes no progress, a warning is logged every `patience_s` seconds, and the wait continues. An
-    instance belongs to one event loop.
+    `wanted`: core ids of requests that earlier processes began. `since`: the Unix time at which the oldest of
+    these requests began. If a replica makes no progress, a warning is logged every `patience_s` seconds, and
+    the wait continues. An instance belongs to one event loop.
     """
 
     def __init__(

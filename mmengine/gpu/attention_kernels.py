@@ -159,8 +159,8 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts of the tiles that several programs computed. The order is that in which one program
-    would compute the parts.
+    """Join the parts of the tiles that several programs computed, in the order in which one program would
+    compute the parts.
     """
     kv_head = tl.program_id(1)
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)

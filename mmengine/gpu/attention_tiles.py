@@ -70,8 +70,8 @@ def cut(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the `tiles` [i, 4] and `joins` [j, 4] of a Work. Tiles with the most spans come first.
 
-    A tile is divided into parts only if there are fewer tiles than `programs`, and only as long as no more
-    than `max_parts` parts are used.
+    A tile is divided into parts only if there are fewer tiles than `programs`, and only while at most
+    `max_parts` parts are used.
     """
     tiles = num_tiles(query_lens, queries)
     num_all = int(tiles.sum())

@@ -23,7 +23,7 @@ def sampling_kernels(device: torch.device) -> ModuleType | None:
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
     """Run each kernel once with this vocabulary size, so that Triton compiles all kernels now.
 
-    A compilation takes seconds, for which the first step that samples would otherwise wait.
+    Otherwise the first step that samples would wait several seconds for the compilation.
     """
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)

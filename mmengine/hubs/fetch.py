@@ -121,7 +121,7 @@ def _small_files(name: HubName, listed: Mapping[str, HubFile]) -> list[str]:
 def fetch_adapter(name: HubName) -> Path:
     """Download the two files of a LoRA adapter and return their folder.
 
-    As `fetch_model`, falls back to the cache, and raises ModelError.
+    Falls back to the cache, and raises ModelError, as `fetch_model` does.
     """
     return adapter_from(HUBS[name.hub](name), name)
 

@@ -50,7 +50,7 @@ def fetch_gguf(hub: Hub, name: HubName, check_room: CheckRoom) -> Path:
 
 
 def cached_gguf(folder: Path, name: HubName, reason: HubError) -> Path:
-    """Return the file that `name.tag` picks in the cache. Raises `reason` if the cache lacks one."""
+    """Return the file that `name.tag` picks in the cache. Raises `reason` if the cache has no such file."""
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob(f"*{SUFFIX}"))
     paths = [path for path in found if _PATH.fullmatch(path)]
     model = find_model(paths, name.tag or "")

@@ -43,12 +43,12 @@ class HeldWeights:
         return weight
 
     def add_types(self, entries: Iterable[TensorEntry], *, as_codes: bool) -> None:
-        """Record the GGUF types of tensors. `as_codes`: they are held in GGUF's blocks; otherwise as
-        values.
+        """Record the GGUF types of tensors. `as_codes`: whether these tensors are held in GGUF's blocks;
+        otherwise they are held as dequantised values.
         """
         for entry in entries:
-            # A type that corresponds to a coding is named by the coding, unless all types in the file are
-            # named.
+            # If a dequantised tensor also has a coding, `text` names the coding. The type is recorded only if
+            # `text` names GGUF types anyway.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
 

@@ -20,8 +20,8 @@ DEFAULT_CHECKPOINT = "default"
 def resolve_folder(model: str | Path | None) -> Path:
     """Return the folder or the GGUF file for `model`. Raises ModelError.
 
-    `model`: None for the embedded checkpoint, an existing folder or GGUF file, whose absolute path is
-    returned, or a hub id. A model's files are downloaded from the hub unless the hub's cache has them.
+    `model`: None for the embedded checkpoint; an existing folder or GGUF file, whose absolute path is
+    returned; or a hub id. A model's files are downloaded from the hub unless the hub's cache has them.
     """
     name, projector = (model, None) if model is None else parts_of_pair(model)
     found = _local_or_hub(model if projector is None else name)

@@ -13,7 +13,9 @@ Encoded = bytes | Path  # An encoded file, as bytes or as a path.
 
 
 class FrameTimes(NamedTuple):
-    """The listed frames' rate per second, and their indices in the original video; None if unknown."""
+    """For a video that is a list of frames: the frames per second, and the frames' indices in the original
+    video; None if unknown.
+    """
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None
@@ -57,8 +59,8 @@ MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 
 class DecoderRecipe(NamedTuple):
     """How another process makes a decoder: it calls `module.decoder(settings)`. Importing the module must
-    load neither torch nor a tokenizer. `done`: a past participle for the decoder's work, which error messages
-    contain.
+    load neither torch nor a tokenizer. `done`: the word for the decoder's work in error messages, such as
+    "decoded" (a past participle).
     """
 
     module: str

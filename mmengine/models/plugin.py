@@ -81,7 +81,8 @@ class Tokenizer(Protocol):
     # UTF-8, with U+FFFD for invalid bytes.
 
 
-Opens = Literal["first", "next", ""]  # The turn that a piece of a user's turn opens; "" if it opens none.
+# Which turn begins with a piece of a prompt: the first turn of the chat, a later turn, or ("") none.
+Opens = Literal["first", "next", ""]
 
 
 class Processor(Protocol):

@@ -11,7 +11,7 @@ _step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 
 @contextmanager
 def weights_reported_to(progress: Progress) -> Iterator[None]:
-    """Call `progress` each time when this thread has read from a tensor, while the context lasts."""
+    """While the context lasts, call `progress` each time this thread has read from a tensor."""
     token = _weights.set(progress)
     try:
         yield

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LEAST_BYTES = 64 * 2**20  # Smaller files are read fast enough without prefetching.
-_STEP = 512 * 2**10  # From a larger range, Linux prefetches only what the disk transfers at once.
+_STEP = 512 * 2**10  # Bytes per call: Linux prefetches only the beginning of a larger range.
 
 
 @contextmanager

@@ -154,8 +154,8 @@ class WeightReader:
         return self._runs((name,), alike=True) is not None
 
     def _runs(self, names: Sequence[str], alike: bool) -> tuple[tuple[int, int], ...] | None:
-        """Return the runs of rows with equal types, if the joined matrix can be held in GGUF's blocks, or
-        None.
+        """Return the runs of rows with equal types, if the joined matrix can be held in GGUF's blocks,
+        otherwise None.
         """
         found = [self._entries[name].blocks for name in names]
         types = [

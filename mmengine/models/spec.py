@@ -75,7 +75,7 @@ class ModelSpec:
 
     @property
     def kv_places(self) -> tuple[int, ...]:
-        """Return, for each attention layer, the place in the KV pool that the layer reads."""
+        """Return the index of the KV pool's layer that each attention layer reads."""
         owners = sorted({layer.kv_layer for layer in self.attention})
         layers = (owners.index(layer.kv_layer) for layer in self.attention)
         return tuple(layers) or tuple(range(self.num_attention_layers))

@@ -319,7 +319,7 @@ class ChatProcessor:
 
 
 def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]:
-    """Return the media that were passed beside the messages."""
+    """Return the media that were passed as separate arguments, not inside the messages."""
     given = {"image": as_images(images), "video": as_videos(videos, metadata)}
     return [
         MediaPart(m, item, {}, f"{m} {i}", FieldPath(f"{m}s", i))

@@ -14,8 +14,8 @@ Written = list[tuple[ev.Event, int, int]]  # events, each with its step and its 
 class EncodedItems:
     """Adapts events to a log that does not know all entries of the encoder cache.
 
-    The cache contained `encoded` when the log began, but the events in `beginning` tell only some of these
-    entries.
+    The cache contained the keys `encoded` when the log began, but the events in `beginning` add only some of
+    these entries.
     """
 
     def __init__(self, encoded: set[bytes], beginning: Numbered):

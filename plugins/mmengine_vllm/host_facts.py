@@ -11,8 +11,8 @@ from mmengine_vllm.kv_groups import KV_SPECS, described_groups
 from mmengine_vllm.vllm_object import VllmObject, read
 
 NO_LIMIT = 2**20
-VERSIONS = ("0.30", "0.31", "0.32", "0.33")  # of vLLM, that the recorder was written for
-# SchedulerOutput's fields in these versions. The recorder needs no other field than those it reads.
+VERSIONS = ("0.30", "0.31", "0.32", "0.33")  # The vLLM versions for which the recorder was written.
+# SchedulerOutput's fields in these versions. The recorder needs only the fields that it reads.
 FIELDS = frozenset(
     (
         *("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids"),

@@ -328,8 +328,8 @@ class Recorder:
         return [(place, known[step.ids[place]].request) for place in places]
 
     def _expect_without(self, step: Step, places: list[int]) -> None:
-        """Prepare the rows of the next step, which are most likely those of the last step without the
-        requests at `places` in `step`, because these requests ended.
+        """Prepare the most likely rows of the next step: the last step's rows, without the requests that
+        ended. `places`: the indices of these requests in `step`.
         """
         ids = self._last_ids
         if step.ids is not ids:

@@ -69,7 +69,7 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """Describes, for the line at the start, where the log is and how to get it."""
+        """Describes, for the startup message, where the log is and how to get it."""
         if self._series is not None:
             return f"to {self._series.folder}"
         how = f"kill -USR1 {os.getpid()} writes them to {self.path}"
@@ -92,7 +92,9 @@ class Recording:
             self._step_aside(error, num_before)
 
     def scheduled(self, output: VllmObject, *args: VllmObject) -> None:
-        """Record what `schedule` returned, and name fields of the first output that are not recorded."""
+        """Record the output that `schedule` returned. For the first output, log a warning with the fields
+        that the log leaves out.
+        """
         if self._is_first:
             self._is_first = False
             if fields := unknown_fields(output):
@@ -277,7 +279,9 @@ def _recorder_of(scheduler: VllmObject, started: ev.Started, *, hides: bool) -> 
 
 
 def _described(error: BaseException) -> str:
-    """Return the type and the place of an error. The text is left out, because it may quote a request."""
+    """Return an error's type with its text or, for errors from outside mmengine, with the code line that
+    raised the error. The text of such an error is left out, because it may quote a request.
+    """
     if isinstance(error, (MMEngineError, UnknownCall)):
         return f"{type(error).__name__}: {error}"[:1000]
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,8 +1,8 @@
 """Writes number ranges and multiples as EBNF, digit by digit: a finite automaton with one rule per state.
 
 A state contains how many digits of the integer part are still to come, or how many decimal places are already
-written. It also contains whether the digits so far equal those of the lower bound and those of the upper
-bound, and their remainder modulo the multiple.
+written. It also contains whether the digits so far equal the digits of the lower bound and of the upper
+bound, and the remainder of the digits so far modulo the multiple.
 """
 
 from collections.abc import Callable
@@ -173,7 +173,7 @@ class _Automaton:
         bound.
         """
         if self.modulus == 1:
-            # If the lower bound has as many digits, no maximum is possible.
+            # If the lower bound already needs the maximum number of digits, the maximum is not applied.
             most = self.most - 1 if self.most > rest else ""
             return self.rules.add(f"[0-9]{{{rest},{most}}} {self._behind(0, False, False, 0)}")
         if rest:

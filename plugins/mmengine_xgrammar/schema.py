@@ -245,12 +245,12 @@ class _Writer:
         return self.rules.add(f"{key} {self.colon} {value}")
 
     def _other_pairs(self, schema: dict, names: list[str], pointer: str) -> str | None:
-        """Return an expression for a member whose key has no name in the schema, or None if the schema allows
+        """Return an expression for a member whose key the schema does not name, or None if the schema allows
         only named keys.
         """
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            # Normalization wrote into $comment where the original schema has these patterns.
+            # Normalization wrote the JSON pointer of these patterns in the original schema into $comment.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             _refuse_at("patternProperties", at, "several patterns on one string")
         for pattern, part in patterns.items():

@@ -42,10 +42,10 @@ class Architecture:
 
     `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
     (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
-    `is_vision`: whether every such model takes images. `keys`: further metadata keys.
+    `is_vision`: whether every model of this architecture takes images. `keys`: further metadata keys.
     """
 
-    name: str  # The name of the class in transformers. Without images, a vision model is a text model.
+    name: str  # The class in transformers; for a vision model, the class of its text model.
     model_type: str
     pairs_rows: bool = False
     projectors: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
-"""Reads GGUF file names, and picks files from such a list by llama.cpp's rules: the model for a
-tag, the other parts of a split model, and the projector.
+"""Parses GGUF file names, and picks files from a list of names by llama.cpp's rules: the model for a tag, the
+other parts of a split model, and the projector.
 """
 
 import re
@@ -25,7 +25,9 @@ class PartName(NamedTuple):
 
 
 def part_name(name: str) -> PartName:
-    """Return what a name says about parts. A file that is not split is part 1 of 1."""
+    """Parse a file's name into prefix, part number and number of parts. Both numbers are 1 for an unsplit
+    file.
+    """
     stem = name.removesuffix(SUFFIX)
     found = _SPLIT.fullmatch(stem)
     return PartName(found[1], int(found[2]), int(found[3])) if found else PartName(stem, 1, 1)
@@ -44,10 +46,10 @@ def is_model_name(path: str) -> bool:
 
 
 def find_model(paths: Sequence[str], tag: str = "") -> str | None:
-    """Return the first model whose path contains `tag` before "-" or ".", whatever the case, or None.
+    """Return the first model whose path contains `tag` (ignoring case) before "-" or ".", or None.
 
-    Without a tag: the first model for the first tag in DEFAULT_TAGS that has one, else the first model. A
-    split model is represented by its first part.
+    Without a tag: the tags in DEFAULT_TAGS are tried in order. If no model has any of these tags, the result
+    is the first model. A split model is represented by its first part.
     """
     models = [path for path in paths if is_model_name(path) and part_name(path).number == 1]
     for each in (tag,) if tag else DEFAULT_TAGS:
@@ -70,7 +72,8 @@ def parts_of(paths: Sequence[str], model: str) -> list[str]:
 def find_projector(paths: Sequence[str], model: str) -> str | None:
     """Return the projector for `model`, or None. The projector is in the model's folder or a parent folder.
 
-    A deeper folder is preferred; then a tag whose number is nearer to the model's; then an earlier path.
+    A deeper folder is preferred; then a tag whose number of bits is nearer to that of the model's tag; then
+    an earlier path.
     """
     folders = model.split("/")[:-1]
     found, best = None, (0, 0)

@@ -56,7 +56,7 @@ class GGUFModel:
         return self.container.fields.integer(key, 1, 2**17)
 
     def file(self, name: str) -> dict[str, object]:
-        """Return what the file called `name` contains in an equivalent model folder.
+        """Return the contents of the file `name` in an equivalent model folder.
 
         `name`: config.json, generation_config.json, tokenizer.json, or tokenizer_config.json, which contains
         the chat template; with a projector, also preprocessor_config.json and video_preprocessor_config.json.
@@ -103,7 +103,7 @@ class GGUFModel:
 
     @property
     def lacks_projector(self) -> bool:
-        """Return whether the architecture takes images, but no projector is there."""
+        """Return whether the architecture takes images, but the model has no projector."""
         found = known_architecture(self.container)
         return self.projector is None and found is not None and found.is_vision
 

@@ -1,7 +1,7 @@
 """Names a GGUF model together with its projector in one path, `MODEL.gguf?mmproj=PROJECTOR.gguf`.
 
-An engine's processes, log and plugins know a model by one path. Without this suffix, the projector is looked
-for beside the model.
+An engine's processes, log and plugins identify a model by one path. Without the suffix `?mmproj=`, the
+projector is looked for beside the model.
 """
 
 import os
@@ -44,7 +44,7 @@ def projector_file(model: Path) -> Path | None:
         return None if named == NO_PROJECTOR else Path(named)
     try:
         beside = sorted(os.listdir(file.parent))
-    except OSError:  # The folder may be searched but not listed.
+    except OSError:  # The folder's permissions may forbid listing it.
         return None
     found = find_projector(beside, file.name)
     return None if found is None else file.parent / found

@@ -29,8 +29,8 @@ class Projector(ABC):
 
     @abstractmethod
     def model_config(self, text: Json, container: Container) -> Json:
-        """Return the vision model's config.json. `text`: the text model's; `container`: its file. Raises
-        ModelError.
+        """Return the vision model's config.json. `text`: the text model's config.json. `container`: the text
+        model's file. Raises ModelError.
         """
 
     @abstractmethod
@@ -90,8 +90,8 @@ class Projector(ABC):
         return found
 
     def part_of_layer(self, part: str) -> str:
-        """Return the part of a layer that the file means by the name `part`. Old converters gave the matrices
-        of an MLP each other's names.
+        """Return the correct name for the part of a layer that the file calls `part`. Old converters swapped
+        the names of an MLP's two matrices.
         """
         return _SWAPPED.get(part, part) if self._swaps() else part
 

@@ -8,7 +8,7 @@ from mmengine.checkpoint.gguf.container import Container, StoredArray
 from mmengine.checkpoint.gguf.projector import MAX_SIZE, PATCHES, POSITIONS, Json, Projector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
-# Qwen3-VL's processor files at its hub. A projector file has no such limits.
+# The limits in pixels from Qwen3-VL's processor files at the hub. GGUF projector files contain no limits.
 IMAGES = {"shortest_edge": 65536, "longest_edge": 16777216}
 VIDEOS = {"shortest_edge": 4096, "longest_edge": 25165824}
 _PLACES = {  # GGUF name -> transformers name, without "model.visual." and without weight or bias.

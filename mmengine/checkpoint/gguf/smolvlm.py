@@ -9,7 +9,7 @@ from mmengine.checkpoint.gguf.projector import MAX_SIZE, Json, Projector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 TILES, VIDEO_FPS, VIDEO_FRAMES = 4, 1, 64  # Constants of SmolVLM2's processor files.
-EPS, WRITTEN_EPS = 1e-6, 1e-5  # The default in transformers, and the converter's where the model has none.
+EPS, WRITTEN_EPS = 1e-6, 1e-5  # transformers' default; the value that the converter writes by default.
 _PLACES = {
     "v.patch_embd": "vision_model.embeddings.patch_embedding",
     "v.position_embd": "vision_model.embeddings.position_embedding",
@@ -93,5 +93,7 @@ class SmolVLMProjector(Projector):
         return self.fields().number("attention.layer_norm_epsilon", EPS)
 
     def _has_written_eps(self) -> bool:
-        """Return whether the epsilon is the one that the converter writes for models without one."""
+        """Return whether the file's epsilon is the value that the converter writes if a model states no
+        epsilon.
+        """
         return abs(self._eps() / WRITTEN_EPS - 1) < 0.01

@@ -33,7 +33,7 @@ _PARTS = {
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 MAX_EXPERTS = 1024  # Maximum number of experts in a layer.
-MAX_MATRICES = 2**17  # Maximum number of tensors, experts counted apart; the largest models have 40,000.
+MAX_MATRICES = 2**17  # Maximum number of tensors, counting each expert; the largest models have 40,000.
 _STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -109,8 +109,8 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Return the decoded blocks as rows [n, k], in the order of `places`. Raises ModelError for values
-        that no GGUF writer produces.
+        """Return the decoded blocks as rows [n, k], where row i of the result is row `places[i]` in `found`.
+        Raises ModelError for values that no GGUF writer produces.
         """
         if self.type.coding == Coding("int8", 32):
             self._check_signed(found.codes)

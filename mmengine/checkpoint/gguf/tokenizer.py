@@ -77,7 +77,7 @@ _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; all others are BPE tokens.
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # Ends of a text, of a turn and of a message.
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # Keys for the ends of a text, a turn, a message.
 # Control tokens with these names end an answer in llama.cpp, even if no key names them.
 _END_NAMES = frozenset(
     (

@@ -1,5 +1,5 @@
-"""Reports rule violations that a `mmengine log` command found: logged decisions that break a rule of the
-state.
+"""Reports findings of a `mmengine log` command: logged decisions that break a rule, checked on the state
+before the decision.
 """
 
 import sys

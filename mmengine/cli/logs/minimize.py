@@ -39,7 +39,7 @@ HELP = (
     "  mmengine log minimize vllm.log --with mine:Scheduler -o small"
 )
 
-MAX_PROCESSES = 8  # Maximum number of a log's processes in which a crash is searched.
+MAX_PROCESSES = 8  # Maximum number of a log's processes that are searched for a crash.
 _NOTHING = "this build served the log's requests again and nothing failed"
 
 
@@ -108,8 +108,8 @@ def _first_failing(
 ) -> "Minimizer | None":
     """Return the minimizer of the first script that fails, or None.
 
-    A script that continues with the next process of the log skips a crash. Therefore this function also
-    searches for a crash at the end of each process of the log.
+    In a log with several processes, the script recovers from each crash and goes on. To search for a crash,
+    the function therefore also tries scripts that end where each process of the log ended.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries
@@ -131,8 +131,8 @@ def _recorded(
     deadline: "Deadline",
     progress: "Callable[[Progress], None]",
 ) -> "_Result":
-    """Minimize by the log's recorded decisions, because this build does not fail. Raises LogError if the
-    recorded decisions break no rule of this kind.
+    """Minimize a failure in the log's recorded decisions, because this build's own decisions do not fail.
+    Raises LogError if the recorded decisions break no rule of this kind.
     """
     from mmengine.replay.minimize.minimize import Progress
     from mmengine.replay.minimize.recording import RecordedProbe, read_recording
@@ -154,7 +154,9 @@ def _recorded(
 
 
 def _no_failure(folder: Path, kind: str, recording: "Recording | None") -> str:
-    """Return the error for a log that fails neither when served again nor by its recorded decisions."""
+    """Return the error text for a log that does not fail when this build serves it again, and whose recorded
+    decisions break no rule of the wanted kind.
+    """
     from mmengine.replay import open_log
 
     started = open_log(folder).started
@@ -212,7 +214,9 @@ def _main_of(context: typer.Context) -> "Main":
 
 @dataclass(frozen=True)
 class _Result:
-    """A minimized log. `first`: the failure of the whole log. `is_recorded`: found by recorded decisions."""
+    """A minimized log. `first`: the failure of the whole log. `is_recorded`: whether the failure is in the
+    log's recorded decisions.
+    """
 
     first: "Failure"
     failure: "Failure"

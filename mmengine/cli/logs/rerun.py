@@ -26,7 +26,7 @@ HELP = (
     "  mmengine log rerun run.log --set num_blocks=4097 --set policy=priority\n\n"
     "  mmengine log rerun run.log --config other.json --json"
 )
-NO_ANSWER = 6  # Exit code if the log cannot answer.
+NO_ANSWER = 6  # Exit code if the log does not allow a prediction.
 
 
 def rerun(
@@ -132,7 +132,9 @@ def _table(result: "Rerun") -> "Table":
 
 
 def _interval(result: "Rerun", name: str, logged: float) -> str:
-    """Return what a figure becomes: the logged value if the decisions are the log's, or else an interval."""
+    """Return a predicted figure as text: the logged value if the predicted decisions equal the log's
+    decisions, otherwise an interval.
+    """
     if result.is_exact:
         return _number(logged)
     low, high = map(_number, result.intervals[name])

@@ -23,8 +23,8 @@ from mmengine.core.state.view import View
 class AdapterPlaces:
     """The places for adapters in one step, for an engine with adapters.
 
-    The caller asks for the waiting requests in queue order. Requests that earlier decisions of the step
-    passed over also have reserved places. `may_start`: as in `Admission.admit_next`.
+    The caller calls `has_place` for the waiting requests in queue order. Requests that earlier decisions of
+    the step passed over also have reserved places. `may_start`: as in `Admission.admit_next`.
     """
 
     def __init__(self, view: View, may_start: Callable[[RequestView], bool] | None = None):
@@ -53,8 +53,8 @@ class AdapterPlaces:
         return False
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Reserve a place for a request that does not start now. Does nothing if the request waits for
-        more than its adapter.
+        """Reserve a place for the adapter of a request that does not start now. Does nothing if the request
+        also waits for its grammar or a block store, or if its adapter already has a place.
         """
         adapter = req_state.request.adapter
         ready = not req_state.waits_for_grammar and req_state.store == SETTLED

@@ -72,15 +72,16 @@ class EncoderDraft:
         """Return the length of a chunk that is cut before an item. `distance`: number of tokens from the
         chunk's start to the item.
 
-        A drafter reads one token ahead, so the chunk ends one token earlier. If the chunk would then be
-        empty, it is not shortened, and the drafter works without the next token. Otherwise the row could wait
+        A drafter reads one token ahead, so the chunk ends one token earlier. A chunk with one token is not
+        shortened, and the drafter works without the next token. An empty chunk could make the row wait
         forever for the item.
         """
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
         """Return an event if changes of the encoder cache remain although the chunk does not run, else None.
-        `given_up`: the request was examined and cannot run in this step."""
+        `given_up`: whether the request was examined and cannot run in this step.
+        """
         return None
 
     def _take(self, req_state: RequestView, row: int, index: int, size: int) -> bool:

@@ -26,7 +26,7 @@ def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> e
     running = view.running
     suspect = np.array([view.requests_by_row[row].isolation_rows > 0 for row in running.tolist()], bool)
     if view.is_open and not view.requests_by_row[view.step_rows[0]].isolation_rows:
-        return None  # a step without suspects gets no further requests
+        return None  # the open step's rows are no suspects, so no suspect may join the step
     group = running[suspect]
     if len(group) and not view.is_open:
         event = running_rows.schedule(view, group)

@@ -20,9 +20,9 @@ from mmengine.request import Request, run_start
 class Start(NamedTuple):
     """A position in the prompt at which a request can start to compute.
 
-    `cached`: blocks that the request shares, int32, each block group's blocks in turn. `num_computed`:
-    number of tokens whose KV exists or is copied. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`:
-    whether the request's own KV is copied back from the host.
+    `cached`: blocks that the request shares, int32: the blocks of the first block group, then of the second,
+    and so on. `num_computed`: number of tokens whose KV exists or is copied. `copy_from`: the block to copy,
+    or NO_BLOCK. `swap_in`: whether the request's own KV is copied back from the host.
 
     With recurrent states: `state_from` is the slot that holds the state after the shared blocks. `num_shared`
     is how many tokens the request could share if each block had a kept state.
@@ -97,7 +97,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     if before < req_state.num_prompt or leader.admitted_step == view.step:
         return None  # a step copies blocks before it computes or swaps in their KV, so the copy must wait
     if view.config.num_state_slots or view.num_groups > 1:
-        return _NOTHING_SHARED  # such models use the prefix cache instead, with kept states or windows
+        return _NOTHING_SHARED  # models with recurrent states or windows share only by prefix hits
     last = req_state.num_prompt - 1
     if view.config.atomic_runs:
         last = run_start(req_state.request.media, last)

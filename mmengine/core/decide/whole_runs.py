@@ -13,7 +13,8 @@ from mmengine.request import MediaItem, num_before, run_start
 
 
 def whole_chunk(view: View, req_state: RequestView, start: int, length: int) -> int:
-    """Return the largest chunk's length from `start` on, at most `length` tokens, that splits nothing.
+    """Return the length of the largest chunk that begins at `start`, has at most `length` tokens, and splits
+    neither a run nor, with `whole_prompt`, the prompt.
 
     Returns 0 if the step has too few tokens left for the next run or for the prompt.
     """

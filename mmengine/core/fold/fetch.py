@@ -15,7 +15,9 @@ from mmengine.events import vocabulary as ev
 
 
 def ask(state: State, req_state: RequestState) -> None:
-    """Let the request wait for the store's offer, if a store exists and may have useful blocks."""
+    """If a block store may have useful blocks, let the request wait for OFFERED, in which the store reports
+    them.
+    """
     asked = state.config.block_store and req_state.may_fetch(state.block_size)
     req_state.store = ASKED if asked else SETTLED
 
@@ -38,8 +40,8 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """Record the content of the fetched blocks that have arrived. The KV is in the blocks after the result of
-    the step that copies them has returned.
+    """Record the content of the fetched blocks that have arrived. The blocks contain the KV once the step
+    that copies the blocks has returned.
     """
     req_state = state.requests[event.request_id]
     count = len(event.digests) // 8

@@ -77,7 +77,7 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return where the first embedding run begins that is not completely computed, or NEVER."""
+    """Return the start of the first embedding run that is not completely computed, or NEVER."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 

@@ -31,8 +31,8 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """For `rows`, set `keep_at` to the next position after the tokens that the closing step certainly
-    computes: all tokens of the step except drafts.
+    """For each of `rows`, set `keep_at` to the next position at which the row's state is kept. The position
+    comes after all tokens that the closing step computes, except drafts, because drafts may be rejected.
     """
     if not any_due(state.keep_at, state.num_computed):
         return

@@ -176,8 +176,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """Count the failed step against the request for whose item the step computed a part. The request keeps
-    its row, because the step computed no token for it.
+    """The failed step computed a part of a media item. Count the failure against the request with this item.
+    The request keeps its row, because the step computed no token for it.
     """
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:

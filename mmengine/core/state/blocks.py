@@ -18,7 +18,7 @@ from mmengine.request import Request, num_before
 OF_SALT = -1  # the hash is the hash of a tenant's salt
 OF_ADAPTER = -2  # the hash is the digest of a LoRA adapter
 OF_PROMPT = -3  # the hash is the hash of the whole prompt
-# Fields: length of the hash before the part, position relative to the block, index of the first embedding.
+# Fields: length of the preceding hash, position relative to the block, index of the first embedding.
 _PART = struct.Struct("<Iqq")
 
 
@@ -111,7 +111,7 @@ def further_blocks(
 
 
 class Groups(Protocol):
-    """A state or its view, as far as `hit_tokens` reads it."""
+    """The attributes that `hit_tokens` reads from a state or from a state's view."""
 
     @property
     def block_size(self) -> int: ...

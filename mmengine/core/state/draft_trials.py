@@ -1,16 +1,18 @@
 """Decides when a draft trial has lost too much time, and when the next trial may begin.
 
 A trial is a period in which drafts are on, to find out whether they save time. All times come from the step
-times in the log, in ns. During a trial, the time of each step with drafts (including a share of the time for
-reading prompts) is compared with the time that as many tokens take without drafts. After drafts were turned
-off, the next trial begins when the last trial's loss is small compared with the time since then.
+times in the log, in ns. During a trial, the time of each step with drafts is compared with the time that as
+many tokens take without drafts. The step's time then includes a share of the time for reading prompts. After
+drafts were turned off, the next trial begins when the last trial's loss is small compared with the time since
+then.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
 
 SOONEST, LATEST = 512, 8192  # minimum and maximum time before the next trial, in steps without drafts
 SHARE = 128  # the time until the next trial is at least SHARE times the loss of the last trial
-# A loss of so many steps without drafts ends a trial. Before ENOUGH_DRAFTED steps it must be twice as large.
+# A trial ends when its loss exceeds the time of this many steps without drafts. Until ENOUGH_DRAFTED steps
+# have verified drafts, twice this loss is allowed.
 TOO_MUCH = 6
 KEPT_GAIN = 8  # maximum gain, in steps without drafts, that can offset later losses
 MOST_NS = 1 << 60

@@ -10,8 +10,8 @@ The arbiter (draft_arbiter.py) is a fold over the times and tokens of steps. It 
 replay of the log makes the same choices. For each bucket of batch sizes there are several draft levels: no
 drafter drafts, all drafters draft, or all except the last ones. A level's goodput is computed from its last
 few steps (step_cost.py) and from the time in which drafters read prompts (prompt_cost.py). Within a level,
-each row has as many drafts as are likely enough to be accepted: draft j has the probability p^j, where p is
-estimated for each row and drafter.
+each row has as many drafts as are likely enough to be accepted. Draft j is accepted with the probability p^j,
+where p is estimated for each row and drafter.
 
 Avoiding a loss of time is more important than a gain. A trial turns drafts on to find out whether they save
 time. The trial is compared with the preceding steps without drafts. If a trial loses too much, it ends at
@@ -33,14 +33,14 @@ from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-FEW = 8  # in batches of at most so many rows, all drafters draft until something is measured
+FEW = 8  # in batches of at most this many rows, all drafters draft until something is measured
 AT_FIRST = 3  # number of steps between reviews while the goodput of drafts is unknown
 # Length of a rest, in steps. A rest measures steps without drafts. Its first step still verifies drafts.
 REST = 8
 RARELY, OFTEN = 128, 64  # steps with drafts between rests: RARELY if drafts gain clearly, else OFTEN
 CLEARLY = ONE + ONE // 4  # with this goodput relative to no drafts, no other level is tried
 LONGEST = 512  # maximum number of steps between reviews
-IN_VAIN = 8  # a trial ends if drafters draft in so many first steps but no row gets drafts
+IN_VAIN = 8  # a trial ends if no row gets drafts in this many first steps with drafters
 # A trial must gain 1/MORE over no drafts; another level must gain 1/STAYS over the current level.
 MORE, STAYS = 16, 16
 

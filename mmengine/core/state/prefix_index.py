@@ -21,7 +21,7 @@ NO_BLOCK = -1
 ROOT = 0  # the content id of the empty prefix, which is the parent of a prompt's first block
 _MASK = 2**64 - 1
 _FEW = 4  # `insert_many`: for fewer blocks, a Python loop is faster than numpy
-_MANY = 8  # `insert_chain`: for at least so many blocks, numpy is faster than a Python loop
+_MANY = 8  # `insert_chain`: for at least this many blocks, numpy is faster than a Python loop
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 

@@ -29,7 +29,7 @@ class RequestState:
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # the number of its last preemption; all requests' preemptions are counted, from 1
+    preempted: int = 0  # number of its last preemption among the preemptions of all requests, from 1
     num_cached: int = NEVER_RAN  # number of prompt tokens that were cached at the first admission
     waits_for_grammar: bool = False
     host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks with swapped KV
@@ -38,7 +38,7 @@ class RequestState:
     idle_preemptions: int = 0  # number of consecutive preemptions without a token between them
     # Number of failed steps with only this request; 1 if it failed only together with other requests.
     failures: int = 0
-    # After a failed step, the request may only join steps with at most so many rows; 0: no limit.
+    # After a failed step, the request may only join steps with at most this many rows; 0: no limit.
     isolation_rows: int = 0
     cancelled: str = ""
     detail: str = ""  # what ended the text, or the error

@@ -63,8 +63,9 @@ class State(Columns[np.ndarray]):
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.num_rows, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # A drafter's KV at a position also depends on the next token. vLLM 0.32 instead computes the last
-        # cached block again (core/decide/start.py).
+        # A drafter's KV at a position also depends on the next token, so a block's content includes this
+        # token. vLLM 0.32 leaves out the next token, and computes the last cached block again
+        # (core/decide/start.py).
         reads_ahead = bool(config.lookahead_tokens) and config.compat != "vllm-0.32"
         self.content_width = config.block_size + reads_ahead
         num_blocks = -(-config.max_model_len // config.block_size)
@@ -112,7 +113,7 @@ class State(Columns[np.ndarray]):
         # Only by vLLM's asynchronous rules: row of a preempted request whose tokens are in flight ->
         # (request, whether these tokens are dropped).
         self.stale: dict[int, tuple[RequestState, bool]] = {}
-        self.stopped: list[str] = []  # waiting requests that end by tokens from before their preemption
+        self.stopped: list[str] = []  # requests that were preempted, and then ended by a step in flight
         self.thrashing: list[str] = []  # requests that reached thrash_limit and were not reported yet
         self.resetting = False  # whether the running requests are about to be preempted for a cache reset
         self.step = 0  # number of the open step, or of the next step

@@ -46,7 +46,7 @@ class Tenants:
         self.all: dict[str, Tenant] = {}
         self.debts = np.zeros(8, np.int64)  # number of tokens, indexed by the tenant's number
         self.of_row = np.zeros(num_rows, np.intp)  # the number of the tenant in each running row
-        self.turns = 0  # number of admissions since the debts began
+        self.turns = 0  # number of admissions since all debts were 0
         self.num_waiting = 0
         # tenant -> number of waiting requests that decisions of the current step passed over
         self.num_passed: dict[str, int] = {}

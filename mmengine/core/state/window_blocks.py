@@ -102,8 +102,8 @@ class WindowTables:
         """Put an admitted row's blocks into its tables. Returns the first group's blocks as (cached,
         new).
 
-        `cached`: each block group's hits in turn. `new`: as in `deal`. `computed`: number of tokens in
-        prefix hits, a multiple of the block size.
+        `cached`: the hits of the first block group, then of the second, and so on. `new`: as in `deal`.
+        `computed`: number of tokens in prefix hits, a multiple of the block size.
         """
         num_hits, first = computed // self._size, self.first_needed(computed)[:, 0]
         place = num_hits
@@ -147,8 +147,9 @@ class WindowTables:
         return blocks
 
     def held_by(self, row: int, num_numbers: int) -> np.ndarray:
-        """Return the row's blocks, int32, each window group's blocks in turn. `num_numbers`: number of
-        the row's blocks in the first group."""
+        """Return the row's blocks, int32: the blocks of the first window group, then of the second, and so
+        on. `num_numbers`: number of the row's blocks in the first group.
+        """
         tables = self.tables[:, row, :num_numbers]
         return tables[np.arange(num_numbers) >= self.first_held[:, row, None]]
 

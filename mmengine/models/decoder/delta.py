@@ -20,7 +20,7 @@ from mmengine.models.states import StateSpec, StepStates
 from mmengine.native.decoder_weights import DeltaWeights
 
 CHUNK = 64
-FEW = 8  # With at most so many tokens, computing one token after another is faster than a chunk.
+FEW = 8  # With at most this many tokens, computing one token after another is faster than a chunk.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

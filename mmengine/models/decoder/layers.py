@@ -35,8 +35,9 @@ MakeExperts = Callable[[Sequence[Names]], E]  # Takes weight names for each expe
 class Makers(Generic[L, E]):
     """Functions that make a decoder's linear layers from weight names.
 
-    `exact`: for matrices that must not be quantised. `gated`: for q, k and v in a gated decoder. Its stored
-    q_proj has a gate after each head, and the result's rows are in the order that `gates_behind` returns.
+    `exact`: for matrices that must not be quantised. `gated`: for q, k and v in a gated decoder, whose stored
+    q_proj has a gate after each head. The function returns a layer whose rows are in the order of
+    `gates_behind`.
     """
 
     linear: Make[L]

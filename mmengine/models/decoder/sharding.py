@@ -54,8 +54,8 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 
 
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
-    """Raise ModelError if the weights lack a module that should be cut, because its weights would not be
-    divided.
+    """Raise ModelError if a weight that must be cut is missing under its expected name, because a weight with
+    another name would not be divided over the ranks.
     """
     for layer in range(config.num_layers):
         for module in _cut_modules(config, layer):

@@ -2,9 +2,9 @@
 a CUDA graph.
 
 A step writes these inputs: its pixels; position embeddings, cosines and sines for its frames, which the tower
-caches by grid; and where each frame begins. The patches that a captured size has in addition count as one
-more frame with arbitrary pixels, to which no other frame attends. All further frames are empty. This class
-has not been run on a GPU yet.
+caches by grid; and where each frame begins. If the captured size has more patches than the step, the unused
+patches form one more frame with arbitrary pixels, to which no other frame attends. All further frames are
+empty. This class has not been run on a GPU yet.
 """
 
 from collections.abc import Sequence

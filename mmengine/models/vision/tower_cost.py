@@ -12,7 +12,7 @@ from mmengine.models.vision.tower import VisionTower
 from mmengine.models.vision.tower_pass import PatchCosts
 
 PATCHES, KEYS = 256, 1024  # How many patches are timed, and to how many keys they attend.
-TRIES = 3  # The fastest of so many runs is used.
+TRIES = 3  # The number of runs, of which the fastest is used.
 
 
 def measure_tower(tower: VisionTower) -> EncoderCost:

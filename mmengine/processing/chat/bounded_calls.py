@@ -12,7 +12,7 @@ MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that searches th
 MAX_SEPARATOR_CHARS = 256  # Maximum length of the texts that such a filter and strftime_now take.
 MAX_COMPARED = 2**28  # Maximum number of character comparisons in a search from the right, and in stripping.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
-_AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))  # Do not read whole values.
+_AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))  # These read no whole value.
 # Filters that do not convert a list to a text.
 _CHOOSING = ("max", "min", "random", "reject", "rejectattr", "select", "selectattr", "unique")
 _OF_ENTRIES = frozenset((*_CHOOSING, "attr", "batch", "dictsort", "groupby", "items", "list", "map"))

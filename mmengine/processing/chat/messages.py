@@ -47,8 +47,8 @@ def read_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]
 
 
 def fill(parts: list[MediaPart], beside: list[MediaPart]) -> list[MediaPart]:
-    """Assign the images and videos that were passed beside the messages to the parts without data,
-    in order.
+    """Assign the images and videos that were passed as separate arguments to the parts without data, in
+    order.
     """
     given: dict[str, Iterator[Any]] = {}
     for modality in ("image", "video"):

@@ -214,10 +214,10 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
     For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
     A slice ends at a token's end, well before the last character that was read. The next slice begins at this
-    cut. The cut is exact if the next slice begins with the same tokens. Byte-level BPE joins two tokens
-    depending on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024),
-    so tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact, which
-    happens only in crafted text, half of the slice's tokens are counted.
+    cut. The cut is exact if the next slice begins with the same tokens. Whether byte-level BPE joins two
+    tokens depends on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time",
+    2024). Tokens that are neighbours in a slice are therefore neighbours in the whole text. If no cut is
+    exact, which happens only in crafted text, half of the slice's tokens are counted.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False

@@ -91,7 +91,7 @@ class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
     `on_fetched`: called with the outcome of each fetch. `resolve`, `is_allowed` and `tls` default to the
-    system's resolver, is_public, and the certificate authorities of the system. Tests pass others.
+    system's resolver, is_public, and the certificate authorities of the system. Tests pass other objects.
     """
 
     def __init__(

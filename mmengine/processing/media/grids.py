@@ -122,7 +122,7 @@ class GridSettings:
         patches, settings = self.patches, self.video
         if not options.resize:
             return options.unresized(size, patches.factor, where)
-        num_frames = max(num_frames, patches.temporal_patch_size)  # Of a single frame, copies are made.
+        num_frames = max(num_frames, patches.temporal_patch_size)  # Too few frames are padded with copies.
         low, high = settings.min_pixels, options.total_pixels or settings.max_pixels
         low = options.total_min_pixels or low
         is_capped = options.cap_pixels_per_frame

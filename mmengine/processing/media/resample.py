@@ -1,4 +1,4 @@
-"""Resizes uint8 frames with numpy. The results have the bits of torch's uint8 kernels.
+"""Resizes uint8 frames with numpy. The results have the same bits as the results of torch's uint8 kernels.
 
 transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, in the mode
 "bicubic" or "lanczos". torch runs two separable passes, columns first, and rounds each pass to uint8. The

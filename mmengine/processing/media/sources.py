@@ -29,8 +29,8 @@ _BASE64_HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image or video in a prompt. `source`: None for a placeholder whose data is passed beside the
-    messages. `where`: the item's name in errors.
+    """An image or video in a prompt. `source`: None for a placeholder whose data is passed as a separate
+    argument. `where`: the item's name in errors.
     """
 
     modality: str

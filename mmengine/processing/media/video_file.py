@@ -31,7 +31,7 @@ MAX_SAMPLES = 2**22  # Maximum number of packets in all streams; ten hours with 
 MAX_PACKETS = 2**20  # Maximum number of frames: nearly ten hours at 30 per second.
 MAX_FRAME_PIXELS = 2**25  # Maximum size of a frame: 7680 x 4320.
 MAX_DECODED_FRAMES = 2**15  # Maximum number of decoded frames per request, including skipped frames.
-MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: all these frames at 1920 x 1080.
+MAX_DECODED_PIXELS = 2**36  # Maximum number of decoded pixels: MAX_DECODED_FRAMES frames at 1920 x 1080.
 MAX_GIF_PIXELS = 2**32  # Maximum number of pixels decoded from a GIF per request.
 # Maximum number of keyframes whose time is before that of the previous keyframe. FFmpeg must sort each such
 # keyframe into an index.

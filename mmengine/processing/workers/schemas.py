@@ -1,4 +1,5 @@
-"""Normalises large JSON schemas in worker processes, whose pool has the class of the media decoders' pool.
+"""Normalises large JSON schemas in worker processes. The pool of these processes has the same class as the
+media decoders' pool (decoders.py).
 
 The normalisation is Python code. For a schema of a megabyte it takes a second, during which the engine's
 threads and the event loop would repeatedly wait for the GIL. A large schema is therefore sent to a worker

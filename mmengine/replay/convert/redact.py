@@ -2,10 +2,10 @@
 
 A keyed pseudo-random function replaces each token. Its arguments are the token, all earlier tokens of the
 request, the positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal,
-and the prefix cache compares only prefixes. No other equal tokens stay equal, so a word that occurs twice
-becomes two different numbers. Keyed hashes replace media hashes, salts, ids, adapters and fingerprints.
-Grammars, stop strings, biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times
-and settings are kept.
+and the prefix cache compares only prefixes. Equal tokens after different prefixes become different numbers,
+so a word that occurs twice becomes two different numbers. Keyed hashes replace media hashes, salts, ids,
+adapters and fingerprints. Grammars, stop strings, biases, seeds, logprobs, envelopes and error texts are
+dropped. Lengths, shapes, times and settings are kept.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)

@@ -83,7 +83,7 @@ class Navigator:
         self.findings, self.started, self.config = self.log.findings, self.log.started, self.log.config
         self._can_pack = not self.log.started.host and _is_resolved(self.config)
         self._file = RecordFile(segment_paths(folder))
-        self._base: PackedState | None = None  # the copy that the next copies need not repeat
+        self._base: PackedState | None = None  # the copy against which the next copies are compressed
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
         requests = LiveRequests(RequestTable())

@@ -1,5 +1,5 @@
-"""Two logs side by side, such as those of a good and a bad build. Requests correspond by their arrival, and
-the debuggers move together to the first difference.
+"""Two logs side by side, such as those of a good and a bad build. Requests correspond by their order of
+arrival, and the debuggers move together to the first difference.
 """
 
 from mmengine.errors import LogError
@@ -78,9 +78,9 @@ class Pair:
         return f"first difference: {self.goto_difference()}"
 
     def align(self) -> str:
-        """Move the other debugger to the position that corresponds to this debugger's. Before the first
-        difference, this is the step with the same number; after the difference, the last arrival. Return a
-        text that names the position.
+        """Move the other debugger to the position that corresponds to this debugger's position. Before the
+        first difference, this is the step with the same number; after the difference, the last arrival.
+        Return a text that names the position.
         """
         navigator, places = self.debugger.navigator, self.places()
         record = navigator.record

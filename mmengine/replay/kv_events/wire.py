@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-DEVICE = "GPU"  # The storage tier of blocks that a step can read, on every device.
+DEVICE = "GPU"  # The storage tier of blocks that a step can read, also on a CPU.
 # Maximum number of blocks in a BlockStored event. There is a limit because a consumer reads an event as a
 # whole.
 MAX_EVENT_BLOCKS = 4096

@@ -1,5 +1,5 @@
-"""Minimizes a log by its recorded decisions. Whole requests are removed as long as the remaining decisions
-break the same rule.
+"""Minimizes a log with only its recorded decisions. Whole requests are removed as long as the remaining
+decisions break the same rule.
 
 Because no decisions are derived, a build that does not have the bug can minimize the log, too.
 """

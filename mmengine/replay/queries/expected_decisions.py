@@ -1,5 +1,5 @@
-"""Compares a log's decisions about a request with the decisions that this build's rules make on the state
-before each of them.
+"""Compares each logged decision about a request with the decision that this build's rules make on the same
+state.
 
 The query `why` adds these differences to its sentences, so that no sentence gives a reason that contradicts
 the state.

@@ -20,8 +20,8 @@ MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """The stay of a choice (or of a request with a single answer) on a replica, as the replica's log records
-    it.
+    """A choice's stay on a replica, as the replica's log records it. A request with a single answer counts as
+    a choice.
 
     `num_given`: the number of answer tokens that earlier replicas computed. `num_said`: the number that this
     replica computed. `end`: the finish reason, or "" if the log does not contain the request's end.

@@ -23,7 +23,7 @@ MAX_SLICES = 40
 SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these seeds.
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
 OF_DIFFERENCE = 1.5  # An error may also be this many times the relative difference between the logged halves.
-STEADY = 1.1  # Steps of the halves that differ by a larger factor are a reason for wrong predictions.
+STEADY = 1.1  # A larger factor between the halves' step times is named with the wrong predictions.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """Draws the step times of a simulation from the steps of a log.
 
-A simulated step gets its ratio and its pause from a logged step of the same class. Simulated steps that
-follow each other get theirs from logged steps that follow each other, because slow steps follow slow steps.
-After RUN steps, and when the engine was idle, another step of each class is drawn. All steps at about the
-simulation's time are equally likely, because a machine's speed drifts. They also come after about the same
-busy time, because a machine more often stops a process that has been busy for long.
+A simulated step gets its ratio (to its fitted time, step_times.py) and its pause from a logged step of the
+same class. Consecutive simulated steps of a class use consecutive logged steps, because slow steps follow
+slow steps. After RUN steps, and when the engine was idle, a new logged step is drawn for each class. Two
+conditions limit the draw. The logged step is at about the simulation's time, because a machine's speed
+drifts. The logged engine had been busy for about as long, because a machine more often stops a process that
+has been busy for long. All steps that meet both conditions are equally likely.
 """
 
 import numpy as np
@@ -16,7 +17,7 @@ RUN = 256  # Number of steps in a run.
 WINDOW = 16  # A run begins within this fraction of the log's steps before or after the simulation's time.
 MIN_WINDOW = 64
 MIN_PLACES = 8
-BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples.
+BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples of the simulated busy time.
 
 
 class DrawnTimes:
@@ -51,7 +52,9 @@ class DrawnTimes:
         return self._passed(fitted * ratio + times.pauses_ns[self._pauses_of.like(name)])
 
     def phase(self, step_ns: int, until_ns: int) -> int:
-        """Return the phase of a step if the next request arrives `until_ns` after the step begins."""
+        """Return a step's phase (PLAIN, DURING or BEFORE) if the next request arrives `until_ns` after the
+        step begins.
+        """
         if until_ns < step_ns:
             return DURING
         return BEFORE if until_ns < step_ns + self._times.lead_ns else PLAIN
@@ -64,7 +67,7 @@ class DrawnTimes:
         return self._passed(delays[int(self._rng.integers(len(delays)))])
 
     def host_ns(self, num_rows: int) -> int:
-        """Return the engine's own time before a step in ns, as far as `step_ns` does not include it."""
+        """Return the engine's own time before a step in ns, or 0 if `step_ns` includes this time."""
         return round(self._times.cost.host_ns(num_rows)) if self._overlaps else 0
 
     def _passed(self, time_ns: float) -> int:
@@ -73,7 +76,7 @@ class DrawnTimes:
 
 
 class _Members:
-    """The log's steps by class, as far as `is_member` is true. `begin` starts a run."""
+    """The log's steps for which `is_member` is true, by class. `begin` starts a run."""
 
     def __init__(self, times: StepTimes, is_member: np.ndarray, rng: np.random.Generator):
         self._times, self._rng = times, rng

@@ -121,8 +121,9 @@ class _IdleTimer(Timer):
 
 
 def _arriving(observations: list[Observation], rng: np.random.Generator) -> list[Observation]:
-    """Return the observations with earlier times: by a random share of the slack before the scheduler saw
-    them. Observations that the scheduler saw together stay together.
+    """Return the observations with earlier times. Each observation moves back by a random share of its
+    `slack_ns`, because it may have arrived earlier than the scheduler saw it. Observations that the scheduler
+    saw together stay together.
     """
     result: list[Observation] = []
     last, time_ns = None, 0

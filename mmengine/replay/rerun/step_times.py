@@ -8,13 +8,13 @@ import numpy as np
 
 from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 
-# Whether a request is being prepared while a step runs: no; a request arrives during the step; or during the
-# step that follows.
+# A step's phase. PLAIN: no request is being prepared during the step. DURING: a request arrives during the
+# step. BEFORE: a request arrives shortly after the step, so it is prepared during the step.
 PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival from which delays are fitted.
 PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
 DECODE = KINDS.index("decode")
-BEGUN_NS = 250_000_000  # The engine's busy time up to which steps are distinguished by it.
+BEGUN_NS = 250_000_000  # Longer busy times of the engine count as this time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The fitted costs, and for each step of the log, in order, what its time had beyond them.
+    """The fitted costs, and for each step of the log, in order, how the step's time differs from its fitted
+    time.
 
     `classes`: the step's class; the steps of a class have the same kind and a similar size. `ratios`: the
     step's own time as a multiple of its fitted time. `pauses_ns`: the step's pause. `busy_ns`: how long

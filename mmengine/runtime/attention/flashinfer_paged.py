@@ -58,12 +58,12 @@ class FlashInferAttention:
         self._host_plans = {
             True: HostPlan(kv.device),
             False: HostPlan(kv.device),
-        }  # by whether all rows in the part decode
+        }  # keyed by whether all rows in the part decode
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}
         self._buffers: tuple[torch.Tensor, ...] = ()  # shared by all captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
-        # int64 [3, t]: slots, places for K, places for V
+        # int64 [3, t]: for each token, its slot, and the places of its K and V in the pool
         self._places = torch.empty(3, 0, dtype=torch.int64)
         self._compile_and_run()
 

@@ -36,7 +36,7 @@ from mmengine_vllm.deriving.served_script import ServedScript
 from mmengine_vllm.deriving.settings import check_version
 
 DIVERGENCE, STALLED, CRASH, ANY = "divergence", "stalled", "crash", "any"
-LATER = 16  # A smaller script may fail a quarter of the steps and this number later.
+LATER = 16  # A smaller script may fail later by a quarter of the first failure's step plus this number.
 KINDS = (*OF_VLLM, ANY, STALLED, CRASH, DIVERGENCE)
 
 

@@ -121,7 +121,7 @@ def _update(host, output, names, answers, overlaps):
                 stops[name] = tokens[name][-1:]
             elif end:
                 errors.add(name)
-        else:  # it was aborted while the step ran, and its worker returns a token all the same
+        else:  # it was aborted while the step ran, but its worker still returns a token
             tokens[name] = [0]
     host.update(output, tokens, stops, errors)
     drafting = [name for name in names if name in live]

@@ -85,8 +85,8 @@ class OutputMaker:
     def _completed(
         self, made: list[EngineCoreOutput], outputs: Outputs, results: VllmObject
     ) -> dict[int, list[EngineCoreOutput]]:
-        """Add what some outputs have besides tokens, and return the outputs by client. Outputs of requests
-        that were aborted while the step ran are left out.
+        """Add the fields that some outputs have in addition to tokens, and return the outputs by client.
+        Outputs of requests that were aborted while the step ran are left out.
         """
         ends, by_client = dict(outputs.ends), dict[int, list[EngineCoreOutput]]()
         for output in made:

@@ -102,7 +102,7 @@ class Scheduler(SchedulerInterface):
         )
         self._stops = StopRules(config.max_num_seqs, structured_output_manager.accept_tokens)
         self._outputs = OutputMaker(self.requests, self._steps.num_cached)
-        self._plans: deque[tuple[StepPlan, list[str]]] = deque()  # dispatched steps: plan, ids of the rows
+        self._plans: deque[tuple[StepPlan, list[str]]] = deque()  # dispatched steps: plan, request ids
         self._late = list[Outputs]()  # outputs of requests that ended during `schedule`
         self._refused = list[EngineCoreOutput]()
         self._compiling: set[str] = set()  # ids of requests whose grammars are not ready
@@ -320,7 +320,9 @@ class Scheduler(SchedulerInterface):
         return True
 
     def reset_encoder_cache(self) -> None:
-        """Make later requests miss the encoder cache. Older entries are evicted when their turn comes."""
+        """Make later requests miss the encoder cache. Older entries stay until the cache evicts them in LRU
+        order.
+        """
         self._encoder_resets += 1
 
     def get_request_counts(self) -> tuple[int, int]:

@@ -45,8 +45,8 @@ class VllmScheduler033(VllmScheduler):
 
 
 class VllmEncoderDraft032(VllmEncoderDraft):
-    """One decision's encoder work by vLLM 0.32's rules: before an item that its drafter would read,
-    a chunk ends one token earlier.
+    """One decision's encoder work by vLLM 0.32's rules. If there is a drafter, a chunk that must end before
+    an item is cut one token earlier, so that the drafter does not read the item.
     """
 
     def would_split(self, item: MediaItem, start: int, end: int) -> bool:
@@ -97,7 +97,9 @@ class VllmScheduler032(VllmScheduler):
 
     @staticmethod
     def _gave_up(view: View) -> bool:
-        """Return whether a request was preempted for its own chunk. vLLM 0.32 then schedules no other row."""
+        """Return whether a request was preempted to free blocks for its own chunk. vLLM 0.32 then schedules
+        no other row.
+        """
         row = view.made_room_for[0]
         return row != NO_ROW and row not in view.running
 

@@ -19,8 +19,8 @@ def _pair(session: SessionBase) -> Pair:
 
 @command("difference", group=COMPARES)
 def difference(session: SessionBase, rest: str) -> list[Block]:
-    """Go to the first difference of the two logs, in both.
-    Requests correspond by their arrival. continue stops there, too.
+    """Go to the first difference between the two logs, in both logs.
+    Requests correspond by their order of arrival. The command continue also stops at the first difference.
     """
     pair = _pair(session)
     if not pair.goto_difference():
@@ -30,8 +30,8 @@ def difference(session: SessionBase, rest: str) -> list[Block]:
 
 @command("align", group=COMPARES)
 def align(session: SessionBase, rest: str) -> list[Block]:
-    """Move the other log to the place that corresponds to this log's.
-    Before the first difference this is the same step, and after it the same arrival.
+    """Move the other log to the position that corresponds to this log's position.
+    Before the first difference, this is the same step; after the difference, the same request's arrival.
     """
     where = _pair(session).align()
     return [Text([f"{_pair(session).names[1]}: {where}"]), *other(session, "where")]
@@ -68,7 +68,7 @@ def both(session: SessionBase, rest: str) -> list[Block]:
 
 @command("compare", usage="[all]", group=COMPARES)
 def compare(session: SessionBase, rest: str) -> list[Block]:
-    """Show how the states of the two logs differ, each at its position."""
+    """Show how the states of the two logs differ, each log at its own position."""
     pair = _pair(session)
     rows: list[tuple[Cell, ...]] = [tuple(change) for change in pair.state_changes()]
     return [shortened(Table("states", ("", *pair.names), rows), 10**9 if rest == "all" else MAX_ROWS)]

@@ -19,8 +19,8 @@ def compress_against(content: bytes, base: bytes) -> bytes:
 
 
 def decompress(what: str, data: bytes, base: bytes = b"") -> bytes:
-    """Return the content of `data`. `what`: its name in an error. `base`: as for `compress_against`, or b"".
-    Raises CorruptLog for damaged bytes.
+    """Return the content of `data`. `what`: the data's name in errors. `base`: as for `compress_against`, or
+    b"". Raises CorruptLog for damaged bytes.
     """
     try:
         if not 0 <= zstandard.frame_content_size(data) <= MAX_UNPACKED_BYTES:

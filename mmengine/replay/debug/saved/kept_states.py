@@ -2,9 +2,9 @@
 reading it from the beginning.
 
 A file in the cache is used only for the log from which it was written. The log's folder and first record, the
-build and its rules, and the record at the last saved state must all be unchanged. The cache belongs to the
-user and not to the log's folder, because a log may come from a stranger, whose states would not follow from
-its records.
+build and its rules, and the record at the last saved state must all be unchanged. The cache is in the user's
+own folder, not in the log's folder. A log may come from a stranger, and cached states in its folder might not
+follow from its records.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ class KeptStates:
 
     def save(self, marks: Marks, arrivals: dict[str, list[int]], last: Record) -> bool:
         """Write the marks to the cache, and return whether they could be written. `last`: the record at the
-        last mark. Marks are not written if the state of a mark is no packed snapshot.
+        last mark. Nothing is written if a mark's state is not a PackedState.
         """
         end = marks.last.position
         packed = [each for each in states_of(marks.all) if isinstance(each, PackedState)]

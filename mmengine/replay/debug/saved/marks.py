@@ -29,8 +29,8 @@ class Mark(NamedTuple):
     """A copy of the state before record `position`.
 
     `step`: the record's step. `time_ns`: the record's time since the log's first record. `clock_ns`: the
-    number that is added to times from the record's process. `offset`: the byte in the segment at which the
-    record's frame begins.
+    number to add to the times of the record's process, to get times since the log's first record. `offset`:
+    the byte in the segment at which the record's frame begins.
     """
 
     position: int

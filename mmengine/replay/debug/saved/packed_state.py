@@ -20,9 +20,9 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 
 class PackedState:
-    """A copy of a state. `live`: the description of its live requests, which are in `requests`. `base`: an
-    earlier copy, whose content `data` does not repeat, or None. A large block pool, for example, differs
-    little between states.
+    """A copy of a state. `live`: the description of its live requests, which are in `requests`. `data`: the
+    compressed content. `base`: the earlier copy against which `data` is compressed, or None. Much content,
+    such as a large block pool, differs little between states.
     """
 
     __slots__ = ("base", "data", "live", "requests", "unpacked_base")
@@ -40,8 +40,8 @@ class PackedState:
         requests: LiveRequests,
         base: "PackedState | None" = None,
     ) -> "PackedState":
-        """Return a copy. If a small copy results from `base`, the copy uses `base`; otherwise later copies
-        can use the copy as their base.
+        """Return a copy. The copy is compressed against `base` if this makes it small. Otherwise the copy has
+        no base, and later copies can use it as their base.
         """
         live = requests.describe(state)
         body = msgspec.msgpack.encode(body_without_requests(state, started, position - 1))
