@@ -18,6 +18,7 @@ from mmengine.checkpoint.files import read_range
 from mmengine.checkpoint.tensors import FLOAT_BYTES, Coding, TensorEntry
 from mmengine.errors import ModelError
 
+ROW_GROUP = 128  # In memory, this many values share a scale if a file has a scale for each row.
 METHOD, STORED = "fp8", "F8_E4M3"
 STORED_BYTES = {**FLOAT_BYTES, STORED: 1}
 _SCALE = "_scale_inv"  # A scale is named like its weight, with this suffix.
@@ -45,7 +46,12 @@ class Fp8Entry(TensorEntry):
 
     @property
     def coding(self) -> Coding:
-        return Coding("fp8", self.block.columns)
+        return Coding("fp8", ROW_GROUP if self.has_row_scales else self.block.columns)
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Return whether all values in a row share a scale."""
+        return self.block.columns >= self.shape[-1]
 
     @property
     def companions(self) -> tuple[TensorEntry, ...]:

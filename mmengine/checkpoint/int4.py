@@ -71,6 +71,10 @@ class Int4Entry(TensorEntry):
     fits_float16: bool  # Whether float16 can hold all scales exactly.
 
     @property
+    def is_decoded(self) -> bool:
+        return True
+
+    @property
     def coding(self) -> Coding | None:
         """Return the coding, or None if float16 cannot hold the scales exactly."""
         coding = Coding("int4", self.how.group, mins=self.zeros is not None)

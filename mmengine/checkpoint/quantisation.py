@@ -5,25 +5,29 @@ Does not import torch.
 
 from pathlib import Path
 
-from mmengine.checkpoint import fp8, int4
+from mmengine.checkpoint import float_codes, fp8, int4
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.float_codes import FloatCodes
 from mmengine.checkpoint.fp8 import Block
 from mmengine.checkpoint.int4 import GROUPS, Int4, Layout
 from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
-STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
+STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES, **float_codes.STORED_BYTES}
+# Describes the quantisation in folders that ModelOpt wrote before config.json did.
+MODELOPT_FILE = "hf_quant_config.json"
 # Values of compressed-tensors' ActivationOrdering that affect only the weights' calibration. The weights'
 # layout is the usual layout.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
-    "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "
+    "fp8 with a weight_block_size (the *-FP8 folders of the hub); fp8 and nvfp4 from compressed-tensors "
+    '("float-quantized", "nvfp4-pack-quantized") and modelopt; and 4 bits in groups of 32, 64 or 128 from '
     'compressed-tensors ("pack-quantized"), gptq and awq ("gemm") are supported'
 )
 
 
-def quantisation_of(root: Fields) -> Block | Int4 | None:
+def quantisation_of(root: Fields) -> Block | Int4 | FloatCodes | None:
     """Return how the weights of a model with this config.json are quantised, or None if they are not.
 
     Raises ModelError for unsupported quantisation.
@@ -32,11 +36,13 @@ def quantisation_of(root: Fields) -> Block | Int4 | None:
         return None
     how = root.child("quantization_config")
     method = how.values.get("quant_method")
-    if method not in (fp8.METHOD, "compressed-tensors", "gptq", "awq"):
+    if method not in (fp8.METHOD, "compressed-tensors", "gptq", "awq", *float_codes.METHODS):
         root.fail(f"quantization_config.quant_method {repr(method)[:60]} is not supported; {SUPPORTED}")
     try:
         if method == fp8.METHOD:
             return fp8.block_of(how)
+        if (found := float_codes.layout_of(how)) is not None:
+            return found
         return _compressed(how) if method == "compressed-tensors" else _packed(how, method)
     except ModelError as error:
         raise ModelError(f"{error}; {SUPPORTED}") from None
@@ -46,15 +52,31 @@ def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, T
     """Return the tensors by canonical name, with a single entry for each quantised matrix, its scales and its
     zeros.
 
-    Raises ModelError as `fp8.with_scales` and `int4.with_codes` do, and for quantised tensors in a folder
-    whose config.json names no quantisation.
+    Raises ModelError as `fp8.with_scales`, `int4.with_codes` and `float_codes.with_codes` do, and for
+    quantised tensors in a folder whose config.json names no quantisation.
     """
     path = folder / "config.json"
     found = quantisation_of(Fields(read_json(path), path, "")) if path.is_file() else None
+    if found is None and (folder / MODELOPT_FILE).is_file():
+        found = _modelopt(folder / MODELOPT_FILE)
+    if isinstance(found, FloatCodes):
+        entries = float_codes.with_codes(entries, found)
+    float_codes.check_bytes(entries)
     if isinstance(found, Int4):
         entries = int4.with_codes(entries, found)
     int4.check_words(entries)
+    if isinstance(found, FloatCodes):
+        return entries
     return fp8.with_scales(folder, entries, found if isinstance(found, Block) else None)
+
+
+def _modelopt(path: Path) -> FloatCodes | None:
+    """Return the quantisation in a file that ModelOpt wrote beside config.json."""
+    root = Fields(read_json(path), path, "")
+    try:
+        return float_codes.layout_of(root.child("quantization"))
+    except ModelError as error:
+        raise ModelError(f"{error}; {SUPPORTED}") from None
 
 
 def _packed(how: Fields, layout: Layout) -> Int4:

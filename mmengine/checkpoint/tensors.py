@@ -87,6 +87,20 @@ class TensorEntry:
         raise NotImplementedError(f"{self.stored_name} is not stored as integer codes")
 
     @property
+    def is_decoded(self) -> bool:
+        """Return whether the stored numbers are no values, so that only `pieces` returns the values."""
+        return False
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield rows [begin, end) as float32 values, in pieces as `coded` does. Raises ModelError."""
+        raise NotImplementedError(f"{self.stored_name} is stored as plain numbers")
+
+    @property
+    def form_name(self) -> str:
+        """Return the name of the tensor's codes if they are always dequantised, else ""."""
+        return ""
+
+    @property
     def blocks(self) -> Blocks | None:
         """Return the block type of a matrix that is stored in GGUF blocks, else None."""
         return None

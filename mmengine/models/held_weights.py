@@ -43,14 +43,16 @@ class HeldWeights:
         return weight
 
     def add_types(self, entries: Iterable[TensorEntry], *, as_codes: bool) -> None:
-        """Record the GGUF types of tensors. `as_codes`: whether these tensors are held in GGUF's blocks;
-        otherwise they are held as dequantised values.
+        """Record the GGUF types of tensors, and other codes that are always dequantised. `as_codes`: whether
+        these tensors are held in GGUF's blocks; otherwise they are held as dequantised values.
         """
         for entry in entries:
             # If a dequantised tensor also has a coding, `text` names the coding. The type is recorded only if
             # `text` names GGUF types anyway.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
+            elif entry.form_name:
+                self._dequantised.add(entry.form_name)
 
     def add_tensor(self, tensor: torch.Tensor) -> None:
         self._num_bytes += tensor.nbytes
@@ -73,6 +75,7 @@ class HeldWeights:
             return names + (_OUTSIDE if self._activations == "int8" else "")
         stored = {_NAMES[each.coding.form] for each in entries if each.coding is not None}
         stored |= {each.blocks.name for each in entries if each.blocks is not None and each.coding is None}
+        stored |= {each.form_name for each in entries if each.form_name}
         return ", ".join(f"{name} held as {self._dtype_name}" for name in sorted(stored))
 
     def check_activations(self) -> None:

@@ -20,7 +20,6 @@ import torch
 from mmengine.checkpoint import fp8
 from mmengine.checkpoint.fp8 import Fp8Entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
-from mmengine.checkpoint.int4 import Int4Entry
 from mmengine.checkpoint.mapped_file import MappedFile
 from mmengine.checkpoint.stacked_experts import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry
@@ -287,7 +286,7 @@ class WeightReader:
         """
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
-        if isinstance(entry, GGUFEntry | Int4Entry):
+        if entry.is_decoded:
             pieces = ((at, torch.from_numpy(rows)) for at, rows in entry.pieces(cut[0].start, cut[0].stop))
         elif isinstance(entry, Fp8Entry):
             pieces = self._scaled(entry, cut[0])
@@ -313,6 +312,8 @@ class WeightReader:
     def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
         """Return the scales as `_scales` does, for this rank's rows and columns."""
         rows, columns = self._cut(name)
+        if entry.has_row_scales:
+            return self._scales(entry, rows).repeat(1, -(-(columns.stop - columns.start) // fp8.ROW_GROUP))
         size = entry.block.columns
         return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]
 

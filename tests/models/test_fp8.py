@@ -199,8 +199,12 @@ WEIGHT, SCALE = "a.q_proj.weight", "a.q_proj.weight_scale_inv"
         (instead(SCALE, torch.ones(5, 2)), r"shape \[5, 2\]; a weight of \[70, 50\] .* has \[5, 3\] scales"),
         (instead(SCALE, torch.ones(5, 3).half()), f"{SCALE} is stored as F16; scales are BF16 or F32"),
         (
+            instead(SCALE, torch.ones(5, 3, dtype=torch.int16)),
+            f"{SCALE} is stored as I16; supported are F64, F32",
+        ),
+        (
             instead(SCALE, torch.ones(5, 3, dtype=torch.uint8)),
-            f"{SCALE} is stored as U8; supported are F64, F32",
+            f"{SCALE} is stored as U8, but belongs to no NVFP4 matrix",
         ),
         (instead(SCALE, torch.full((5, 3), float("nan"))), f"{SCALE} holds a scale that is not finite"),
         (instead(SCALE, torch.full((5, 3), float("inf")).bfloat16()), "not finite"),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
 from mmengine.build import build
@@ -17,6 +18,8 @@ from mmengine.replay.verify import verify
 from mmengine.serve.engine.engine import Engine
 from mmengine.testing.contract import with_field
 from mmengine_qwen3_5 import plugin
+from tests.models.float_folder import to_float_codes
+from tests.models.fp8_folder import to_fp8
 from tests.qwen3_5.mtp_heads import add_head, edit
 from tests.qwen3_5.tiny import make_text
 
@@ -153,13 +156,24 @@ def test_a_config_may_exclude_the_head(folder):
     assert plugin.draft_head(folder) is not None
 
 
-def test_a_quantised_model_has_a_quantised_head(folder):
-    """int8 weights change both networks, and drafts still change no token."""
+FORMS = {
+    "int8 at loading": lambda folder: {"quantize": "int8"},
+    "FP8": lambda folder: to_fp8(folder) and {},
+    "FP8 rows": lambda folder: to_float_codes(folder, "compressed-tensors", "fp8") and {},
+    "NVFP4": lambda folder: to_float_codes(folder, "modelopt", "nvfp4") and {},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_model_has_a_quantised_head(folder, form):
+    """Codes change both networks, and drafts still change no token. `mtp.fc` is not quantised in files."""
     if library.load() is None:
         pytest.skip(library.describe())
-    found = []
+    found, more = [], FORMS[form](folder)
+    stored = load_file(folder / "model.safetensors")
+    assert any(name.startswith("mtp.") and "scale" in name for name in stored) is (form != "int8 at loading")
     for spec in ("none", "mtp"):
-        settings = SIZES | {"spec": spec, "quantize": "int8", "draft_policy": "all"}
+        settings = SIZES | {"spec": spec, "draft_policy": "all"} | more
         with Engine(folder, dtype="bfloat16", config=EngineConfig.from_dict(settings)) as engine:
             answers = engine.generate(["Hello there", "One, two"], max_tokens=20, ignore_eos=True)
             found.append([each.token_ids for each in answers])

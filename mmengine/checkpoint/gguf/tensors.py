@@ -49,6 +49,10 @@ class GGUFEntry(TensorEntry):
     type: StoredType
     paired_heads: int = 0
 
+    @property
+    def is_decoded(self) -> bool:
+        return True
+
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield rows [begin, end) along the first dimension, in pieces.
 
