@@ -10,6 +10,7 @@ from pathlib import Path
 from mmengine.checkpoint.model_files import read_model_json
 from mmengine.cli.logs.printing import print_json, printable
 from mmengine.errors import ConfigError, ModelError
+from mmengine.models.layer_groups import block_groups
 from mmengine.models.loader import resolve_description
 from mmengine.models.plugin import ModelPlugin
 from mmengine.models.registry import load_plugins, plugin_for
@@ -30,7 +31,7 @@ class ModelReport:
 
     `refused`: why the model cannot be served, or "" if it can. `unsupported`: requests or features that the
     implementation refuses. `notes`: rules of the model that limit requests. `context`: number of tokens for
-    which `kv_bytes` is computed.
+    which `kv_bytes` is computed. `kv_bytes_per_token`: of all layers.
     """
 
     model: str
@@ -56,8 +57,7 @@ def check_model(name: str, *, context: int | None, dtype: str) -> ModelReport:
     folder, weight_bytes = resolve_description(name)
     architecture = _architecture(folder)
     try:
-        plugin = plugin_for(folder)
-        spec = _describe(plugin, folder)
+        plugin, spec, refusal = _implementation(folder)
     except ModelError as error:
         return ModelReport(name, architecture, "none", refused=error.text, weight_bytes=weight_bytes)
     is_described = plugin in load_plugins().values()
@@ -66,18 +66,22 @@ def check_model(name: str, *, context: int | None, dtype: str) -> ModelReport:
             f"context is {context:,} tokens; {name} has {spec.max_model_len:,} positions: give a smaller one"
         )
     tokens = context or spec.max_model_len
-    per_token = 2 * spec.num_kv_layers * spec.num_kv_heads * spec.head_dim * VALUE_BYTES[dtype]
+    per_layer = 2 * spec.num_kv_heads * spec.head_dim * VALUE_BYTES[dtype]
     command = ["mmengine", "serve", name, *(["--set", f"max_model_len={tokens}"] if context else [])]
+    notes = _notes(spec)
+    if refusal:
+        command += ["--model-impl", "transformers"]
+        notes.append(f"mmengine's own implementation refuses it: {refusal}")
     return ModelReport(
         model=name,
         architecture=architecture,
         implementation=DESCRIBED if is_described else HOSTED,
         unsupported=() if is_described else NOT_HOSTED,
-        notes=tuple(_notes(spec)),
+        notes=tuple(notes),
         weight_bytes=weight_bytes,
         context=tokens,
-        kv_bytes_per_token=per_token,
-        kv_bytes=per_token * tokens,
+        kv_bytes_per_token=per_layer * spec.num_kv_layers,
+        kv_bytes=per_layer * _kv_slots(spec, tokens),
         command=shlex.join(command),
         facts={"layers": spec.num_layers, "KV layers": spec.num_kv_layers, "positions": spec.max_model_len},
     )
@@ -89,6 +93,23 @@ def _architecture(folder: Path) -> str:
     return ", ".join(str(each)[:100] for each in found[:8])
 
 
+def _implementation(folder: Path) -> tuple[ModelPlugin, ModelSpec, str]:
+    """Return the plugin that serves a model, the model's sizes, and why the described plugin refuses it: ""
+    unless only transformers' modules serve the model. Raises ModelError if no plugin serves the model.
+    """
+    plugin = plugin_for(folder)
+    try:
+        return plugin, _describe(plugin, folder), ""
+    except ModelError as error:
+        if plugin not in load_plugins().values():
+            raise
+        try:
+            hosted = plugin_for(folder, "transformers")
+            return hosted, _describe(hosted, folder), error.text
+        except ModelError:
+            raise error from None
+
+
 def _describe(plugin: ModelPlugin, folder: Path) -> ModelSpec:
     describe = getattr(plugin, "describe", None)
     if describe is None:
@@ -96,6 +117,15 @@ def _describe(plugin: ModelPlugin, folder: Path) -> ModelSpec:
     spec = describe(folder)
     assert isinstance(spec, ModelSpec)
     return spec
+
+
+def _kv_slots(spec: ModelSpec, tokens: int) -> int:
+    """Return for how many tokens a row of `tokens` tokens has KV, summed over the layers. Blocks behind a
+    window are freed only if the window's layers have block groups of their own.
+    """
+    groups = block_groups(spec, tokens)
+    held = [len(group.layers) * (min(group.window, tokens) or tokens) for group in groups]
+    return sum(held) or spec.num_kv_layers * tokens
 
 
 def _notes(spec: ModelSpec) -> list[str]:
@@ -127,6 +157,8 @@ def print_report(report: ModelReport, as_json: bool) -> None:
     }
     if not report.refused:
         per_token = f"{report.kv_bytes_per_token:,} bytes per token"
+        if report.kv_bytes < report.kv_bytes_per_token * report.context:
+            per_token += ", freed behind windows"
         lines["KV"] = f"{_size(report.kv_bytes)} for {report.context:,} tokens ({per_token})"
         lines["sizes"] = ", ".join(f"{value:,} {name}" for name, value in report.facts.items())
         lines["serve with"] = report.command

@@ -109,6 +109,12 @@ def pool_heads(name: str, calls: list[AttentionCall]) -> Heads:
     which the CPU kernels support. Raises ModelError.
     """
     heads = [call.heads for call in calls]
+    for each in heads:
+        if each.num_heads % each.num_kv_heads:
+            raise ModelError(
+                f"{name} cannot be served: {each.num_heads} heads do not divide into {each.num_kv_heads} KV "
+                "heads"
+            )
     num_kv_heads = math.lcm(*(each.num_kv_heads for each in heads))
     group = max(-(-each.num_heads // num_kv_heads) for each in heads)
     size = max(max(each.head_dim, each.value_dim) for each in heads)

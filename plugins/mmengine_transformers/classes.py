@@ -14,11 +14,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmengine.checkpoint.model_files import is_gguf, read_model_json
-from mmengine.errors import ModelError, in_one_line
+from mmengine.errors import ModelError
+from mmengine_transformers.config_values import check_values
 
 LAYER_KINDS = frozenset(["full_attention", "sliding_attention", "chunked_attention"])
 # Fields that, if true, make a decoder attend to another sequence.
 CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention_layers")
+TIMM_TOWERS = frozenset(["timm_wrapper", "gemma3n_vision"])  # Types of vision configs.
 MAX_CONFIG_NODES = 100_000
 
 
@@ -30,6 +32,7 @@ def read_model(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
         raise ModelError(f"{folder}: GGUF files are served by mmengine's own model descriptions only")
     values = read_model_json(folder, "config.json")
     architecture = _architecture(folder, values)
+    check_values(folder / "config.json", values)
     found = getattr(transformers, architecture, None)
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise ModelError(_unknown(folder, architecture, values))
@@ -84,8 +87,13 @@ def _config(
         return config_class.from_dict(plain)
     except Exception as error:  # Config classes may raise any exception for unexpected values.
         raise ModelError(
-            f"{folder / 'config.json'} is no config that {architecture} accepts: {in_one_line(error)[:300]}"
+            f"{folder / 'config.json'} is no config that {architecture} accepts: {_all_lines(error)}"
         ) from error
+
+
+def _all_lines(error: Exception) -> str:
+    """Return an error's text as one line. transformers' validators give the reason in the second line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
@@ -95,6 +103,8 @@ def why_not(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str
         return "it is an encoder-decoder or has cross attention, and only decoders are served"
     if "Diffusion" in model_class.__name__ or _any(text, "diffusion", "block_diffusion"):
         return "it denoises blocks of tokens instead of generating one token after another"
+    if getattr(getattr(config, "vision_config", None), "model_type", "") in TIMM_TOWERS:
+        return "its image tower is a model of timm, which cannot be loaded"
     if config.model_type == "molmo2":
         return "tokens around an image see one another too, and the config does not name all these tokens"
     if not model_class.can_generate():

@@ -1,5 +1,6 @@
 """Determines a model's sizes without its weights, for `mmengine model check`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ def describe(folder: Path) -> ModelSpec:
     model that cannot be served, and for a model whose processor cannot be used.
     """
     config, model_class = read_model(folder)
-    open_media(folder, config)
+    media = open_media(folder, config)
     parts = parts_of(build_empty(model_class, config, torch.bfloat16))
     try:
         with torch.inference_mode():
@@ -32,7 +33,8 @@ def describe(folder: Path) -> ModelSpec:
         raise
     except Exception:  # A mixture of experts needs values, which tensors on the meta device lack.
         return _from_config(config)
-    return spec_of(parts, pool_heads(model_class.__name__, calls), layers)
+    spec = spec_of(parts, pool_heads(model_class.__name__, calls), layers)
+    return spec if media is None else replace(spec, runs=media_rules(config).runs)
 
 
 def _from_config(config: PreTrainedConfig) -> ModelSpec:

@@ -60,9 +60,12 @@ _COUNTS = {
     "vocab_size_per_layer_input": VOCABULARY,
 }
 # Fields of published checkpoints that the default config leaves out, although they decide the verdict.
-PUBLISHED: dict[str, dict[str, object]] = dict.fromkeys(
-    ("lfm2", "lfm2_moe"), {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}
-)
+_LFM2 = {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}
+PUBLISHED: dict[str, dict[str, object]] = {
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2,
+    "lfm2_vl": {"text_config": {"model_type": "lfm2", **_LFM2}},
+}
 SIZES = MappingProxyType({**BASE, **_WIDTHS, **_COUNTS})
 
 

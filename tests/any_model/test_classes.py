@@ -33,10 +33,25 @@ def folder_of(tmp_path, config):
         ({**LLAMA, "model_type": "qwen2"}, "model_type 'qwen2' does not belong to LlamaForCausalLM"),
         ({**LLAMA, "model_type": "of_nothing"}, "transformers has no model_type 'of_nothing'"),
         ({**LLAMA, "model_type": 3}, "transformers has no model_type '3'"),
-        ({**LLAMA, "hidden_size": "wide"}, "no config that LlamaForCausalLM accepts"),
+        (
+            {**LLAMA, "hidden_size": "wide"},
+            "no config that LlamaForCausalLM accepts: .* expected int, got str",
+        ),
+        ({**LLAMA, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; the limit is 1,024"),
+        ({**LLAMA, "quantization_config": {"quant_method": "mxfp4"}}, "'mxfp4' is not supported"),
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "encoder-decoder"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent layers"),
         (LFM2, "layers conv bypass the attention function"),
+        (
+            {
+                "architectures": ["Lfm2VlForConditionalGeneration"],
+                "model_type": "lfm2_vl",
+                "text_config": {**LFM2, "architectures": []},
+            },
+            "layers conv bypass the attention function",
+        ),
+        ({"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n"}, "a model of timm"),
+        ({"architectures": ["FastVlmForConditionalGeneration"], "model_type": "fast_vlm"}, "a model of timm"),
         ({"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama"}, "cross attention"),
         ({"architectures": ["BertModel"], "model_type": "bert"}, "no language model head"),
         (

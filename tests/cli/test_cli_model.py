@@ -60,6 +60,41 @@ def test_a_hosted_model_is_sized_from_a_run_without_values(tmp_path):
     assert (code, found["implementation"]) == (0, "transformers") and "LoRA adapters" in found["unsupported"]
     assert found["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2  # Layers, KV heads, head size, bfloat16.
     assert "an image is computed in one step" in found["notes"][0] and "2 of 4" in found["notes"][1]
+    # Two layers have a window of 12 tokens, and their blocks behind it are freed.
+    assert found["kv_bytes"] == 2 * 2 * 16 * 2 * (2 * 64 + 2 * 12)
+    shown = CliRunner().invoke(app, ["model", "check", str(tmp_path)]).stdout
+    assert "(512 bytes per token, freed behind windows)" in shown
+
+
+def test_a_window_that_the_described_model_lacks_is_served_by_transformers(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16}
+    config.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found, code = report(tmp_path)
+    assert (code, found["implementation"], found["refused"]) == (0, "transformers", "")
+    assert found["command"].endswith("--model-impl transformers")
+    assert "own implementation refuses it" in found["notes"][-1] and "sliding_window" in found["notes"][-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "quant_method 'mxfp4' is not supported"),
+        ({"text_config": {"quantization_config": {}}}, "text_config.quantization_config must not be in"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; the limit is 1,024"),
+        ({"hidden_size": "big"}, "expected int, got str"),
+        ({"num_key_value_heads": 3}, "4 heads do not divide into 3 KV heads"),
+    ],
+)
+def test_a_hosted_model_with_an_unusable_config_is_refused_with_the_reason(tmp_path, fields, reason):
+    config = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "num_hidden_layers": 4}
+    config |= {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    found, code = report(tmp_path)
+    assert code == 1 and reason in found["refused"] and "\n" not in found["refused"]
 
 
 def test_a_gguf_file_is_sized_from_its_header(tmp_path):
