@@ -199,7 +199,9 @@ class PackedLinear:
         self._width = half or n
         self._bias = None if bias is None else bias.float().contiguous()
         bias_address = None if self._bias is None else self._bias.data_ptr()
+        self._run, self._run_gate_up = self._library.mm_linear_run, self._library.mm_linear_gate_up
         self.c = structure(weight, bias_address)
+        self._k = weight.k
         self._address = ctypes.addressof(self.c)
         self._packed = packed_buffer(self._library.mm_linear_bytes(self._address))
         self.c.packed = self._packed.ctypes.data
@@ -218,25 +220,25 @@ class PackedLinear:
         `float32`: y is float32. `out`: tensor that receives y. `residual`: added to y; must have y's shape,
         dtype and stride, and may be `out`. A row's values must be contiguous; rows may be strided.
         """
-        m, k = len(x), self.c.k
+        shape, stride = x.shape, x.stride()  # Python calls cost as much as a short product: ask once.
+        m, width, k = shape[0], self._width, self._k
         dtype = torch.float32 if float32 else self.dtype
-        if x.shape != (m, k) or x.dtype != self.dtype or (m and k and x.stride(1) != 1):
+        if shape != (m, k) or x.dtype != self.dtype or (m and k and stride[1] != 1):
             raise ValueError(f"x is {_text(x)}, wanted {self.dtype} [m, {k}] with contiguous rows")
-        y = torch.empty((m, self._width), dtype=dtype) if out is None else out
-        self._check_like("out", y, m, dtype, y.stride(0))
+        if out is None:
+            y, row = torch.empty((m, width), dtype=dtype), width
+        else:
+            y, row = out, out.stride(0)
+            self._check_like("out", y, m, dtype, row)
         if residual is not None:
-            self._check_like("residual", residual, m, dtype, y.stride(0))
+            self._check_like("residual", residual, m, dtype, row)
         if self._gate_up:
             if residual is not None or float32:
                 raise ValueError("a layer with gate_up supports neither a residual nor a float32 result")
-            failed = self._library.mm_linear_gate_up(
-                self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), None
-            )
+            failed = self._run_gate_up(self._address, x.data_ptr(), stride[0], m, y.data_ptr(), row, None)
         else:
             added = None if residual is None else residual.data_ptr()
-            failed = self._library.mm_linear_run(
-                self._address, x.data_ptr(), x.stride(0), m, y.data_ptr(), y.stride(0), float32, added
-            )
+            failed = self._run(self._address, x.data_ptr(), stride[0], m, y.data_ptr(), row, float32, added)
         if failed:
             raise MemoryError(f"not enough memory to run a linear layer on {m} rows")
         return y

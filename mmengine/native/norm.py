@@ -23,12 +23,14 @@ class RmsNorm:
         self._address, self._size = self._weight.data_ptr(), len(self._weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self._size)
-        if len(rows) and rows.stride(1) != 1:
+        rows, dtype, size = x.reshape(-1, self._size), x.dtype, self._size
+        stride, count = rows.stride(), rows.shape[0]
+        if count and stride[1] != 1:
             rows = rows.contiguous()
-        out = torch.empty(x.shape, dtype=x.dtype)
+            stride = rows.stride()
+        out = torch.empty(x.shape, dtype=dtype)
         self._run(
-            *(rows.data_ptr(), rows.stride(0), len(rows), DTYPES[x.dtype], self._address, self._size),
+            *(rows.data_ptr(), stride[0], count, DTYPES[dtype], self._address, size),
             *(self._eps, self._once, out.data_ptr()),
         )
         return out

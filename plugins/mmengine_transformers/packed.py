@@ -42,10 +42,11 @@ class PackedLayer(nn.Module):
         return torch.empty(self.out_features, self.in_features, dtype=self.packed.dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features)
-        if rows.dtype != self.packed.dtype or (len(rows) and rows.stride(1) != 1):
-            rows = rows.to(self.packed.dtype).contiguous()
-        return self.packed(rows, float32=self._float32).view(*x.shape[:-1], self.out_features)
+        packed, shape = self.packed, x.shape
+        rows = x.reshape(-1, shape[-1])
+        if rows.dtype != packed.dtype or (rows.shape[0] and rows.stride(1) != 1):
+            rows = rows.to(packed.dtype).contiguous()
+        return packed(rows, float32=self._float32).view(*shape[:-1], self.out_features)
 
 
 class PackedEmbedding(nn.Module):
