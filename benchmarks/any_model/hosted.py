@@ -6,7 +6,8 @@ All of them run on random weights in one process.
 
 Decoding: a Qwen3 with Qwen3-VL-2B's text shape, in bfloat16 and with int8 weights, 1 and 16 rows. Both
 engines take turns every few steps. Batches: 16 text requests of 32 to 1,024 tokens on half a billion weights,
-beside `generate_batch`. Ratios are of CPU time, because a busy machine stretches the time on the clock.
+beside `generate_batch`, and 8 requests with an image beside `generate` one by one (hosted_batches.py). Ratios
+are of CPU time, because a busy machine stretches the time on the clock.
 """
 
 import gc
@@ -20,15 +21,13 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.common.measure import Sample, clocked, use_threads
+from benchmarks.common.measure import Sample, use_threads
 from benchmarks.common.report import Part, Table, Target, machine_lines, show
 
 BURST = 5  # steps in one turn; the first one does not count
 CONTEXT = 100
 TOKENS = 1500  # token ids of prompts are below this number
-WANTED_SHARE, WANTED_BATCH = 0.7, 2.0
-LENGTHS = tuple(32 * (1 + 31 * place // 15) for place in range(16))  # 32 to 1,024 tokens
-NUM_NEW = 32
+WANTED_SHARE = 0.7
 NAMES = {"native": "described", "transformers": "transformers' modules"}
 
 
@@ -38,11 +37,15 @@ def main(
     steps: Annotated[int, typer.Option(min=2, help="Turns of each side.")] = 6,
     decoding: Annotated[bool, typer.Option(help="Also measure decode steps.")] = True,
     batches: Annotated[bool, typer.Option(help="Also run the batch of 16 requests.")] = True,
+    images: Annotated[bool, typer.Option(help="Also run the requests with images.")] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as one JSON line.")] = False,
 ) -> None:
     """Measure decode steps of both implementations, and a batch of requests."""
     use_threads(threads)
     import torch  # imported after the thread environment is set
+
+    from benchmarks.any_model.hosted_batches import texts, with_images
+    from benchmarks.common.half_billion_model import TEXT as HALF_BILLION
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +53,10 @@ def main(
         if decoding:
             part.add(decode(Path(folder) / "two_billion", layers, steps))
         if batches:
-            part.add(batch(Path(folder) / "half_billion"))
+            write_text_model(Path(folder) / "half_billion", HALF_BILLION)
+            part.add(texts(Path(folder) / "half_billion", TOKENS))
+        if images:
+            part.add(with_images(Path(folder) / "images"))
     if json_output:
         print(part.dumps())
     else:
@@ -133,46 +139,6 @@ def _in_turns(folder: Path, quantize: str, rows: int, turns: int) -> tuple[dict[
         runner.close()
     gc.collect()
     return times, sum(mine == theirs for mine, theirs in zip(*answers, strict=True))
-
-
-def batch(folder: Path) -> Part:
-    """Time 16 requests on the hosted model and with transformers' continuous batching."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    from benchmarks.common.engine_runner import EngineRunner
-    from benchmarks.common.half_billion_model import TEXT
-    from benchmarks.common.workload import random_texts
-    from mmengine.config import EngineConfig
-
-    write_text_model(folder, TEXT)
-    asks = [random_texts(1, length, NUM_NEW, TOKENS, seed=length)[0] for length in LENGTHS]
-    sizes = {"max_model_len": 2048, "max_num_seqs": 16, "num_blocks": 1025, "spec": "none"}
-    config = EngineConfig.from_dict({**sizes, "model_impl": "transformers"})
-    runner = EngineRunner(model=folder, dtype="bfloat16", config=config)
-    runner.answer(asks[:1])
-    ours, answers = clocked(lambda: runner.answer(asks))
-    runner.close()
-    gc.collect()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    prompts = [ask.prepared.prompt_token_ids.tolist() for ask in asks]
-    options = GenerationConfig(max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    model.generate_batch(prompts[:1], options)
-    theirs, found = clocked(lambda: model.generate_batch(prompts, options))
-    produced = [len(each.generated_tokens) for each in found.values()]
-    assert produced == [len(answer) for answer in answers] == [NUM_NEW] * len(asks), produced
-    total = sum(LENGTHS) + NUM_NEW * len(asks)
-    table = Table(
-        f"16 text requests of 32 to 1,024 tokens, {NUM_NEW} new tokens each, half a billion weights",
-        ("", "CPU seconds", "tokens per CPU second", "seconds"),
-    )
-    sides = {"mmengine, transformers' modules": ours, "transformers, continuous batching": theirs}
-    for side, took in sides.items():
-        figures = (f"{took.cpu:.1f}", f"{total / took.cpu:.0f}", f"{took.wall:.1f}")
-        table.rows.append((side, *figures))
-    ratio = theirs.cpu / ours.cpu
-    table.notes.append(f"transformers takes {ratio:.2f} times the CPU time.")
-    return Part([table], [Target("hosted_batch", ratio, WANTED_BATCH)])
 
 
 if __name__ == "__main__":
