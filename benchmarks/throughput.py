@@ -6,7 +6,7 @@
     python benchmarks/throughput.py --profile # time by phase and a flame graph
 
 `--quick` ends within two minutes on every CPU. To do so, the half_billion section uses one thread count, and
-leaves transformers out where its bfloat16 is too slow; a note says so.
+leaves transformers out on CPUs on which transformers' bfloat16 is too slow; a note says so.
 """
 
 import enum

@@ -74,8 +74,8 @@ class _Walk:
     def check(self, *, is_last: bool) -> None:
         """Raise BadModes if another user could change the folder.
 
-        `is_last`: the folder is the path's end. A sticky folder before the end is allowed, because `enter`
-        checks who owns the next folder on the path.
+        `is_last`: whether the folder is the last on the path. Before the last folder, a sticky folder is
+        allowed, because the next folder's owner is checked too.
         """
         status = os.fstat(self.fd)
         if status.st_uid not in (0, os.geteuid()):

@@ -1,9 +1,9 @@
 """A token's probability among the tokens that its grammar allowed, as the sampler computes it.
 
-EXECUTED and outputs carry this confidence as pairs after a token's logprobs, with negative numbers in place
-of token ids: (LOGPROB, the token's logprob), (ENTROPY, the entropy), and (FIRST_LIKELY - token, its logprob)
-for the likeliest allowed tokens, the best first. The last pairs are missing if the grammar allowed a single
-token.
+The event EXECUTED and the engine's outputs store this confidence as pairs after a token's logprobs, with
+negative numbers in place of token ids: (LOGPROB, the token's logprob), (ENTROPY, the entropy), and
+(FIRST_LIKELY - token, its logprob) for the likeliest allowed tokens, the best first. The last pairs are
+missing if the grammar allowed a single token.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class TokenConfidence(NamedTuple):
 
 
 def pairs_of(confidence: TokenConfidence) -> list[tuple[int, float]]:
-    """Return the pairs that carry `confidence` after a token's logprobs."""
+    """Return the pairs that store `confidence` after a token's logprobs."""
     likely = [(FIRST_LIKELY - token, logprob) for token, logprob in confidence.likely]
     return [(LOGPROB, confidence.logprob), (ENTROPY, confidence.entropy), *likely]
 

@@ -1,6 +1,7 @@
-"""Measures a model on transformers' modules beside a described model and transformers' batching.
+"""Measures mmengine on transformers' modules, beside mmengine's own modules and transformers' batching.
 
-All of them run on random weights in one process.
+All of them run on random weights in one process. In the tables, a "described" model runs on mmengine's own
+modules.
 
     python -m benchmarks hosted --layers 8
 
@@ -40,7 +41,7 @@ def main(
     images: Annotated[bool, typer.Option(help="Also run the requests with images.")] = True,
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as one JSON line.")] = False,
 ) -> None:
-    """Measure decode steps of both implementations, and a batch of requests."""
+    """Measure decode steps on both kinds of modules, and a batch of requests."""
     use_threads(threads)
     import torch  # imported after the thread environment is set
 
@@ -83,7 +84,7 @@ def write_text_model(folder: Path, sizes: dict[str, object]) -> None:
 
 
 def decode(folder: Path, layers: int, turns: int) -> Part:
-    """Time decode steps of both implementations, which take turns."""
+    """Time decode steps on both kinds of modules, in turns."""
     from benchmarks.common.large_model import TEXT
 
     write_text_model(folder, TEXT | {"num_hidden_layers": layers, "vocab_size": 32_768})
@@ -108,7 +109,7 @@ def decode(folder: Path, layers: int, turns: int) -> Part:
 
 
 def _in_turns(folder: Path, quantize: str, rows: int, turns: int) -> tuple[dict[str, list[Sample]], int]:
-    """Return both implementations' step times, and how many answers are equal."""
+    """Return the step times on both kinds of modules, and how many answers are equal."""
     from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.workload import random_texts
     from mmengine.config import EngineConfig

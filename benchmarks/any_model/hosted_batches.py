@@ -1,5 +1,6 @@
-"""Measures batches on a hosted model beside transformers: texts beside its continuous batching, and requests
-with images beside `generate`, which answers one request after another.
+"""Measures batches in mmengine on transformers' modules (a hosted model), and in transformers. Texts are
+compared with transformers' continuous batching. Requests with images are compared with `generate`, which
+answers one request after another.
 
 transformers' continuous batching takes 90 % of the machine's memory for its KV cache unless it is told a
 size, and its attention mask has a value for each token of a step and each token of the cache. So it gets the
@@ -128,7 +129,7 @@ def _answers(folder: Path, asks: list[Ask]) -> tuple[Sample, list[list[int]]]:
 
 
 def _table(title: str, sides: dict[str, Sample], num_tokens: int) -> tuple[Table, float]:
-    """Return the table, and how many times the CPU time of the first side the second side takes."""
+    """Return the table, and the ratio of the second side's CPU time to the first side's."""
     table = Table(title, ("", "CPU seconds", "tokens per CPU second", "seconds"))
     for side, took in sides.items():
         figures = (f"{took.cpu:.1f}", f"{num_tokens / took.cpu:.0f}", f"{took.wall:.1f}")

@@ -30,7 +30,7 @@ Inputs = dict[str, torch.Tensor]
 class TokenClock:
     """A stopping criterion that never stops and records the time of each token after the first.
 
-    `between`: called before the first of every `burst` tokens; the time that it takes is not counted. So two
+    `between`: called before the first of every `burst` tokens; the time of the call is not counted. So two
     sides can alternate within a single `generate`.
     """
 

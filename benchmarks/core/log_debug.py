@@ -88,7 +88,7 @@ class Seeks:
 
 
 def short_moves(seeks: Seeks, debugger: Debugger, rng: random.Random, end: int) -> None:
-    """Measure moves that search backwards, whose bar is not that of a seek."""
+    """Measure moves that search backwards. Their target time differs from a seek's."""
     debugger.goto_event(end // 2)
     seeks.measure("reverse-step", lambda _: debugger.step(-1), range(seeks.count // 3))
     seeks.measure("reverse-stepi", lambda _: debugger.step_event(-1), range(seeks.count // 3))

@@ -1,10 +1,11 @@
-"""Measures whether `log rerun` predicts the latencies of real runs: each half of a log from the other half.
+"""Measures whether `log rerun` predicts a real run's latencies: each half of the log from the other half.
 
     python -m benchmarks rerun_calibration [--seconds N] [--folder DIR]
 
-The engine serves the embedded checkpoint on a CPU under five loads, with requests that arrive in time, and
-writes a log of each. The decisions are then simulated in time, with step times from one half of a log, and
-the latencies of the other half are compared with the logged ones (mmengine/replay/rerun/calibration.py).
+The engine serves the embedded checkpoint on a CPU under five loads. Requests arrive at random times, and each
+load has its own log. A simulation then repeats the log, with step times from one half of the log. The
+simulated latencies of the other half are compared with the logged latencies
+(mmengine/replay/rerun/calibration.py).
 
 `--clock cpu` is for a machine that other programs use: the log's clock then counts this process's CPU time.
 """
@@ -24,8 +25,8 @@ from mmengine.replay.rerun.rerun import NoPrediction, Rerun, rerun
 
 WORDS = ("red", "green", "blue", "square", "circle", "triangle", "left", "right", "above", "below", "large")
 SIZES = {"max_num_seqs": 8, "token_budget": 128, "max_model_len": 512, "num_blocks": 129, "num_threads": 1}
-# For each load: requests per second as a share of what the engine can serve, requests that arrive together,
-# the share of requests with an image, and further settings.
+# For each load: the request rate as a share of the rate that the engine can serve, the number of requests
+# that arrive together, the share of requests with an image, and further settings.
 LOADS = {
     "burst": (0.5, 6, 0.0, {}),
     "steady": (0.5, 1, 0.0, {}),

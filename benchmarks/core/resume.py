@@ -3,8 +3,8 @@
     python -m benchmarks resume [--quick]
 
 A process writes a log over the simulated executor: long prompts first, then 500 requests at a time until the
-next snapshot is almost due. Then it is killed. Another process opens the log and continues to its first
-decided step:
+next snapshot is almost due. Then the process is killed. Another process opens the log and continues to its
+first decided step:
 
     snapshot   start from the newest snapshot, as usual
     whole      read the whole log, as when no snapshot is usable

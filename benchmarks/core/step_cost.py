@@ -3,7 +3,7 @@
     python -m benchmarks step_cost [--quick] [--json]
 
 Costs are CPU times of one thread, with the garbage collector frozen and the log on disk. The bare loop runs
-in the same process: for each of N objects it adds one to two integers and appends a token. The executor
+in the same process: for each of N objects it increments two integers and appends a token. The executor
 returns its tokens at once, and its own time is subtracted. Each case runs in three rounds (one with --quick),
 and the round with the smallest median counts.
 

@@ -58,9 +58,9 @@ class _Bare:
 
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
-    """Return each round's ns for the least work that a step could do in Python, on rows with `LENGTH`
-    tokens. CPython preallocates the integers up to 256, and the loop is a quarter faster with those. Real
-    rows have larger integers, so LENGTH is above 256.
+    """Return each round's ns for the least work that a step could do in Python, on rows with `LENGTH` tokens.
+    CPython preallocates the integers up to 256, which makes the loop a quarter faster. Real rows have larger
+    integers, so LENGTH is above 256.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
@@ -114,8 +114,8 @@ class Instant:
 
 
 class Bench:
-    """An engine with its log in its own folder. `step` runs a step and returns its ns without the
-    executor's.
+    """An engine with its log in its own folder. `step` runs a step and returns its ns, without the executor's
+    own time.
     """
 
     _number = 0

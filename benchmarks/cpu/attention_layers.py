@@ -1,9 +1,10 @@
-"""Measures attention with windows, soft caps, sinks and small values: the CPU kernels beside torch, in turns.
+"""Measures attention with windows, soft caps, sinks and narrow values: the CPU kernels and torch, in turns.
 
     python -m benchmarks attention_layers
 
-Rows have 8,192 keys in blocks of 16 tokens, with 16 heads over 8 KV heads of 128 values. The figures are
-the least CPU time over the turns of one layer, because a busy machine stretches the time on the clock.
+Rows have 8,192 keys in blocks of 16 tokens, with 16 heads over 8 KV heads of 128 values. Each figure is the
+minimum CPU time of one layer over all turns. CPU time is measured, because a busy machine stretches the time
+on the clock.
 """
 
 import time

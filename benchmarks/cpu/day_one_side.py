@@ -196,7 +196,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)
-        # printed at once, so that the parent has it even if it ends this process at the time limit
+        # printed at once, so that the parent has the line even if it ends this process at the time limit
         print(json.dumps(found.first_s), flush=True)
     for count in rows:
         ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))

@@ -7,9 +7,9 @@ verified. With ngram, suffix and grammar, all drafts are verified.
 
 Greedy, float32, one thread, CPU time of the process. A result is the median of the rounds' ratios. Its
 interval is the bootstrapped 95 % interval, or, with fewer than six rounds, the interval from the smallest to
-the largest ratio. The drafter `suffix` finds no answers from other cells, nor answers from before the prompts
-of a cell repeat. "kept" is the share of the verified drafts that were accepted; "tokens a pass" includes the
-sampled token after the drafts.
+the largest ratio. The drafter `suffix` finds only answers from its own cell. When all prompts of a cell have
+been used and repeat, earlier answers are not found any more. "kept" is the share of the verified drafts that
+were accepted; "tokens a pass" includes the sampled token after the drafts.
 
     --batch 1,4    rows (default: 1, 4, 16 and 64)
     --tasks LIST   some of texts, forms

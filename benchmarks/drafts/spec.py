@@ -2,8 +2,8 @@
 
     python -m benchmarks spec
 
-Each cell is a task, a number of concurrent requests, and a drafter. It is compared with an engine without
-drafts. The tasks:
+Each cell is a task, a number of concurrent requests, and a drafter. Each cell is compared with an engine
+without drafts. The tasks:
 
     schema    describe a synthetic picture as JSON, with a schema for the answer
     json      describe a synthetic picture as JSON, without a schema
@@ -15,8 +15,8 @@ All drafts of a drafter are verified, except with "auto" and "K chosen", whose d
 decides how many drafts are worth verifying.
 
 In the cells "nobody asked", drafters exist but may not draft in any step. This measures the cost of being
-able to draft, without the cost of deciding whether to draft. They are compared with an engine that has the
-same settings and no drafters.
+able to draft, without the cost of deciding whether to draft. These cells are compared with an engine that has
+the same settings and no drafters.
 
 Greedy, float32, one thread. Every round draws new pictures and texts, so that drafters that search past
 answers have not seen the request. The time is the process's CPU time, from the end of the prompts' last step
@@ -31,7 +31,7 @@ drafts.
     --drafters L   some of the drafters in the table
     --rounds N     rounds per cell (default 9)
     --asleep       only the cells "nobody asked"
-    --awake        only the other cells, without the prefix cache's
+    --awake        only the other cells, no prefix cache hits
     --quick        3 rounds, batch 1 and 16, fewer drafters
     --json         print the targets as a last line of JSON
     --out FILE.md  file for the tables

@@ -107,7 +107,7 @@ class Side:
         self._grammar = grammar_of(schema)
 
     def run(self, task: str, groups: Sequence[Sequence[Prepared]], *, shares: bool = True) -> Decoded:
-        """Answer `groups` one after another. With `shares` false, results of earlier runs in caches are not
+        """Answer `groups` one after another. With `shares` false, cached results of earlier runs are not
         used, which is necessary if requests repeat.
         """
         found = Decoded()
@@ -127,8 +127,8 @@ class Side:
 
 @dataclass(slots=True)
 class Pairs:
-    """A side's results in a cell, one per round. `plain` holds the results of the runs without drafts with
-    which they are compared.
+    """A side's results in a cell, one per round. `plain` holds the results of the runs without drafts, for
+    comparison.
     """
 
     plain: list[Decoded] = field(default_factory=list)

@@ -172,7 +172,8 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
     said = (
         f"largest gap {max(gaps):.1e} in {len(gaps)} chains (tolerance {bound:.1e}); {same} of {total} drafts"
     )
-    # If two tokens score almost equally, the passes may choose different ones, and all later drafts differ.
+    # If two tokens score almost equally, the passes may choose different tokens. All later drafts then
+    # differ.
     return Verdict("drafts captured beside launched", said, max(gaps) <= bound and 2 * same > total)
 
 

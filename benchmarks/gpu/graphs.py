@@ -97,8 +97,8 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
 
 
 def _grids(rng: np.random.Generator, num_patches: int, num_frames: int) -> list[tuple[int, int, int]]:
-    """Return random grids (t, h, w) of images and two-frame videos until the next does not fit, at
-    least one.
+    """Return random grids (t, h, w) of images and two-frame videos: at least one grid, and as many as fit in
+    `num_patches` and `num_frames`.
     """
     grids: list[tuple[int, int, int]] = []
     side = int((num_patches / 2) ** 0.5) // 2

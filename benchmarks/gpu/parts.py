@@ -63,7 +63,7 @@ def device(tell: PartReporter) -> None:
 def compiling(dry: bool) -> dict[str, Work]:
     """Return the parts that compile FlashInfer's kernels, keyed by name; empty without FlashInfer.
 
-    They can run in parallel, because such a machine has many cores.
+    These parts can run in parallel, because a machine with a GPU has many cores.
     """
     if dry or flashinfer_capability.package_problem() is not None:
         return {}

@@ -25,10 +25,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A measured figure and the bound or rival figure that it is compared with, `floor`, in the same `unit`.
-
-    `fraction`: how much of the bound is reached (1: all), or ours divided by the rival's. `wanted`: the
-    lowest fraction that meets the goal, or None.
+    """A measured figure, and the figure with which it is compared: a lower bound or a rival's figure
+    (`floor`). Both figures have the unit `unit`. `fraction`: how much of the bound is reached (1: all), or
+    ours divided by the rival's. `wanted`: the lowest fraction that meets the goal, or None.
     """
 
     measured: float

@@ -150,7 +150,7 @@ class Run:
     def _stop(self, going: RunningPart) -> None:
         """Kill the part's process and its children if it still runs, and forget the part.
 
-        A process that hangs in the driver may not end, so this waits for at most 5 s.
+        A process that hangs in the driver may not end, so this method waits for at most 5 s.
         """
         if going.process.is_alive():
             try:

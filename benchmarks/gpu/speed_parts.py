@@ -20,8 +20,8 @@ from mmengine_qwen3_vl.config import ModelConfig
 
 SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, budget=8192, prefill=8192, grid=(1, 64, 64))
 DRY = Sizes(rows=(1, 8), context=24, steps=4, budget=32, prefill=64, grid=(1, 4, 4))
-# Decode (keyed by rows) and prefill: the lower bound divided by the time. Busy: the share of the time with a
-# kernel running.
+# Minimum figures. For decode (keyed by rows) and prefill: the lower bound divided by the measured time. Busy:
+# the share of the time in which a kernel runs.
 WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
 WANTED_PREFILL = 0.55
 WANTED_BUSY = 0.97

@@ -4,7 +4,7 @@
     python -m benchmarks sessions --threads 2 --half-billion         # 0.4 billion weights, bfloat16
 
 A session gets the frames one after another, as from a camera, and then the question. The cold request has the
-same content, and nothing of it is prepared, encoded or computed before. Each answer has one token; the
+same content, no part of which was prepared, encoded or computed before. Each answer has one token; the
 measured time goes from the call to this token. Each round measures a cold request and then a session, and
 compares their prompts token by token.
 """

@@ -28,10 +28,11 @@ from tests.gguf.writing import packed
 RESULTS = Path(__file__).parents[1] / "results" / "gguf_blocks_cpu.md"
 TITLE = "GGUF's types in the kernels"
 N, K = 2048, 1536
-LEAST_BYTES = 40e6  # Of all layers in their smallest form.
-UNIT = 1e8  # Weights.
+LEAST_BYTES = 40e6  # Minimum size of all layers together, in their smallest form.
+UNIT = 1e8  # Number of weights to which the times are scaled.
 ROWS = (1, 2, 4, 16, 512)
-FEW_LAYERS = 100  # Number of rows from which fewer layers are enough, because their weights are read once.
+# With at least this many rows, two layers are enough, because reading the weights takes little of the time.
+FEW_LAYERS = 100
 FORMS = {"int8": Form.INT8, "int4": Form.INT4}
 Layers = dict[tuple[str, str], list[PackedLinear]]  # Keyed by instruction set and form.
 

@@ -7,10 +7,10 @@
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. tests/gguf/quantising.py
 rounds its matrices to each other type that the engine reads. The engine loads each file in its default dtype
-and in the other one, once for each instruction set of this CPU, and reads 512 tokens of a page in docs/.
-Each next-token distribution is compared with two others, which the engine computes in float32 from
-dequantised weights: with the distribution of the same file, which leaves only the error of the computation,
-and with that of the original Q4_1 file, which adds the error of the type's rounding.
+and in the other one, once for each instruction set of this CPU, and reads 512 tokens of a page in docs/. Each
+next-token distribution is compared with two reference distributions, which the engine computes in float32
+from dequantised weights. The reference from the same file leaves only the error of the computation. The
+reference from the original Q4_1 file adds the error of the type's rounding.
 """
 
 import gc
@@ -81,7 +81,7 @@ def main(
     """Compare all types, on every instruction set of this CPU."""
     title = SPEED if speed else ERROR
     usable = usable_isas()[::-1]
-    for isa in usable[:-1] if CHOICE not in os.environ else ():  # The last one is this process's.
+    for isa in usable[:-1] if CHOICE not in os.environ else ():  # This process measures the last one.
         environment = os.environ | {CHOICE: isa}
         subprocess.run(
             [sys.executable, "-m", "benchmarks", "gguf_types", *sys.argv[1:]], env=environment, check=True

@@ -3,8 +3,8 @@
     python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
 
 The converter identifies a vocabulary by a hash of a tokenised text, and does not know the embedded
-checkpoint's. Its rule for splitting texts does not matter here, because prompts are given as ids, so the file
-names Qwen's rule.
+checkpoint's. This script names Qwen's vocabulary instead. The rule for splitting texts, which this name
+selects, does not matter here, because prompts are given as ids.
 """
 
 import runpy

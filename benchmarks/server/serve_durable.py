@@ -4,7 +4,7 @@
     python -m benchmarks serve_durable --quick --part costs # one part, half a minute
 
 The sides take turns (sides.py). Each figure is the median of the rounds' differences. ± is half the width of
-its confidence interval of about two thirds, which holds for any distribution.
+its confidence interval. The confidence level is about two thirds, for any distribution of the differences.
 """
 
 import enum

@@ -29,7 +29,8 @@ def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 def error_of(values: Sequence[float]) -> float:
     """Return half the width of the median's confidence interval, whose confidence level is about two thirds.
-    The interval lies between two of the sorted values, and holds for any distribution.
+    The interval's ends are two of the sorted values, so its level does not depend on the values'
+    distribution.
     """
     found, reach = sorted(values), len(values) ** 0.5 / 2
     least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)

@@ -52,7 +52,7 @@ def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) ->
     table = Table("Compilation, ms of CPU time", ("", "p50", "p99", "refused", "does not allow an answer"))
     for side in sides:
         if side.name == "mmengine, following":
-            continue  # it compiles like the previous side
+            continue  # this side compiles like the previous side
         spent = _of(times, side.name, "compile")
         refused = [case.name for case in cases if (side.name, case.name, "compile") not in times]
         over = [case.name for case in cases if (side.name, case.name, "over") in times]

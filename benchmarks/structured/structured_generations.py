@@ -6,17 +6,18 @@
     --schemas DIR      schemas in MaskBench's format (coverage_cases.py), one file per schema
     --vocabulary FILE  tekken_240911.json or a .gguf file
     --limit N          about N of the schemas
-    --budget N         tokens per answer; an answer that must be closed has the tokens of the shortest one,
-                       or half as many more
+    --budget N         tokens per answer; an answer that must be completed gets the number of tokens of the
+                       grammar's shortest text, or half as many more for each further round
     --rounds N         answers for each schema in each of the four ways, with different random numbers
     --ordered N        Bounds.ordered; 0: keys in any order
     --verbose          print every invalid answer to stderr, with its reason
 
-The model is a table of random logits in which tokens that end a part are a little more likely. It answers in
-four ways: greedily and at temperature 1.3, each with a budget that may cut the answer ("length") or within
-which the answer must be completed ("close"). The answers use the engine's own code for backend, rows, masks
-and closing. jsonschema validates each finished answer against the schema's own draft, with formats. Exits
-with 1 if an answer is invalid, if an answer that must be closed is cut, or if a grammar ends with an error.
+The model is a table of random logits in which tokens that end a value, such as a closing bracket, are a
+little more likely. It answers in four ways: greedily and at temperature 1.3, each with a budget that may cut
+the answer ("length") or within which the answer must be completed ("close"). The answers use the engine's own
+code for backend, rows, masks and closing. jsonschema validates each finished answer against the schema's own
+draft, with formats. Exits with 1 if an answer is invalid, if an answer that must be closed is cut, or if a
+grammar ends with an error.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 TEMPERATURE = 1.3
 NUM_TABLES = 32  # number of logit tables; each step uses one of them, shifted
-LIKELIER = 2.0  # added logits for tokens that end a part
+LIKELIER = 2.0  # added to the logits of tokens that end a value
 NOBODY = np.empty(0, np.int32)
 OUTCOMES = ("valid", "invalid", "cut", "broken")
 DRAFTS = {  # keyed by a part of the schema's $schema

@@ -77,8 +77,8 @@ class Counting(Scheduler):
 
 
 class Side(NamedTuple):
-    """What one side answered: (request, number of the answer) -> tokens, reasons of the end, and the number
-    of logprobs.
+    """The answers of one side, and its counters. `answers`: (request, number of the answer) -> tokens, finish
+    and stop reasons, and the number of logprobs.
     """
 
     answers: dict[tuple[str, int], tuple[VllmObject, ...]]

@@ -52,9 +52,9 @@ def workload(
     several: bool = True,
     short: bool = False,
 ) -> list[Asked]:
-    """Return the same requests at each call. `loras`: the numbers of which each request gets one, 0 for no
-    adapter. `several`: whether some requests want two answers. `short`: whether to leave out what needs more
-    work of the host than tokens do, for measurements of throughput.
+    """Return the same requests at each call. `loras`: the adapter numbers from which each request gets one, 0
+    for no adapter. `several`: whether some requests want two answers. `short`: whether to leave out forms,
+    logprobs, stop strings and second answers, whose host work would disturb a measurement of throughput.
     """
     draw = random.Random(3)
     shared = [random_scene(draw, side=side) for side in (128, 256)]
@@ -73,7 +73,7 @@ def workload(
         more: dict[str, VllmObject] = {}
         if not short:
             more |= {"logprobs": 3 if index % 6 == 1 else None, "stop": ["e"] if index % 9 == 4 else None}
-            if several and index % 10 == 5:  # without chance, because vLLM's CPU build refuses seeds
+            if several and index % 10 == 5:  # top_k 1 replaces a seed, which vLLM's CPU build refuses
                 more |= {"n": 2, "temperature": 1.0, "top_k": 1}
         if is_form:
             more["structured_outputs"] = StructuredOutputsParams(json=FORM)

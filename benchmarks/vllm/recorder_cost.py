@@ -1,13 +1,13 @@
-"""Measures what recording costs vLLM's scheduler, without a model: the CPU time of `add_request`, `schedule`
-and `update_from_output`, of the plain class and of the recording class in turns.
+"""Measures how much CPU time recording adds to vLLM's scheduler, without a model. The benchmark times
+`add_request`, `schedule` and `update_from_output` in the plain class and in the recording class, in turns.
 
     build/vllm/bin/python -m benchmarks.vllm.recorder_cost [--steps 2000] [--rows 256 1024]
 
-Both schedulers get the same requests and the same tokens, and both of vLLM's classes are measured:
-AsyncScheduler decides each step before the last step's tokens are back. All rows are always taken: a request
-that ends makes room for a new one. Existing objects are frozen for the garbage collector, as vLLM's engine
-does. "inside" is the CPU time within the recorder's own methods, without the time that the clock takes. It
-varies less than the difference of the two classes.
+Both schedulers get the same requests and the same tokens. vLLM's Scheduler and AsyncScheduler are both
+measured; AsyncScheduler decides each step before the last step's tokens are back. All rows are always taken:
+when a request ends, a new request takes its row. Existing objects are frozen for the garbage collector, as
+vLLM's engine does. "inside" is the CPU time within the recorder's own methods, without the time that the
+clock takes. It varies less than the difference of the two classes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from mmengine_vllm import RecordingScheduler
 from mmengine_vllm.recording import Recording
 from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
 
-TURN = 50  # steps of one class before it is the other's turn
+TURN = 50  # consecutive steps of one class, before the other class runs
 
 
 class Side:

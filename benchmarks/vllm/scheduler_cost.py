@@ -24,7 +24,7 @@ from mmengine_vllm import Scheduler as OurScheduler
 from mmengine_vllm.vllm_object import VllmObject
 from tests.vllm.model_free import Runner, block_hasher, engine_config, make_request, make_scheduler
 
-TURN = 20  # steps of one class before it is the other's turn
+TURN = 20  # consecutive steps of one class, before the other class runs
 PROMPT = 64
 
 

@@ -1,9 +1,10 @@
 """Plant a bug into mmengine on import.
 
-An encoder output stays in the cache as long as a running request references it. With the bug, a request that
-is preempted while its last chunk ended inside an image does not release that reference. At first this has no
-effect. But each such preemption makes a part of the encoder cache unusable, until no request with a new image
-can start, and the engine waits forever. vLLM had this bug (#31857).
+An encoder output stays in the cache as long as a running request references it. The bug concerns a request
+whose last chunk ended inside an image. If the request is preempted, it does not release its reference to the
+image's encoder output. At first this has no effect. But each such preemption makes a part of the encoder
+cache unusable, until no request with a new image can start, and the engine waits forever. vLLM had this bug
+(#31857).
 """
 
 from mmengine.core.fold import evolve
@@ -12,7 +13,7 @@ _leave_row = evolve.leave_row
 
 
 def leave_row(state, req_state, *rest):
-    """Release the row, the blocks and the media of `req_state`, except for the bug."""
+    """Release the row, the blocks and the media of `req_state`, except the references that the bug keeps."""
     preempted = req_state.request.request_id in state.requests  # a finished request is no longer listed
     computed = int(state.num_computed[req_state.row])
     if preempted:

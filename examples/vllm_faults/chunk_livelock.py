@@ -2,10 +2,10 @@
 
     python -m examples.vllm_faults.chunk_livelock [LOG]
 
-With `disable_chunked_mm_input` a chunk that would end inside an image ends before it. While two requests or
-more are present, `long_prefill_token_threshold` caps the chunk. If the image is longer than the threshold,
-the capped chunk never covers the image, and nothing is scheduled. A single request has no cap, so the hang
-needs two. vLLM 0.32.0 splits an image at which the chunk begins, and serves both requests.
+With `disable_chunked_mm_input` a chunk that would end inside an image is cut before the image. While two
+requests or more are present, `long_prefill_token_threshold` caps the chunk. If the image is longer than the
+threshold, the capped chunk never covers the image, and nothing is scheduled. A single request has no cap, so
+the hang needs two. vLLM 0.32.0 splits an image at which the chunk begins, and serves both requests.
 """
 
 from vllm.v1.core.sched.scheduler import Scheduler

@@ -4,7 +4,8 @@
 
 vLLM preempts the running request with the largest priority value, the newest first. With the fault it
 preempts the request that was admitted last, as under the policy "fcfs". The waiting queue still has the order
-of priorities. So a request with the best priority, admitted last, loses its blocks to one with a worse one.
+of priorities. So a request with the best priority that was admitted last loses its blocks to a request with a
+worse priority.
 """
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy

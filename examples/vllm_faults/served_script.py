@@ -79,7 +79,9 @@ def _observe(scheduler, event, number, hasher):
 
 
 def random_images(seed, *, num_requests=60, **settings):
-    """Return a script of random requests with up to two of eight images. A quarter of them is cancelled."""
+    """Return a script of random requests with up to two of eight images. A quarter of the requests are
+    cancelled.
+    """
     rng, observations = random.Random(seed), []
     sizes = {"max_num_seqs": 8, "token_budget": 32, "max_model_len": 512, "block_size": 16, "num_blocks": 40}
     config = EngineConfig(**{**sizes, "encoder_budget": 64, "encoder_cache_size": 64, **settings})

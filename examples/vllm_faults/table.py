@@ -1,10 +1,11 @@
-"""Records the six faults, names each by `verify`, minimizes each log, and prints a table.
+"""Records the six faults, names each fault with `verify`, minimizes each log, and prints a table.
 
     build/vllm/bin/python -m examples.vllm_faults.table [FAULT ...] [--out FOLDER]
 
 FOLDER gets each fault's log, the smallest log, and the pytest file that runs vLLM's scheduler alone. The exit
-code is 1 if a fault is not named, or not minimized to at most 6 requests within 60 seconds of CPU time. On a
-machine with other work, a search may last longer by the factor by which the recording did, at most 8.
+code is 1 if a fault is not named, or not minimized to at most 6 requests within 60 seconds of CPU time. Other
+programs on the machine may slow a search down. The search's time limit is therefore multiplied by the factor
+by which the recording was slowed down, at most 8.
 """
 
 import argparse
@@ -37,7 +38,9 @@ FORMAT = "{:<19}{:<24}{:>5}{:>10}{:>6}{:>12}{:>9}{:>7}"
 
 
 def minimized(fault, log, out, seconds):
-    """Return what `mmengine log minimize --json` prints. Its written test was run on both classes."""
+    """Return what `mmengine log minimize --json` prints. The command also writes a test, and runs the test on
+    both classes.
+    """
     name = f"examples.vllm_faults.{fault}:{FAULTS[fault]}" if FAULTS[fault] else "vllm"
     options = ["--with", name, "--seconds", str(seconds), "--json"]
     with redirect_stdout(StringIO()) as printed:

@@ -51,7 +51,8 @@ class FeatureStore:
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate all places now. Raises ConfigError if the memory is too small.
 
-        A GPU's memory plan contains exactly this memory. Growing later would need half as much in addition.
+        A GPU's memory plan contains exactly this memory. Growing the tensor later would need half as much
+        memory in addition, for the old tensor that is copied.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
@@ -225,7 +226,8 @@ def _not_external(
 ) -> list[EncodeItem]:
     """Put into `store` the features that `external` has. Return the items that must still be encoded.
 
-    If `last` is given, the last item is returned in any case, because its features are `last`.
+    If `last` is given, the last item is always returned, because `last` has its features and they are not
+    stored yet.
     """
     left = []
     for item in items:

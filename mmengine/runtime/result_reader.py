@@ -73,7 +73,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     `sampled`: host tensors, which may be read once the device has finished. `batch`: the positions that
     sample. A row with drafts has several positions (see `runs`), any other row has one. `lazy_masked`: rows
     whose grammar was completed while sampling, and rows that got no token. `target_states`: input for a draft
-    head that drafts after this step. `draft_room`: the plan's limits of drafts, for the rows that sample.
+    head that drafts after this step. `draft_room`: the plan's limits on drafts, for the rows that sample.
     """
 
     batch: SampleRows

@@ -52,7 +52,7 @@ COLUMNS = np.dtype(
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("min_tokens", np.int32),
-        ("min_stop_tokens", np.int32),  # stop strings are ignored before so many tokens
+        ("min_stop_tokens", np.int32),  # stop strings are ignored until the answer has this many tokens
         ("logprobs", np.int32),
         ("ignore_eos", np.bool_),
         ("max_total", np.int32),  # number of tokens, with the prompt, at which max_tokens ends the answer
@@ -189,7 +189,7 @@ class RowColumns:
         """
         key = rows.tobytes()
         if key != self._rows_of_last:
-            self._rows_of_last, self._last = key, self.columns.take(rows)  # for records, faster than []
+            self._rows_of_last, self._last = key, self.columns.take(rows)  # faster than [] for records
         return self._last
 
     def positions(self, plan: StepPlan, out: np.ndarray) -> None:

@@ -126,7 +126,7 @@ class ModelRunner:
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
         """Capture decode-only steps, a draft head's passes and the encoder, and replay them from now on.
 
-        What cannot be captured is left out. `capture`: the function that captures decode-only steps.
+        Parts that cannot be captured are left out. `capture`: the function that captures decode-only steps.
         """
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
@@ -288,8 +288,8 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Return the hidden states, the step's inputs in the same order, and the positions of the tokens [3,
-        t].
+        """Return the hidden states, the step's inputs, and the tokens' positions [3, t]. The `sample_tokens`
+        of the inputs are indices of the hidden states.
         """
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)

@@ -42,8 +42,9 @@ def embeds_of(plan: StepPlan) -> int:
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
     """Return how many embeddings a part adds to the sum over the plan's `encode`.
 
-    `encode` contains the item of a last part with all its embeddings. For a last part, the result corrects
-    this sum and is therefore not positive.
+    Parts before the last part are not in `encode`, so their embeddings are added. The last part puts the
+    whole item into `encode`. For a last part the result therefore subtracts the embeddings of the earlier
+    parts.
     """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share

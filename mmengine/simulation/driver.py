@@ -102,8 +102,8 @@ class Driver:
         self._events = sorted(workload.events or (), key=lambda each: each.step)
         self._late: list[SimEvent] = []  # events that occur while the step runs
         self._sessions = SessionQueues()
-        # Only for vLLM's scheduler: maps the id of each request whose grammar failed to whether the scheduler
-        # has examined the request since the failure.
+        # Used only with vLLM's scheduler. The keys are the ids of requests whose grammar failed. A value says
+        # whether the scheduler has examined the request since the failure.
         self._failed: dict[str, bool] = {}
         self._step = 0
         self._num_steps = 0

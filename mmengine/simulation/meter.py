@@ -56,7 +56,7 @@ class Meter:
         self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
         self._gaps: list[np.ndarray] = []
-        self._gap_owners: list[np.ndarray] = []  # for each gap, the request's number in arrival order
+        self._gap_owners: list[np.ndarray] = []  # for each gap between tokens, the request's index
         self.ends: dict[str, int] = {}  # finish reason -> number of requests
         self.num_preemptions = 0
         self.num_output_tokens = 0

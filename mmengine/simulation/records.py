@@ -84,7 +84,7 @@ class Recorder:
             record["admit"] = {name: computed[name] for name in admitted}
         encoded: dict[str, list[int]] = {}
         for item in plan.encode:
-            if item.request.request_id in names:  # not if it was preempted in the same step
+            if item.request.request_id in names:  # false if the request was preempted in the same step
                 encoded.setdefault(item.request.request_id, []).append(item.index)
         record["enc"] = encoded
         here.evicted = plan.evict

@@ -1,4 +1,5 @@
-"""Drafts from a row's own text: finds an earlier occurrence of the last tokens, and proposes what followed.
+"""Drafts from a row's own text: finds an earlier occurrence of the last tokens, and proposes the tokens that
+followed it.
 
 This is prompt lookup (Saxena, 2023). The last six tokens are looked up first, then the last three. If an
 n-gram has occurred several times, its last occurrence is used.

@@ -1,5 +1,5 @@
-"""Drafts from other requests' answers: finds a row's last tokens in an earlier answer, and proposes what
-followed.
+"""Drafts from other requests' answers: finds a row's last tokens in an earlier answer, and proposes the
+tokens that followed.
 
 The idea is SuffixDecoding (Oliaro et al., 2024), but this drafter keeps earlier answers in a ring buffer
 instead of suffix trees. A hash table for each n-gram length says where an n-gram last occurred. A request

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-# Twice what the deepest nesting that spec.py and normalization allow needs. Only the used part takes memory.
+# Twice the size that the deepest allowed nesting needs; spec.py and normalization limit the nesting. Only the
+# used part takes memory.
 STACK_BYTES = 256 * 2**20
 _T = TypeVar("_T")
 

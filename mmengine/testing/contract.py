@@ -45,7 +45,7 @@ TOLERANCE = 2e-4  # Largest allowed difference of float32 log-probabilities.
 # an image may be ready too late for two rows to run at once.
 MOST_ROUNDS = 8
 NEAR_STEPS = 8  # Logits at most this many bfloat16 steps apart count as tied.
-NEAR_EXPERTS = 2  # The same for a router's last chosen expert and first rejected expert.
+NEAR_EXPERTS = 2  # The same limit, for the router logits of the last chosen and first rejected expert.
 MOST_NEAR_EXPERTS = 0.5  # Maximum share of tokens whose experts are nearly tied.
 SETTINGS: dict[str, dict[str, object]] = {
     "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
@@ -108,7 +108,7 @@ def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
             elif "norm" in name and not name.endswith("bias"):
                 weight.copy_(1 + 0.3 * drawn)
             else:
-                weight.copy_(0.25 * drawn)  # A large embedding that is also the head would scale the logits.
+                weight.copy_(0.25 * drawn)  # A large embedding would scale the logits if it is also the head.
 
 
 def with_field(text: str, field: str, value: object) -> str:
@@ -228,7 +228,7 @@ class PluginContract:
         return dict(SETTINGS[name])
 
     def reduced(self, made: Checkpoint) -> Reference:
-        """Return the transformers model in bfloat16."""
+        """Return the checkpoint's transformers model, converted to bfloat16."""
         return made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
 
     @pytest.fixture
@@ -326,9 +326,9 @@ class PluginContract:
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
         """Check that each sampled token is the likeliest token, except for near ties.
 
-        transformers' bfloat16 or float32 model decides: a rounding can change a router's choice at an earlier
-        token, and then their logits differ by more than a near tie. Two logits may be nearly tied. In a
-        mixture of experts, a token's last chosen and first rejected expert may also be nearly tied.
+        transformers' bfloat16 or float32 model must agree: rounding can change a router's choice at an
+        earlier token, so that the two models' logits differ by more than a near tie. Tokens whose last chosen
+        and first rejected expert nearly tie are not checked.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

@@ -1,4 +1,4 @@
-"""Release an encoder output for all rows when the first of them no longer needs it."""
+"""Release an encoder output for all rows as soon as one of the rows no longer needs the output."""
 
 from mmengine.encoder_cache.cache import EncoderCache
 

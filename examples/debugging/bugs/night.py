@@ -54,7 +54,7 @@ def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
 
 
 def main(name: str, folder: Path, num_requests: int = 1000) -> None:
-    bug = None if name == "none" else import_module(name)  # plants it
+    bug = None if name == "none" else import_module(name)  # plants the bug
     config = EngineConfig(**{**SETTINGS, **getattr(bug, "SETTINGS", {})})
     rng, requests, now = random.Random(31857), [], 0
     for number in range(num_requests):

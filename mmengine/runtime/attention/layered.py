@@ -1,7 +1,8 @@
 """Selects a backend for each attention layer: the fastest backend that supports the layer's features.
 
-The CPU kernels compute all layers, with one exception: steps in which tokens attend to one another in both
-directions. Other fast backends compute only plain causal layers. Torch computes the remaining layers.
+The CPU kernels support all features except runs, which are tokens that attend to one another in both
+directions. Other fast backends support only plain causal layers. Torch computes every layer that the fast
+backend does not support.
 """
 
 import structlog
@@ -19,7 +20,7 @@ log = structlog.get_logger("mmengine.operators")
 
 class LayeredAttention:
     """Implements AttentionBackend with several backends. `fast`: a backend for plain layers, or the CPU
-    kernels, or None. A layer that shares another layer's KV uses that layer's place in the pool.
+    kernels, or None. A layer that shares another layer's KV uses the other layer's index in the pool.
     """
 
     captures = False

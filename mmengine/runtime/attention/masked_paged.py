@@ -155,11 +155,11 @@ class MaskedPagedAttention(TorchPagedAttention):
     def _pages_of(
         self, rows: np.ndarray, first_block: np.ndarray, num_blocks: np.ndarray
     ) -> tuple[torch.Tensor, np.ndarray]:
-        """Return the group's pages (Group.pages), and each page slot's position in its row, int64 [g,
-        n].
+        """Return the group's pages (Group.pages), and the position in its row of each key in these pages,
+        int64 [g, n].
 
-        `num_blocks`: how many blocks each row reads, beginning with `first_block`. The dummy block stands for
-        missing blocks.
+        `num_blocks`: how many blocks each row reads, beginning with `first_block`. A row that reads fewer
+        blocks than the longest row is padded with the dummy block.
         """
         meta = self._meta
         assert meta is not None

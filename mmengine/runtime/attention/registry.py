@@ -49,9 +49,10 @@ def make_backend(
     kernels, or by torch if the CPU kernels cannot be used. With block `groups`, each group has its own
     backend.
 
-    "auto" selects the first backend, in the device's order of preference, that supports the pool and the
-    model's shape, or else torch. With `batch_invariant` a row's result has the same bits for any other rows
-    in the step, and for any distribution of the row's tokens over steps.
+    "auto" tries the backends in the device's order of preference, and selects the first backend that supports
+    the pool and the model's shape, or torch if none does. With `batch_invariant` a row's result does not
+    depend on the other rows in the step, nor on how the row's tokens are split into steps: all bits are
+    equal.
 
     Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
     not batch invariant.

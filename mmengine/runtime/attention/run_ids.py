@@ -12,7 +12,7 @@ from mmengine.request import Request
 
 
 class RunIds:
-    """All rows' prompts' run ids, for a model with the run kind `kind`."""
+    """The prompt's run ids for each row, in a model with the run kind `kind`."""
 
     def __init__(self, kind: RunKind, max_rows: int) -> None:
         self._kind = kind
@@ -25,7 +25,7 @@ class RunIds:
         self._num_prompt[row] = 0 if self._prompts[row] is None else len(request.prompt_token_ids)
 
     def of(self, plan: StepPlan) -> np.ndarray | None:
-        """Return the step's tokens' run ids, int32 [t], or None if no token belongs to a run."""
+        """Return a run id for each token in the step, int32 [t], or None if no token belongs to a run."""
         in_prompt = (plan.num_computed < self._num_prompt[plan.rows]).nonzero()[0]
         if not len(in_prompt):
             return None

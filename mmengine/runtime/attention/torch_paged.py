@@ -32,8 +32,8 @@ class Group:
 
     `tokens`: indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], all rows' K
     pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
-    for other rows. None: in a decode group each row has kv_len tokens; in other groups query i attends to the
-    tokens 0 to i.
+    for other rows. If `mask` is None, SDPA needs no mask: in a decode group each row has kv_len tokens, and
+    in other groups query i attends to the tokens 0 to i.
     """
 
     tokens: Places
@@ -140,8 +140,8 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` in one part. If a single part would need much padding, split the rows by the power of
-        two of their number of blocks.
+        """Return `rows` as a single part, or as several parts if a single part would need much padding. The
+        block counts in one part differ by less than a factor of two.
         """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):

@@ -57,7 +57,8 @@ def load() -> ModuleType:
     """Import the kernels. Raises ConfigError if Triton cannot be imported."""
     try:
         return import_module("mmengine.gpu.attention_kernels")
-    # Triton raises exceptions of several types if there is no driver or its parts have different versions.
+    # Triton raises exceptions of several types if there is no driver, or if parts of Triton have different
+    # versions.
     except Exception as error:
         raise ConfigError(
             f"attention 'triton' cannot be used: importing it fails ({in_one_line(error)}); choose 'torch' "

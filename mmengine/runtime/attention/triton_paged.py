@@ -2,8 +2,8 @@
 
 These kernels are used for float32, for head sizes that FlashInfer does not support, and if no CUDA compiler
 is installed. In each step the host assigns keys to the kernels' programs. In a captured step the kernels read
-this plan from a buffer. For each captured size, the buffer's layout and the number of programs are fixed, so
-that the CUDA graph can be replayed.
+this assignment from a buffer. For each captured size, the buffer's layout and the number of programs are
+fixed, so that the CUDA graph can be replayed.
 """
 
 from dataclasses import replace
@@ -96,7 +96,8 @@ class TritonPagedAttention:
         width = self._group * min(queries, longest)
         lengths, befores = meta.kv_lens, meta.kv_lens - meta.query_lens
         if bucket is not None:
-            # Tokens with a slot in the dummy block only pad the bucket. Their row must not attend to them.
+            # A token whose slot is in the dummy block is padding. The row's real tokens must not attend to
+            # padding.
             lengths = lengths - (meta.slots < self._block_size).reshape(bucket).sum(1)
         tiles, joins = cut(meta.query_lens, befores, lengths, queries, self._programs, self._max_parts(width))
         lists = whole_step(meta, self._block_size)

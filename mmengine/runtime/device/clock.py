@@ -19,7 +19,8 @@ class LaunchClock:
     def launch(self) -> None:
         """Begin a step while no step is in flight.
 
-        The time since the last result counts only as far as this process was busy.
+        The time since the last result is limited to this process's CPU time, so that idle time does not
+        count.
         """
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 

@@ -16,8 +16,8 @@ from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recor
 
 GIB = 2**30
 WARM_UPS = 2  # number of runs before a capture, in which libraries compile kernels and create workspaces
-# Maximum size of running copies from the device to the host. Beyond it, the computation waits for the oldest
-# copy.
+# Maximum size of running copies from the device to the host. If the copies exceed this size, the computation
+# waits for the oldest copy.
 MOST_STAGED = 512 * 2**20
 
 
@@ -143,8 +143,8 @@ class CudaDevice:
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return an NCCL group, which connects the ranks."""
         self.set_current()
-        # With graph registration, ranks would exchange buffer addresses during a capture. If the capture
-        # failed on one rank, the other ranks would wait for this rank.
+        # Graph registration is off by default, because ranks would exchange buffer addresses during a
+        # capture. If the capture failed on one rank, the other ranks would wait for this rank.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
         # After this timeout torch ends the process. Rank 0 notices a failure after half of the timeout, so
@@ -212,7 +212,8 @@ class CudaRecorder:
                 compute()
         usual.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: during a capture, other threads that prepare images may allocate pinned memory.
+        # With "thread_local", other threads may allocate pinned memory during a capture, for example to
+        # prepare images.
         capture = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )

@@ -19,7 +19,7 @@ from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MOST_GOES = 2  # maximum number of proposals of a head for a row in a step: one more after forced tokens
+MOST_GOES = 2  # maximum number of a head's proposals for a row in a step; the second follows forced tokens
 
 log = structlog.get_logger("mmengine.operators")
 
@@ -37,8 +37,8 @@ class Drafts(NamedTuple):
 class Drafting:
     """An engine's drafters, preferred drafters first. A drafter's index is its number in the log.
 
-    A row gets at most `most` drafts, and not more drafts than its answer may still have tokens. Only drafts
-    that its grammar allows are used.
+    A row gets at most `most` drafts, and at most as many drafts as its answer may still have tokens. Only
+    drafts that the row's grammar allows are used.
     """
 
     def __init__(

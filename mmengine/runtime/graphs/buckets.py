@@ -42,7 +42,7 @@ def row_sizes(max_rows: int) -> tuple[int, ...]:
 
 
 def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest size that is not below `num_rows`."""
+    """Return the smallest size that is at least `num_rows`."""
     return sizes[bisect_left(sizes, num_rows)]
 
 

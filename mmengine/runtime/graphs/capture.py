@@ -16,8 +16,8 @@ REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # label values in metri
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
-# The type of the function `capture`. The ranks of a sharded model use another function, which captures
-# together.
+# The type of the function `capture`. The ranks of a sharded model use another function, which captures on all
+# ranks together.
 Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]

@@ -20,8 +20,8 @@ from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_o
 
 
 class EncoderGraphs:
-    """The encoder's captured graphs. The largest is captured first, so that the others can reuse its
-    memory.
+    """The encoder's captured graphs. The largest graph is captured first, so that the smaller graphs can
+    reuse its memory.
 
     `sizes`: ascending. `encoder` must be made for the last size. `num_calls`: number of replayed calls,
     and of other calls by reason.

@@ -42,9 +42,8 @@ class Memory:
 
     @property
     def left(self) -> int:
-        """How many bytes are left for the KV pool. If `features` is 0, they are also for the encoder cache.
-
-        Negative if the other parts alone do not fit.
+        """How many bytes are left for the KV pool. If `features` is 0, the KV pool shares these bytes with
+        the encoder cache. Negative if the parts other than the KV pool do not fit.
         """
         needed = max(self.layers, self.encoder) + self.graphs + self.features + self.states + self.reserve
         needed += self.adapters

@@ -28,7 +28,7 @@ MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Return a block's size in bytes: K and V in all layers in these models."""
+    """Return a block's size in bytes: K and V for all layers of these models."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 

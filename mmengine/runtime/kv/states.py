@@ -41,7 +41,8 @@ class StatePool:
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def begin(self, plan: StepPlan) -> StepStates:
-        """Copy the states with which rows begin. Returns what the layers read and write in this step.
+        """Copy the states with which rows begin. Returns the states that the layers read and write in this
+        step.
 
         Raises ExecutorFailed if a row's state does not match the row's computed token count.
         """

@@ -115,8 +115,8 @@ class Followers:
         """Let all ranks apply `frames` and compute the step that the frames decide. Raises ExecutorLost if a
         rank is gone.
 
-        `check` reads the errors that ranks report. This method does not, because rank 0 must compute the step
-        even if another rank has already failed in it.
+        This method does not read the errors that ranks report (see `check`), because rank 0 must compute the
+        step even if another rank has already failed in the step.
         """
         if not self._lost:
             for channel in self._channels:

@@ -6,7 +6,7 @@ from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a rank after rank 0 loads, and how the rank connects to the other ranks.
+    """The model that a rank after rank 0 loads, and the data with which the rank connects to the other ranks.
 
     `store`: the file through which the ranks connect. `timeout_s`: a rank that does not take part in an
     exchange within this time counts as gone. `num_threads`: the setting num_threads.

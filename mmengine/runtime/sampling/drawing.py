@@ -51,8 +51,8 @@ def _draw_typical(
     kernels: ModuleType | None,
     is_typical: np.ndarray,
 ) -> torch.Tensor:
-    """Draw as `draw` does, if some rows use typical-p, which no kernel supports. `is_typical`, bool [r]:
-    these rows.
+    """Draw as `draw` does, for a batch in which some rows use typical-p. No kernel supports typical-p.
+    `is_typical`: bool [r], whether each row uses typical-p.
     """
     token_ids = torch.empty(len(options), dtype=torch.int64, device=logits.device)
     others, typical = np.flatnonzero(~is_typical), np.flatnonzero(is_typical)

@@ -9,8 +9,8 @@ import torch
 
 from mmengine.native import library
 
-# In place of a token: the two best scores of a row are so close that the `log` of torch could decide
-# differently.
+# Replaces a row's token if the row's two best scores are so close that torch's `log` might select the other
+# token.
 UNSURE = -1
 
 

@@ -11,7 +11,8 @@ import torch
 
 from mmengine.runtime.rows import NEVER
 
-# With a lower temperature sampling would be greedy in any case. The quotient 0 / T must stay finite.
+# Lower temperatures are raised to this value. Sampling is then greedy in any case, and the quotient 0 / T
+# stays finite.
 MIN_TEMPERATURE = 1e-10
 
 

@@ -37,8 +37,8 @@ class TokenHistory:
         self._length = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Store an admitted row's tokens and sequences. A row without history rules gives up its
-        place.
+        """Store an admitted row's tokens and sequences. A row without history rules releases its place in the
+        tables.
         """
         row = admission.row
         if not rows.columns["options"][row] & HISTORY:

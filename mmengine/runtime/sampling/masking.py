@@ -34,8 +34,8 @@ def keep_allowed(
 
     Of equal logits, the lowest token id is returned. The logit is -inf if no token is allowed, and undefined
     in a row with NaN. `is_read` (bool [m]): the rows that the caller reads later. In these rows the logits of
-    other tokens become -inf, in place. In the remaining rows they may stay unchanged. `logits`: float32 [s,
-    vocab_size].
+    disallowed tokens become -inf, in place. In the remaining rows these logits may stay unchanged. `logits`:
+    float32 [s, vocab_size].
     """
     if logits.device.type != "cpu":
         return keep_allowed_on_gpu(logits, masks)

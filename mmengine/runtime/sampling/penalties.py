@@ -37,7 +37,7 @@ class TokenCounts:
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Count an admitted row's known tokens. A row without penalties gives up its place."""
+        """Count an admitted row's known tokens. A row without penalties releases its place in the tables."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
             self._places.leave(row)
@@ -105,9 +105,9 @@ class TokenCounts:
 
         `penalties` [3, r, 1]: repetition, presence and frequency penalties. Repetition penalty (Keskar et
         al., CTRL, 2019): if the prompt or the output contains the token, a positive logit is divided by the
-        penalty, and a negative logit is multiplied with it. Frequency and presence penalties (as defined by
-        OpenAI): then the frequency penalty times the token's count in the output is subtracted, and also the
-        presence penalty if the output contains the token.
+        penalty, and a negative logit is multiplied by the penalty. Frequency and presence penalties (as
+        defined by OpenAI): then the frequency penalty times the token's count in the output is subtracted,
+        and also the presence penalty if the output contains the token.
         """
         repetition, presence, frequency = penalties
         places = upload(self._places.of[rows], self._device)

@@ -6,7 +6,7 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan
 
-NOTHING = -2  # in place of a draft: there is none; differs from every token id and from ERROR_TOKEN
+NOTHING = -2  # stands for a missing draft; differs from every token id and from ERROR_TOKEN
 
 
 class Runs(NamedTuple):

@@ -19,8 +19,8 @@ class ReasoningState(NamedTuple):
     """A text's progress in its reasoning.
 
     `opened`: how many start marker tokens were found so far. `said`: number of tokens after the start marker.
-    `closed`: number of last tokens that are the beginning of the end marker. `is_over`: whether the text
-    has no reasoning, or the reasoning has ended.
+    `closed`: how many tokens at the text's end match the beginning of the end marker. `is_over`: whether the
+    text has no reasoning, or the reasoning has ended.
     """
 
     opened: int = 0

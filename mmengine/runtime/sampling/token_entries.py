@@ -13,7 +13,7 @@ from mmengine.token_confidence import TokenConfidence, pairs_of
 
 Pairs = list[tuple[int, float]]
 TokenEntries = tuple[tuple[int, Pairs], ...]
-LEAST_LOGPROB = -14.0  # Less likely tokens (8e-7) are left out of a confidence.
+LEAST_LOGPROB = -14.0  # tokens with a probability below 8e-7 are left out of a confidence
 
 
 def token_entries(

@@ -8,7 +8,8 @@ from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 
 # Target time for one part of an item, in ns. Other rows decode only one token meanwhile, so the time must not
-# be longer than users accept between two tokens. It must also be long compared with the fixed cost of a step.
+# exceed the pause between two tokens that users accept. The time must also be long compared with the fixed
+# cost of a step.
 PIECE_NS = 10**9
 
 

@@ -20,7 +20,7 @@ from mmengine.runtime.startup.profile import measure
 
 RESERVE_SHARE = 0.1  # share of a GPU's memory that is left unused (kv/memory.py)
 CPU_MEMORY_SHARE = 0.25  # maximum share of the remaining memory for the default KV pool on a CPU
-# The default KV pool on a CPU holds so many requests of full length, and has at least CPU_MIN_BYTES.
+# The default KV pool on a CPU holds CPU_FULL_REQUESTS full-length requests, and has at least CPU_MIN_BYTES.
 CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
 STATE_SHARE = 0.125  # maximum share of the remaining memory for the default number of state slots

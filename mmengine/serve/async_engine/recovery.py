@@ -21,13 +21,13 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import final_outputs
 
 AGAIN = "the engine hung before it queued the request: send the request again"
-_SYNC_LIMIT_S = 10.0  # how long `settled` waits per step, since the engine may have ended
+_SYNC_LIMIT_S = 10.0  # maximum time that `settled` waits for a step, because the engine may have ended
 
 
 class Recovery:
     """Attaches callers to requests that the log contains.
 
-    Methods are thread-safe, except below a comment that names a thread.
+    Any thread may call the methods, except the methods below a comment that names their thread.
     """
 
     def __init__(self, thread: EngineThread, open_requests: OpenRequests) -> None:

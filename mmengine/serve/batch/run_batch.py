@@ -213,7 +213,8 @@ class _Batch:
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
         """Prepare a prompt on a worker thread, after waiting for room for the prompt's pixels.
 
-        The job that is submitted next does not wait, since later jobs may already take up the room.
+        The job that is submitted next does not wait for room, because the pixels of later jobs may already
+        fill the media memory.
         """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)

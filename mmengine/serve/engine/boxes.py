@@ -28,7 +28,9 @@ def answer_boxes(
 
 
 def boxes_in(value: object, written: str, unit: BoxUnit, frame: ImageFrame) -> dict[str, Box]:
-    """Return the boxes in an answer about the image with this frame. `written`: the schema's JSON text."""
+    """Return the boxes in an answer about one image. `written`: the schema's JSON text. `frame`: the image's
+    sizes and orientation.
+    """
     marked = {join_pointer("", *path): True for path in _paths(value) if has_keyword(written, path, MARK)}
     return {pointer: restore(box, unit, frame) for pointer, box in box_pointers(value, marked)}
 
@@ -40,7 +42,8 @@ def image_frame(
     part: dict[str, object] | None = None,
     media_options: dict[str, object] | None = None,
 ) -> ImageFrame:
-    """Return an image's frame. If the unit is the resized image's pixels, the image is prepared.
+    """Return an image's sizes and orientation. If boxes are in pixels of the resized image, the image is
+    prepared to find the resized size.
 
     `part`, `media_options`: the image's message part and the prompt's options, which may limit its size.
     Raises InvalidMedia for an unreadable image.

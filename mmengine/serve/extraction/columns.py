@@ -1,9 +1,9 @@
 """Flattens JSON values to the columns of a table, and lists the leaves of a value.
 
-The schema alone decides the columns. Each property has a column, whose name is the property's JSON pointer.
-For a nested object, its properties have columns instead of the object. An array has a single column with JSON
-text. The same holds for an object whose schema names no properties. Values that the schema does not name go
-into the column OTHER, as a JSON object that maps pointers to values.
+The schema alone decides the columns. Each property has a column, whose name is the property's JSON pointer. A
+nested object has no column of its own, but each of its properties has a column. An array has a single column
+with JSON text. An object whose schema names no properties also has a single column with JSON text. Values
+that the schema does not name go into the column OTHER, as a JSON object that maps pointers to values.
 """
 
 import json

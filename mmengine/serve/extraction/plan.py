@@ -27,7 +27,9 @@ PROMPT = "Read the document and return its data as JSON that follows this JSON s
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The options of an extraction. `model`: the model's options, by which another model is recognised."""
+    """The options of an extraction. `model`: the model's options, which show whether a later run uses another
+    model.
+    """
 
     schema: bytes
     prompt: str

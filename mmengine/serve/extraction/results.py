@@ -40,10 +40,10 @@ class RowBoxes(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table with its answer.
 
-    `status`: ok; check, if a field is doubtful; invalid, if the answer does not follow the schema; error, if
-    there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first. `text`:
-    the JSON text of `value`, or "" without a value. `confidence`: each field's confidence by JSON pointer.
-    `pictures` are relative to the work folder. `request`: the custom_id of the row's request.
+    `status`: "ok"; "check" if a field is doubtful; "invalid" if the answer does not follow the schema;
+    "error" if there is no answer. `check`: the JSON pointers of the doubtful fields, the least certain first.
+    `text`: the JSON text of `value`, or "" without a value. `confidence`: each field's confidence by JSON
+    pointer. `pictures` are relative to the work folder. `request`: the custom_id of the row's request.
     """
 
     document: str

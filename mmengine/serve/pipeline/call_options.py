@@ -83,8 +83,9 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords, merged over the pipeline's defaults.
 
-    As in transformers, most generation keywords have an effect only in `generate_kwargs`; the call's direct
-    keywords in _HOLDS_IN_A_CALL are exceptions. A generation_config replaces the pipeline's defaults.
+    As in transformers, most generation keywords have an effect only in `generate_kwargs`. The keywords in
+    _HOLDS_IN_A_CALL also have an effect as direct keywords of the call. A generation_config replaces the
+    pipeline's defaults.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None

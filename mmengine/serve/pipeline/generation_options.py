@@ -103,7 +103,7 @@ def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
     seconds = values.get("max_time", 0)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidRequest(f"max_time must be a number of seconds, not {seconds!r:.80}")
-    if "max_time" in values and not seconds:  # transformers checks the time after the first token
+    if "max_time" in values and not seconds:  # transformers checks the time only after a token
         options["max_tokens"], max_length = 1, 0
         options.pop("min_tokens", None)
     # min_new_tokens takes precedence over min_length.

@@ -12,9 +12,8 @@ MAX_ROWS = 256  # maximum number of rows that a report lists
 
 
 def report_failure(error: Exception, state: State, log: Path | None) -> None:
-    """Describe the step in an unexpected error, and write the traceback to FAILURE_FILE.
-
-    The file is in the folder `log`.
+    """Add a description of the current step to an unexpected error, and write the traceback to FAILURE_FILE
+    in the folder `log`.
     """
     if isinstance(error, MMEngineError) and error.__cause__ is None:
         return

@@ -27,8 +27,8 @@ HANG_EXIT = 75  # exit code of a process whose step hung (EX_TEMPFAIL: "try agai
 class Readiness:
     """Whether an engine is ready for work. In a boolean context, true if it is ready.
 
-    `reasons` tells operators why the engine is not ready. `public` has the reasons for other readers if they
-    get different reasons.
+    `reasons` tells operators why the engine is not ready. `public` replaces these reasons for everybody else;
+    if it is empty, everybody gets `reasons`.
     """
 
     reasons: tuple[str, ...] = ()

@@ -129,7 +129,8 @@ class KvPublisher:
 
 
 def _sent(router: "zmq.Socket[bytes]", frames: tuple[bytes, ...], left_s: float) -> float:
-    """Send a message in a replay. Return the receiver's remaining time, which was `left_s` seconds before.
+    """Send a message in a replay. `left_s`: the receiver's remaining time in seconds. Returns the time that
+    remains after the message.
 
     Raises ZMQError if the receiver has left, or if its time is over, since a slow receiver delays all other
     subscribers.

@@ -9,7 +9,8 @@ from mmengine.core.engine import EngineCore
 from mmengine.errors import LogError
 
 SYNC_INTERVAL_S = 0.01
-IDLE_S = 60.0  # interval of `tidy` without steps, since segments become old meanwhile
+# Seconds between calls of `tidy` while no steps run. Segments reach their maximum age in this time too.
+IDLE_S = 60.0
 
 
 class LogSyncer:

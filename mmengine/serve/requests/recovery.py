@@ -177,8 +177,8 @@ def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) 
 
     Waits until the grammars that running requests use are compiled.
 
-    Returns (request id, reason) for each request whose grammar is not available. If a request had still
-    waited for its grammar, a later step tells the core when the grammar is ready.
+    Returns (request id, reason) for each request whose grammar is not available. If a request was still
+    waiting for its grammar when the process ended, a later step tells the core that the grammar is ready.
     """
     lost, ready = [], []
     for name, req_state in resumed.state.requests.items():

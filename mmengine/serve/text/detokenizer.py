@@ -78,7 +78,7 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def _shrink(self, text: str) -> None:
-        """Drop tokens from the window's beginning, so that it begins with a token that begins a character.
+        """Drop tokens from the window's beginning. Afterwards the window's first token begins a character.
 
         `text` must end with the remaining tokens' decoded text. Among four consecutive non-empty tokens, at
         least one begins a character.
@@ -217,7 +217,7 @@ def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix with which a stop string may begin."""
+    """Return the length of the longest suffix of `text` that is the beginning of a stop string."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):

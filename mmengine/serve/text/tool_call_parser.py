@@ -56,7 +56,7 @@ class ToolCallParser:
         self.num_calls = 0
         self._state: Callable[[], Iterator[Piece]] = self._text
         self._held = ""  # text that cannot be parsed without the following text
-        self._may_call = True  # with a response format, text excludes later calls
+        self._may_call = True  # with a response format, no call may follow text
         self._space = ""  # white space that is dropped if a call follows
         self._depth, self._in_string, self._escaped = 0, False, False  # state of JSON arguments
         self._tool = _NO_PARAMETERS

@@ -92,7 +92,7 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        # Must run before the registries below take their recovered requests.
+        # The tenants must be known before the registries below take their recovered requests.
         self.admission.keep_tenants((one.request_id, one.tenant) for one in engine.recovered_requests())
         fetches, texts = FetchMetrics(media_fetcher), TokenTexts(engine.processor.tokenizer)
         recovered_rows = RecoveredRows(engine, storage.batches) if storage is not None else None

@@ -158,8 +158,8 @@ def _of_anything(kind: type) -> dict[str, object]:
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
     """Add to a struct's schema the entries of `fields` that the struct does not declare. A refused field may
-    only be null, which means absent, or have a value without effect. An optional field may have any value,
-    and then unknown fields are allowed too, because a lenient server leaves both out.
+    only be null, which means absent, or have a value without effect. An optional field may have any value. If
+    `fields` has optional fields, unknown fields are allowed too, because a lenient server ignores both kinds.
     """
     properties = schema["properties"]
     assert isinstance(properties, dict)

@@ -1,7 +1,7 @@
 """Runs batch lines for embeddings and scores.
 
-The log contains no embeddings or scores. Therefore a line is computed again if the previous process had not
-written its output line.
+The log contains no embeddings or scores. Therefore a line without an output line is computed again after a
+restart.
 """
 
 import asyncio

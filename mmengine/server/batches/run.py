@@ -162,7 +162,7 @@ class BatchRun:
             if self._stopped == "expired":
                 await self._disk(lambda: out.expire(self._name))
             elif not self._stopped and len(out.answered) < len(requests):
-                # This condition is a bug. The next run submits these lines again.
+                # Only a bug can cause this. The next run submits the missing lines again.
                 raise KeepFailed("some lines were not submitted")
             await self._end(out)
         finally:

@@ -22,7 +22,7 @@ _ANY = "true"  # a schema without marks
 
 
 class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
-    """What is needed to convert the boxes in an answer. The log stores it in the request's envelope.
+    """The data for converting the boxes in an answer. The log stores these data in the request's envelope.
 
     `unit`, `patch`: a BoxUnit. `frame`: an ImageFrame. `schema`: the answer's schema as JSON text, if the
     schema marks boxes.

@@ -194,7 +194,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # While one call with this key ends, about this many calls with any key end.
+        # Until one call with this key ends, about this many calls of all keys end.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,

@@ -104,7 +104,8 @@ class BodyBudget:
             self.add(reservation, len(chunk))
             chunks.append(chunk)
             if not message.get("more_body", False):
-                # Some clients send a file with its byte order mark, which a JSON parser may ignore.
+                # Some clients send a file that begins with a byte order mark. A JSON parser may ignore the
+                # mark (RFC 8259).
                 chunks[0] = chunks[0].removeprefix(codecs.BOM_UTF8)
                 return chunks
 

@@ -190,8 +190,8 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Return the response to /health. If an engine reported the state, the engine itself would send an equal
-    response.
+    """Return the response to /health. If an engine reported the state, the response equals the response that
+    the engine itself would send.
     """
     if not found.has_report:
         return _refusal(not_ready_error(found.reasons, found.retry_after_s))

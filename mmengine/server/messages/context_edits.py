@@ -1,5 +1,5 @@
 """Decides whether the context edits of a /v1/messages body leave its messages as they are. The server removes
-nothing from a prompt, so only such edits are accepted.
+nothing from a prompt, so only edits without an effect are accepted.
 """
 
 from collections import Counter

@@ -52,7 +52,7 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
         if len(self.connections) > self.most:
-            # If every other connection has a request, this is the new connection itself.
+            # If every other connection has a request, the new connection itself is closed.
             longest = next(iter(self.idle))
             del self.idle[longest]
             longest.abort()

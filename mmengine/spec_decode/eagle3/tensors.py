@@ -23,7 +23,7 @@ EMBEDDING, HEAD, FC, FC_BIAS, NORM = (
 INPUT_NORM = "input_norm.weight"  # the norm over all auxiliary states
 TO_TARGET, TO_DRAFT = "d2t", "t2d"
 QKV = ("q_proj", "k_proj", "v_proj")
-# The last four occur only in vocabulary maps.
+# The dtypes after FLOAT_BYTES occur only in vocabulary maps.
 DTYPE_BYTES = {**FLOAT_BYTES, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
 _MAP_DTYPES: dict[str, np.dtype] = {
     "I64": np.dtype("<i8"),

@@ -10,10 +10,10 @@ to some end. A greedy search therefore needs no backtracking, only good preferen
 4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
 5. otherwise the byte that was chosen least often when the same bytes were allowed.
 
-If the search finds no end, a second search also takes values in turn. If the second search fails too, the
-text is treated as plain text. The completion's bytes are then converted to the tokens that the tokenizer
-would choose. The search is limited by the number of questions to the matcher, not by time. A given grammar,
-position and vocabulary therefore give the same tokens on every machine.
+If the search finds no end, a second search also prefers the values that it has used least (`by_turns`). If
+the second search fails too, the text is treated as plain text. The completion's bytes are then converted to
+the tokens that the tokenizer would choose. The search is limited by the number of questions to the matcher,
+not by time. A given grammar, position and vocabulary therefore give the same tokens on every machine.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -130,7 +130,8 @@ class Closings:
         return self._vocabulary.letters(self._vocabulary.text(tokens)) or []
 
     def _spelled(self, matcher: Matcher, way: list[int]) -> list[int] | None:
-        """Convert single-byte tokens to the tokens that the tokenizer would choose and masks allow.
+        """Convert single-byte tokens to the tokens that the tokenizer would choose, if masks allow these
+        tokens.
 
         Returns None if there are no such tokens. `matcher` advances.
         """

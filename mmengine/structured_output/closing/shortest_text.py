@@ -20,7 +20,7 @@ MAX_STATES = 5_000  # Maximum number of states in a pattern's automaton.
 # Maximum number of optional repetitions. A larger number is treated as unbounded, which needs fewer states.
 MAX_OPTIONAL = 8
 MAX_LOOKED_AT = 4_000  # Maximum number of steps in an A* search.
-# Equivalent characters are merged up to this product: (number of sets) * (number of characters).
+# Equivalent characters are merged only if (number of sets) * (number of characters) is at most this limit.
 MAX_TOLD_APART = 20_000
 MAX_BEGINNING = 256  # Maximum number of characters in a given beginning.
 MAX_LEAST = 8_192  # Maximum supported minimum length, in characters.

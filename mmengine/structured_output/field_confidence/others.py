@@ -141,8 +141,8 @@ def _beginnings(text: bytes, span: Span, steps: Sequence[Step]) -> list[OtherVal
 def _rests(text: bytes, span: Span, step: Step) -> Iterator[tuple[bytes, float]]:
     """Yield (bytes that the token adds to the value, probability) for each likely token.
 
-    If the step's token begins before the value, a likely token must begin with the step token's bytes before
-    the value, except for white space.
+    If the step's token has bytes before the value, only likely tokens that begin with the same bytes count.
+    White space in these bytes is ignored.
     """
     before = text[step.start : span.start].translate(None, _SPACE) if step.start <= span.start else None
     for data, p in step.likely:

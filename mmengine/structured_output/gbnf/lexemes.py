@@ -110,8 +110,8 @@ class LexemeComparison:
     def beyond(self, one: str, other: str) -> tuple[list[Set], bool]:
         """Compare the lexemes with the regexes `one` and `other`, both known from `lexeme`.
 
-        Returns the characters with which `other` may continue after a text that is a complete `one`, and
-        whether some text matches both.
+        Returns the characters with which `other` may continue a text that `one` matches completely, and
+        whether some text matches both lexemes.
         """
         key = one, other
         if key not in self._known:

@@ -1,5 +1,5 @@
-r"""Converts tools to a GrammarRequest, which asks for the grammar of an answer with tool calls, and back. The
-module also examines the tools' schemas. Chat templates use one of two syntaxes for calls:
+r"""Converts tools to a GrammarRequest and back. The GrammarRequest asks for the grammar of an answer with
+tool calls. The module also examines the tools' schemas. Chat templates use one of two syntaxes for calls:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>

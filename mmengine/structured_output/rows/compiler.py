@@ -81,7 +81,7 @@ class Compiler:
         The caller counts as a user of the compilation until `release`. Raises MMEngineError if no new grammar
         is accepted.
         """
-        if grammar.field_confidence:  # Does not change the grammar.
+        if grammar.field_confidence:  # field_confidence does not change the grammar.
             grammar = msgspec.structs.replace(grammar, field_confidence=False)
         key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:

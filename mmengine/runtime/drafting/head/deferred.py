@@ -15,7 +15,8 @@ from mmengine.runtime.drafting.head.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
 MOST_TOKENS = 2048  # maximum number of waiting tokens; the embedded checkpoint's states then take 6 MiB
-# MERGED: in place of a step number, for tokens of earlier, merged steps. UNOWNED: in place of a row.
+# MERGED replaces the step number for tokens from steps that were merged. UNOWNED replaces the row for tokens
+# from finished requests.
 MERGED, UNOWNED = -1, -1
 AT_ONCE = 1024  # maximum number of waiting tokens that the head reads in a step, so that no step takes long
 

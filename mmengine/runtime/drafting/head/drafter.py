@@ -214,7 +214,8 @@ class HeadDrafter:
         blocks for other rows. Returns which rows could borrow, bool [n].
 
         Only rows that may have drafts (`selected`) borrow states. If the row to which the states belong reads
-        them in this step, no row borrows them, and the row that lacks them drafts from the next step on.
+        the states in this step, no other row borrows them. A row that lacks these states then drafts from the
+        next step on.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()

@@ -1,8 +1,8 @@
 """The interface of a draft head's network, for a ragged batch with t tokens from any rows.
 
-For token x[p] at position p, the input is the target's auxiliary states, or the last output from the head
-itself, and the next token's embedding, x[p + 1]. The output predicts x[p + 2]. The KV is stored in the
-slot for x[p].
+At position p the head reads two inputs: the embedding of the next token x[p + 1], and either the target's
+auxiliary states at p or the head's own last output. The head's output predicts x[p + 2]. The KV is stored in
+the slot for x[p].
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from mmengine.runtime.drafting.head.chain_rows import ChainRows
 
 
 class HeadSizes(Protocol):
-    """The sizes of a draft head that its KV pool, its drafter and its memory depend on."""
+    """A draft head's sizes, which determine its KV pool, its drafter and its memory."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -41,7 +41,9 @@ class HeadSizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """The target's layers whose inputs the head reads, ascending; the layer count is the final norm."""
+        """The target's layers whose inputs the head reads, ascending. The layer count stands for the final
+        norm.
+        """
         ...
 
     @property

@@ -98,7 +98,7 @@ class LLGuidance(OfTokenizer):
             # prototype need not repeat the work while they hold the GIL.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
-        # For a schema, normalization has checked that some text matches.
+        # A schema is not checked here, because normalization has checked that some text matches.
         if not error and not isinstance(found, JsonSchema):
             error = first_step_error(prototype)
         if error:
@@ -164,8 +164,8 @@ class LLGuidance(OfTokenizer):
         if drafts is not None:
             places = accumulate((1 + len(ahead) for ahead in drafts), initial=0)
         asked = list(zip(matchers, places, drafts if drafts is not None else repeat([])))
-        # Masks after drafts are computed with copies. A matcher caches its last mask and reuses it if its
-        # lexer state and table length are unchanged, which after a rollback may be a wrong mask.
+        # Masks after drafts are computed with copies. A matcher caches its last mask, and reuses the mask if
+        # its lexer state and table length are unchanged. After a rollback, the cached mask may be wrong.
         copied = ((each.deep_copy() if ahead else each, place, ahead) for each, place, ahead in asked)
         copies = asked if drafts is None else list(copied)
         is_filled = False

@@ -17,7 +17,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 # A character in a key. Each character has a single spelling, because keys are compared by spelling.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
-_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # Also allowed if no name contains a control character.
+_CONTROL = r"\\u00([01][0-9a-f]|7f)"  # an escape that a key may also have if no name has control characters
 
 
 class Rules(Protocol):

@@ -23,11 +23,11 @@ from mmengine.structured_output.json_schema.patterns.pattern import Pattern
 from mmengine.structured_output.json_schema.work import spend_work
 
 MAX_COMPARED = 512  # Maximum number of string values that are matched against patterns in an intersection.
-INTERSECTION_COST = 20  # Number of steps that an intersection counts in addition to its patterns.
+INTERSECTION_COST = 20  # Steps for each intersection, in addition to the steps for its patterns.
 # Maximum number of patterns that a string must match together. The grammar engine's states for their
 # intersection may double with each pattern.
 MAX_PATTERNS = 16
-MAX_STEPS = 100_000  # Maximum number of steps to match these values against a pattern.
+MAX_STEPS = 100_000  # Maximum number of steps to match listed string values against a pattern.
 
 Conjunction = tuple[int, ...]
 Limit = tuple[Fraction, bool]  # (value, whether the limit is exclusive).
@@ -70,7 +70,9 @@ class Number(msgspec.Struct, frozen=True):
         return self.multiple is None or (value / self.multiple).denominator == 1
 
     def step(self) -> Fraction | None:
-        """The step between allowed numbers, or None. A whole multiple of 3/10 is a multiple of 3."""
+        """The step between allowed numbers, or None. For whole numbers, a multiple of 3/10 is a multiple of
+        3, so the step is 3.
+        """
         return Fraction((self.multiple or Fraction(1)).numerator) if self.integer else self.multiple
 
 

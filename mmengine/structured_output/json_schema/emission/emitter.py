@@ -92,7 +92,7 @@ class Emitter:
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
         """Return whether the part allows every value and is written as `true`. Bounds on numbers do not apply
-        inside, because they would enlarge almost every grammar with an open object.
+        inside this part, because they would enlarge almost every grammar with an open object.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 

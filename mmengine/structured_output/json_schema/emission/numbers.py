@@ -164,7 +164,7 @@ def _ranges(constraint: Number) -> list[Json]:
     if constraint.low and constraint.low == constraint.high and constraint.holds(constraint.low[0]):
         return [
             {"const": to_number(constraint.low[0])}
-        ]  # The engine would find no number in this range, because it reads floats.
+        ]  # The engine reads floats, so it would find no number in this range.
     for limit, inclusive, exclusive in (
         (
             _exclude_start(constraint.low, constraint.high, 1, constraint.multiple),
@@ -222,6 +222,6 @@ def _missing_points(constraint: Number) -> list[Json]:
                 ends = ("minimum", "exclusiveMaximum") if sign > 0 else ("maximum", "exclusiveMinimum")
                 near, far = to_number(point), to_number(point + sign * unit)
                 out.append({"type": "number", "multipleOf": to_number(unit), ends[0]: near, ends[1]: far})
-                # Because it divides floats, the engine may find no multiple in the range above.
+                # The engine divides floats, so it may find no multiple in the range above.
                 out.append({"const": near})
     return out

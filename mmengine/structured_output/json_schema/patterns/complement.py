@@ -41,7 +41,7 @@ def complement_pattern(regex: str) -> Pattern:
 def _cached_complement(regex: str) -> tuple[Pattern | PatternError, int]:
     """Return the complement, or the error, and the number of steps.
 
-    A cached result counts as many steps as the first computation. Errors are cached too, because many
+    A cached result counts as many steps as its first computation took. Errors are cached too, because many
     alternatives may need one complement, and an error takes longest.
     """
     budget = MatchBudget(MAX_STEPS)

@@ -2,8 +2,8 @@
 
 `A and not B` is computed directly, because the complement of B alone often needs infinitely many
 alternatives. The shape A reduces the alternatives in three ways. Keys that A forbids need no alternative. A
-part that satisfies A's schema may be unable to violate B's schema. A list ends where the schemas of A and B
-for an item have no common value.
+part needs no alternative if A's schema for the part implies B's schema. If the schemas of A and B for an item
+have no common value, every list with this item violates B, so later items need no alternatives.
 
 Values that cannot be expressed become a blocked constraint, which is refused if it is used. Alternatives with
 values that few authors intend are left out; OMITTED_ALTERNATIVES describes these alternatives.
@@ -38,13 +38,15 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
 MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
 MAX_STEPS = 64  # Maximum number of steps between two bounds that are excluded one by one.
-MAX_PLACES = 16  # Only the first MAX_PLACES items in a list's rest are tried as the item that violates B.
+MAX_PLACES = 16  # Maximum number of items after a list's prefix that are tried as the item that violates B.
 OMITTED_ALTERNATIVES = (
     f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
     "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
     "constraint has no complement (such as the type integer)"
 )
-MAX_OPTIONAL = 5  # Maximum number of optional properties if an unnamed key violates B.
+# Maximum number of optional properties of an object in which an unnamed key violates B. Each subset of the
+# optional properties becomes an alternative.
+MAX_OPTIONAL = 5
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -74,7 +74,7 @@ class Shapes:
     document: Document
     known: dict[Conjunction, list[Shape]] = field(default_factory=dict)
     busy: set[Conjunction] = field(default_factory=set)
-    # Synthetic place -> conjunction whose negation it stands for.
+    # Synthetic place -> conjunction. The place stands for the conjunction's negation.
     negated: dict[int, tuple[Conjunction, Origin]] = field(default_factory=dict)
     unions: dict[int, Choice] = field(default_factory=dict)  # Synthetic place -> alternatives.
     own: dict[int, KeywordShape] = field(default_factory=dict)  # Place -> shape for its own keywords.

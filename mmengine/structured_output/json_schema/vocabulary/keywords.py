@@ -110,7 +110,7 @@ EXACT = 2**53  # Integers up to this value are exact in the grammar engine, whic
 MAX_DECIMALS = 15
 # Maximum number of remainders of a `multipleOf`. The grammar engine has a state for each remainder.
 MAX_REMAINDERS = 250_000
-REMAINDER_COST = 5  # Steps of work that a remainder costs, as the grammar engine takes about 10 µs for it.
+REMAINDER_COST = 5  # Steps of work for each remainder, for which the grammar engine takes about 10 µs.
 
 
 def to_fraction(value: int | float) -> Fraction:
@@ -233,7 +233,8 @@ def check_multiple(value: int | float, pointer: str) -> None:
         digits += 1
     if int(coefficient) >= 2**32 or to_fraction(value) != to_fraction(int(coefficient)) / 10**digits:
         refuse("multipleOf", pointer, f"steps of {value} cannot be enforced exactly")
-    if len(str(int(coefficient)).rstrip("0")) == 1:  # Only the last digits decide.
+    # For a step such as 5 or 20, only a number's last digits decide.
+    if len(str(int(coefficient)).rstrip("0")) == 1:
         return
     if coefficient > MAX_REMAINDERS:
         text = f"steps of {value} have more than {MAX_REMAINDERS:,} remainders, the most that is enforced"
