@@ -33,8 +33,8 @@ def existing(path: Path) -> Path:
 def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield at most `limit` lines that are not blank, each with its line number (the first line has 1).
 
-    Raises InvalidRequest for a line that is too long. Without `limit`, too many lines raise InvalidRequest,
-    too.
+    Raises InvalidRequest for a line that is too long. Without `limit`, a file with too many lines raises
+    InvalidRequest as well.
     """
     count = number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:

@@ -85,8 +85,8 @@ class FakeModel:
         return tokens, np.logical_and.accumulate(valid, axis=1).sum(axis=1)
 
     def breaks_grammar(self, rows: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return, for each of the `tokens` ([s, k]) at `places` ([s, k]), whether the grammar of its row
-        forbids it.
+        """Return, for each of the `tokens` ([s, k]) at `places` ([s, k]), whether the grammar of the token's
+        row forbids the token.
         """
         column = rows[:, None]
         low, high = self._range(column, places - self.num_prompt[column])

@@ -125,8 +125,8 @@ class Meter:
         line.tokens.append(num_tokens)
 
     def ttft(self, among: np.ndarray | None = None) -> Spread:
-        """Return the times from arrival to the first token. `among`: bool for each request in arrival order,
-        whether it counts (default: all do).
+        """Return the times from arrival to the first token. `among`: whether each request counts, as bool in
+        arrival order (default: all count).
         """
         return Spread.of((self.first_ns - self.arrived_ns)[_counting(self.first_ns, among)])
 

@@ -18,7 +18,7 @@ COST_8B = CostModel(step_ns=6_000_000, token_ns=27_000, context_ns=50, embed_ns=
 ROWS, TOKEN_BUDGET = 256, 8192
 MAX_LORAS = 8  # default of max_loras for workloads with adapters
 
-# Scenario settings that are called otherwise in EngineConfig: name in a scenario -> field.
+# Scenario settings that have another name in EngineConfig: name in a scenario -> field.
 _NAMES = {"max_num_batched_tokens": "token_budget", "num_spec_tokens": "num_draft_tokens"}
 _DRAFTERS = ("ngram", "eagle3")
 

@@ -181,8 +181,8 @@ def parts_of(content: object) -> list[Part]:
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
     """Return a video's frames as message parts. Each frame is a pair (seconds, image).
 
-    If the encoder reads several frames together (`in_patch` > 1), these become a single video part. Otherwise
-    a frame becomes a text with its time and an image part.
+    If the encoder reads several frames together (`in_patch` > 1), the frames become a single video part.
+    Otherwise a frame becomes a text with its time and an image part.
     """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):

@@ -184,7 +184,7 @@ class Adapters:
         self._note(known)
 
     def _note(self, known: LocalAdapter) -> None:
-        """Tell the executor to read the adapter's weights from this folder."""
+        """Tell the executor to read the weights of `known` from the folder of `known`."""
         self._use(known.adapter.digest)
         self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
 

@@ -19,7 +19,7 @@ from mmengine.structured_output.rows.grammars import Grammars
 THRASH_STEPS = 256
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
-STUCK_S = 5.0  # after this time without a write to the log, callers should not wait any longer, in seconds
+STUCK_S = 5.0  # seconds without a write to the log, after which callers should not wait any longer
 HANG_EXIT = 75  # exit code of a process whose step hung (EX_TEMPFAIL: "try again")
 
 

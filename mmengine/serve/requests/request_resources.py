@@ -84,7 +84,9 @@ def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
 
 
 class RequestResource(Protocol):
-    """A resource that requests hold. A core id identifies each choice: its request id in the engine core."""
+    """A resource that requests hold. Each choice has a core id, which is the choice's request id in the
+    engine core.
+    """
 
     def release(self, request_id: str, /) -> None:
         """Release the resources that an ended request holds. An unknown id is no error."""

@@ -106,7 +106,7 @@ class RequestTimes:
         return self._all[-1]
 
     def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
-        """Record that an answer, among `num_choices`, was submitted after `prepared_s` seconds in
+        """Record that one of a request's `num_choices` answers was submitted, after `prepared_s` seconds in
         preparation.
         """
         now = time.monotonic()

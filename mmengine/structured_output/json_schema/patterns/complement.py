@@ -59,7 +59,8 @@ def _build_complement(regex: str, budget: MatchBudget) -> Pattern:
 def may_overlap(a: str, b: str) -> bool:
     """Return whether some string may match both patterns.
 
-    False is proven. True may also mean that the comparison was too slow.
+    False means that it is proven that no string matches both. True may also mean that the comparison was too
+    slow.
     """
     found, steps = _cached_overlap(a, b)
     spend_work(steps)

@@ -30,9 +30,9 @@ MAX_CHARS = 20_000  # Maximum length of a written pattern.
 class Language:
     """A set of texts (a formal language), as a deterministic automaton over character ranges.
 
-    `cuts` has code point ranges, without surrogates, that the automaton does not distinguish inside.
-    `steps[state][cut]` is the state to which characters in this range lead. State 0 is the start state.
-    `ends` has the accepting states.
+    `cuts` has code point ranges, without surrogates. The automaton does not distinguish between characters in
+    one range. `steps[state][cut]` is the state to which characters in this range lead. State 0 is the start
+    state. `ends` has the accepting states.
     """
 
     cuts: tuple[tuple[int, int], ...]

@@ -26,7 +26,7 @@ from mmengine.structured_output.json_schema.patterns.pattern_parser import (
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # Maximum number of copies that repetitions make after a length limit was absorbed.
+MAX_FOLDED = 20_000  # Maximum number of copies by repetitions whose counts include a length limit.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 
