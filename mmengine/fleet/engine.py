@@ -17,7 +17,6 @@ from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, QueueFull, R
 from mmengine.fleet.attempt import Carrier, ReplicaLost, RoutingLimits
 from mmengine.fleet.durable_requests import DurableRequests
 from mmengine.fleet.ledger import LedgerEntry
-from mmengine.fleet.media import with_fetched_media
 from mmengine.fleet.metrics import FleetMetrics
 from mmengine.fleet.routed_request import RoutedRequest
 from mmengine.fleet.routing import affinity
@@ -31,13 +30,14 @@ from mmengine.fleet.wire import (
     submit_options,
     wire_prompt,
 )
-from mmengine.models.box_unit import BoxUnit
+from mmengine.models.box_unit import BoxUnit, unknown_unit
 from mmengine.models.plugin import Processor
 from mmengine.processing.workers.attempt import GIVEN_UP
 from mmengine.request import SamplingParams
 from mmengine.serve.async_engine.typed_answers import AsyncAnswers
 from mmengine.serve.pooling.calls import Jobs
 from mmengine.serve.pooling.pooled_model import PooledModel
+from mmengine.serve.prompt.fetched_media import with_fetched_media
 from mmengine.serve.prompt.options import SUBMIT, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, PromptInput, request_ids
 from mmengine.serve.requests.adapters import LocalAdapter
@@ -61,8 +61,9 @@ class FleetEngine(AsyncAnswers):
 
     `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
     further request raises QueueFull. When this process ends, the streams of all callers break. `durable`:
-    lets requests with `hold` survive, so that the next ingress continues them; this engine closes it. An
-    instance must be created on its event loop.
+    lets requests with `hold` survive, so that the next ingress continues them; this engine closes it.
+    `box_unit`: returns how the model writes boxes, or raises InvalidRequest. An instance must be created on
+    its event loop.
     """
 
     metrics: FleetMetrics
@@ -75,8 +76,9 @@ class FleetEngine(AsyncAnswers):
         max_open: int,
         limits: RoutingLimits = RoutingLimits(),  # noqa: B008 (it is frozen)
         durable: DurableRequests | None = None,
+        box_unit: Callable[[], BoxUnit] = unknown_unit,
     ):
-        self._durable = durable
+        self._durable, self._box_unit = durable, box_unit
         self._carrier, self._processor, self.config = carrier, processor, config
         self._max_open, self._limits = max_open, limits
         self._loop = asyncio.get_running_loop()
@@ -115,8 +117,8 @@ class FleetEngine(AsyncAnswers):
         return 0
 
     def box_unit(self) -> BoxUnit:
-        """Raise InvalidRequest, because this process does not load the model's plugin."""
-        raise InvalidRequest("replicas do not convert boxes to pixels: serve the model in one process")
+        """Return how the model writes boxes. Raises InvalidRequest if its plugin does not say so."""
+        return self._box_unit()
 
     async def pool(self, jobs: Jobs) -> list[Completion]:
         """Raise InvalidRequest, because replicas send no vectors."""

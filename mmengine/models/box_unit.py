@@ -34,3 +34,8 @@ def unit_of(model_type: str, units: Mapping[str, BoxUnit]) -> BoxUnit:
         known = f"known are {', '.join(units)}" if units else "its plugin names none"
         raise InvalidRequest(f"the boxes of a model of the type {model_type!r} have an unknown unit; {known}")
     return found
+
+
+def unknown_unit() -> BoxUnit:
+    """Raise InvalidRequest, for a server that does not know its model's unit."""
+    return unit_of("unknown", {})

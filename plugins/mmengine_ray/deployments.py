@@ -29,6 +29,7 @@ from mmengine.fleet.replica import Replica
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.engine.boxes import box_unit_of
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.chat.media_fetch import make_media_fetcher
@@ -162,11 +163,13 @@ async def fleet_engine(
         durable = None
         warn(f"{NOT_ADOPTED}: {reason}")
     folder = resolve_folder(settings.model)
-    processor = plugin_for(folder).load_processor(folder)
+    plugin = plugin_for(folder)
+    processor = plugin.load_processor(folder)
     processor.max_prompt_tokens = facts.config.max_model_len - 1
     most = max(settings.replicas, settings.max_replicas) * min(facts.max_open, settings.max_open)
     limits = RoutingLimits(settings.silence_s, settings.patience_s)
-    return FleetEngine(RayCarrier(replicas), processor, facts.config, most, limits, durable)
+    box_unit = partial(box_unit_of, folder, plugin)
+    return FleetEngine(RayCarrier(replicas), processor, facts.config, most, limits, durable, box_unit)
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:

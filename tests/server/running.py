@@ -83,6 +83,8 @@ class Served:
 
     async def _serve(self):
         self.loop = asyncio.get_running_loop()
+        if callable(self.engine):  # An engine that is created on its event loop.
+            self.engine = self.engine()
         tracing = self.tracing(self.engine) if self.tracing is not None else None
         given = (self.engine, self.settings, self.keys, self.names, self.media_fetcher, self.storage)
         self.app = App(*given, tracing, self.live, self.admin_keys)

@@ -54,7 +54,7 @@ def is_source(value: Any) -> bool:
 
 def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes:
     """Return the encoded bytes of a source. `where`: the item's name in errors, such as "image 0"."""
-    if isinstance(value, str) and _is_base64(value, access):
+    if isinstance(value, str) and is_base64_image(value) and not _is_file(value, access):
         return decode_base64(value, max_bytes, where)
     with open_source(value, access, max_bytes, where) as file:
         try:
@@ -88,12 +88,15 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
     return _open_file(value, access, max_bytes, where)
 
 
-def _is_base64(value: str, access: Access) -> bool:
-    """Return whether a string begins like a base64 image, and is not the name of an existing file."""
-    if len(value) < MIN_BASE64_CHARS or not value.startswith(_BASE64_HEADS):
-        return False
+def is_base64_image(value: str) -> bool:
+    """Whether a string begins like a base64 image."""
+    return len(value) >= MIN_BASE64_CHARS and value.startswith(_BASE64_HEADS)
+
+
+def _is_file(value: str, access: Access) -> bool:
+    """Whether a string is the name of an existing file that may be read."""
     is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value
-    return not (is_name and ((access.base_folder or Path()) / value).is_file())
+    return is_name and ((access.base_folder or Path()) / value).is_file()
 
 
 def decode_base64(text: str, max_bytes: int, where: str) -> bytes:

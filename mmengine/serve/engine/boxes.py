@@ -6,8 +6,8 @@ from pathlib import Path
 from PIL import Image
 
 from mmengine.checkpoint.model_files import read_model_json
-from mmengine.models.box_unit import Box, BoxUnit
-from mmengine.models.plugin import Processor
+from mmengine.models.box_unit import Box, BoxUnit, unit_of
+from mmengine.models.plugin import ModelPlugin, Processor
 from mmengine.processing.media.boxes import MARK, ImageFrame, box_pointers, frame_of, open_image, restore
 from mmengine.structured_output.field_confidence.schema_values import has_keyword
 from mmengine.structured_output.field_confidence.spans import Path as JsonPath
@@ -75,6 +75,11 @@ def _paths(value: object) -> list[JsonPath]:
             found.append(path)
             pending += [((*path, index), child) for index, child in enumerate(each)]
     return found
+
+
+def box_unit_of(folder: Path, plugin: ModelPlugin) -> BoxUnit:
+    """Return how the model in a folder writes boxes. Raises InvalidRequest if its plugin does not say so."""
+    return unit_of(model_type_of(folder), getattr(plugin, "box_units", {}))
 
 
 def model_type_of(folder: Path) -> str:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from mmengine.config import EngineConfig
-from mmengine.models.box_unit import Box, BoxUnit, unit_of
+from mmengine.models.box_unit import Box, BoxUnit
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
 from mmengine.serve.batch.run_batch import Job, Result
@@ -19,7 +19,7 @@ from mmengine.serve.chat.completion import (
     final_completion,
 )
 from mmengine.serve.chat.json_stream import JsonStream
-from mmengine.serve.engine.boxes import ImageSource, answer_boxes, model_type_of
+from mmengine.serve.engine.boxes import ImageSource, answer_boxes, box_unit_of
 from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import PromptInput, prompts_of
 from mmengine.serve.prompt.prompt_media import PromptMedia
@@ -213,7 +213,7 @@ class TypedAnswers(ABC):
 
     def box_unit(self) -> BoxUnit:
         """Return how the model writes boxes. Raises InvalidRequest if the model's plugin does not say so."""
-        return unit_of(model_type_of(self.built.folder), getattr(self.built.plugin, "box_units", {}))
+        return box_unit_of(self.built.folder, self.built.plugin)
 
     def stream_json(
         self,

@@ -19,6 +19,7 @@ from mmengine.server.chat.completion_reader import CompletionReader
 from mmengine.server.chat.message_media import PixelLimits
 from mmengine.server.chat.obfuscation import ObfuscatedFrames
 from mmengine.server.chat.parsed_request import AnswerFormat, ParsedRequest, SamplingDefaults
+from mmengine.server.chat.request_media import RequestMedia
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.admission import Admission
@@ -73,7 +74,9 @@ class RequestReaders:
         self.settings, self._names, self._admission, self._texts = settings, names, admission, texts
         processor = engine.processor
         files = storage.files if storage is not None else None
-        self.uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
+        self.parser_threads = ParserThreads()
+        uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
+        self.media = RequestMedia(uploads, self.parser_threads)
         defaults = SamplingDefaults(processor.generation_defaults, settings.generation_config)
         ignores = settings.unknown_fields == "ignore"
         is_lenient = settings.unsupported == "lenient"
@@ -113,7 +116,6 @@ class RequestReaders:
             ignore_unknown=ignores,
             can_end_reasoning=engine.can_end_reasoning,
         )
-        self.parser_threads = ParserThreads()
 
     def read(self, reader: Reader, data: bytes, request_id: str, owner: str) -> ParsedRequest:
         """Read a body with `reader`, and resolve its model name. Thread-safe. Raises ApiError."""

@@ -162,7 +162,7 @@ class AnswerRoutes:
             request.scope[REQUEST_ID] = parsed_request.request_id
             span = self._begin_span(request, parsed_request)
             caller = Caller(parsed_request.request_id != new_id, tries_again(request))
-            fill = partial(self.readers.uploads.fill, add=partial(self._admission.bodies.add, reservation))
+            fill = partial(self.readers.media.fill, add=partial(self._admission.bodies.add, reservation))
             try:
                 parsed_request, sources = await self.calls.sources(parsed_request, caller, fill)
             except Exception as error:

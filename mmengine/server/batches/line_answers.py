@@ -19,9 +19,9 @@ from mmengine.server.batches.recovered_rows import RecoveredRows, discard_stream
 from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.chat.chat_frames import Frames
 from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
+from mmengine.server.chat.request_media import RequestMedia
 from mmengine.server.chat.response_builder import ResponseBuilder
 from mmengine.server.chat.submission import prompt_request_id, submit
-from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.errors import ApiError, api_error
 
 AGAIN = (409, 429, 503)  # Statuses after which a line is tried again.
@@ -30,7 +30,7 @@ AGAIN = (409, 429, 503)  # Statuses after which a line is tried again.
 class LineReader(Protocol):
     """The methods of `RequestReaders` that are needed to run a line."""
 
-    uploads: UploadedImages
+    media: RequestMedia
 
     def read_line(
         self, endpoint: str, data: bytes, name: str, owner: str, custom_id: str = ""
@@ -165,7 +165,7 @@ class LineAnswers:
         # cancelled, all prompts are submitted again.
         for each in found:
             discard_stream(each.stream)
-        await self._reader.uploads.fill(parsed_request)
+        parsed_request = await self._reader.media.fill(parsed_request)
         parsed_request = msgspec.structs.replace(
             parsed_request, priority=max(parsed_request.priority, self._priority)
         )

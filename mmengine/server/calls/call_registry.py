@@ -39,7 +39,7 @@ from mmengine.server.http.errors import ApiError
 # Maximum size of all answers without a reader, in outputs. The oldest answers are dropped first.
 MAX_KEPT_OUTPUTS = 2**18
 _LOOK_AGAIN_S = 1.0  # Seconds between two checks of a background call.
-_Fill = Callable[[ParsedRequest], Awaitable[None]]
+_Fill = Callable[[ParsedRequest], Awaitable[ParsedRequest]]
 
 
 class CallRegistry:
@@ -80,7 +80,7 @@ class CallRegistry:
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
         """Return the request as it was first accepted, and an answer source for each of its prompts.
 
-        `fill` reads uploaded files into the prompts. `fill` is not called if an earlier answer is found.
+        `fill` reads media into the prompts. `fill` is not called if an earlier answer is found.
         Raises ApiError if the key is in use. Also raises InvalidRequest, QueueFull, KeepFailed, and `fill`'s
         errors.
         """
@@ -88,15 +88,17 @@ class CallRegistry:
         if (again := self._repeated(request, keys, caller)) is not None:
             return again
         if not self._stores(request.envelope):
-            if request.uploads:
-                await fill(request)
+            if request.needs_media:
+                request = await fill(request)
                 if (again := self._repeated(request, keys, caller)) is not None:
                     return again
             streams = submit(self._engine, request, hold=bool(keys))
             return request, self._keep(request, streams, keys, False).readers() if keys else streams
         assert self._kept_responses is not None and self._storing is not None
         self._storing.check_room()
-        if not (keys or request.uploads) and self._kept_responses.fits_log(request.envelope, request.media):
+        if not (keys or request.needs_media) and self._kept_responses.fits_log(
+            request.envelope, request.media
+        ):
             return request, self._keep(
                 request, submit(self._engine, request, hold=True), keys, True
             ).readers()
@@ -123,7 +125,7 @@ class CallRegistry:
                 check_same(key, before.envelope, request.envelope)
                 found = RecordReader(AnswerRecord(before.answer))
                 return with_first_identity(request, before.request_id, before.envelope), [found]
-        await fill(request)
+        request = await fill(request)
         envelope = await stored_responses.begin(request.envelope, request.request_id, request.media)
         try:
             if (again := self._repeated(request, keys, caller)) is not None:

@@ -3,18 +3,26 @@
 """
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Literal, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidMedia, InvalidRequest
-from mmengine.models.box_unit import Box, BoxUnit, unit_of
+from mmengine.models.box_unit import Box, BoxUnit
 from mmengine.models.plugin import Processor
+from mmengine.processing.chat.messages import read_messages
 from mmengine.processing.media.boxes import MARK, ImageFrame
-from mmengine.processing.media.data_urls import decode_data_url, is_data_url
+from mmengine.processing.media.data_urls import is_data_url
+from mmengine.processing.media.sources import (
+    MAX_IMAGE_BYTES,
+    Access,
+    MediaPart,
+    is_base64_image,
+    read_source,
+)
 from mmengine.serve.engine.boxes import boxes_in, image_frame
-from mmengine.serve.prompt.prompt import MEDIA_KEYS, Prompt
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine.server.http.errors import ApiError, Json
 
 WHERE = FieldPath("response_format", "boxes")
@@ -42,31 +50,61 @@ class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
         return boxes_in(value, self.schema, BoxUnit(self.unit, self.patch), ImageFrame(*self.frame))
 
 
-def unknown_unit() -> BoxUnit:
-    """Raise InvalidRequest, for a server that does not know its model's unit."""
-    return unit_of("unknown", {})
+class BoxPlanner(NamedTuple):
+    """Makes a call's plan as soon as the prompt has the image's bytes."""
+
+    response_format: Json
+    unit: BoxUnit
+    processor: Processor
+
+    def image(self, prompt: Prompt) -> MediaPart:
+        """Return the prompt's only image. Raises ApiError, and InvalidRequest for messages that a processor
+        refuses.
+        """
+        _, parts = read_messages(prompt.messages)
+        if len(parts) != 1 or parts[0].modality != "image":
+            raise _refused(f"needs exactly one image in the prompt, which has {_counted(parts)}")
+        return parts[0]
+
+    def plan(self, prompt: Prompt) -> BoxPlan | None:
+        """Return the plan, or None if the prompt refers to an image that has not been read: by URL, by path
+        or by the id of an uploaded file.
+
+        May decode the image, so it runs on a parser thread. Raises the same errors as `image`.
+        """
+        image = self.image(prompt)
+        source = image.source.get("url") if isinstance(image.source, Mapping) else image.source
+        if isinstance(source, str) and not (is_data_url(source) or is_base64_image(source)):
+            return None
+        try:
+            data = read_source(source, Access(local_files=False), MAX_IMAGE_BYTES, image.where)
+            part = {"type": "image", "image": data, **image.options}
+            frame = image_frame(data, self.unit, self.processor, part, prompt.processor_options)
+        except (InvalidMedia, InvalidRequest, ValueError) as error:
+            raise _refused(f"needs a readable image: {error}") from None
+        width, height, orientation, resized_width, resized_height = frame
+        sizes = width, height, orientation, resized_width, resized_height
+        return BoxPlan(self.unit.kind, self.unit.patch, sizes, _schema(self.response_format))
 
 
-def plan_boxes(
-    response_format: Json, prompt: Prompt, processor: Processor, box_unit: Callable[[], BoxUnit]
-) -> BoxPlan:
-    """Return the plan for a call. May decode the image, so it runs on a parser thread. Raises ApiError."""
+def box_planner(response_format: Json, processor: Processor, box_unit: Callable[[], BoxUnit]) -> BoxPlanner:
+    """Return the planner for a call. Raises ApiError if the call's answer cannot have boxes."""
     if response_format.get("type") not in ("json_schema", "json_object"):
         raise _refused("needs an answer that is one JSON value: use the type json_schema or json_object")
     try:
-        unit = box_unit()
+        return BoxPlanner(response_format, box_unit(), processor)
     except InvalidRequest as error:
         raise _refused(f"cannot be set: {error.text}", ErrorCode.UNSUPPORTED_FIELD) from None
-    parts = list(_media_parts(prompt))
-    if len(parts) != 1:
-        raise _refused(f"needs exactly one image in the prompt, which has {len(parts)} images and videos")
-    try:
-        frame = image_frame(_data(parts[0]), unit, processor, parts[0], prompt.processor_options)
-    except (InvalidMedia, InvalidRequest, ValueError) as error:
-        raise _refused(f"needs a readable image: {error}") from None
-    width, height, orientation, resized_width, resized_height = frame
-    sizes = width, height, orientation, resized_width, resized_height
-    return BoxPlan(unit.kind, unit.patch, sizes, _schema(response_format))
+
+
+def refuse_session() -> NoReturn:
+    """Raise ApiError, for a question in a session, whose other turns may have images."""
+    raise _refused("is not supported in a session; use /v1/chat/completions", ErrorCode.UNSUPPORTED_FIELD)
+
+
+def refuse_unread() -> NoReturn:
+    """Raise ApiError, for an image that this server does not read."""
+    raise _refused("needs the image's file: send a data: URL, an https: URL or an uploaded file")
 
 
 def refuse_text() -> NoReturn:
@@ -74,24 +112,9 @@ def refuse_text() -> NoReturn:
     raise _refused("needs an image in the prompt, which is a text; use /v1/chat/completions")
 
 
-def _media_parts(prompt: Prompt) -> Iterator[Json]:
-    for message in prompt.messages or ():
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and (MEDIA_KEYS & part.keys()):
-                yield part
-
-
-def _data(part: Json) -> bytes:
-    """Return the bytes of an image part. Raises ApiError for a video, a URL and an uploaded file."""
-    for name in ("image_url", "image"):
-        given = part.get(name)
-        data = given.get("url") if isinstance(given, dict) else given
-        if isinstance(data, bytes):
-            return data
-        if isinstance(data, str) and is_data_url(data):
-            return decode_data_url(data)
-    raise _refused("needs the image as a data: URL, because boxes are given in the pixels of its file")
+def _counted(parts: Sequence[MediaPart]) -> str:
+    images = sum(part.modality == "image" for part in parts)
+    return f"{images} images and {len(parts) - images} videos" if len(parts) > images else str(images)
 
 
 def _schema(response_format: Json) -> str:

@@ -10,17 +10,18 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
-from mmengine.models.box_unit import BoxUnit
+from mmengine.models.box_unit import BoxUnit, unknown_unit
 from mmengine.models.plugin import Processor
 from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.chat.completion import with_tools
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import NO_LARKS, ToolCallSpec, ToolLimits, parse_tools
-from mmengine.server.chat.answer_boxes import plan_boxes, unknown_unit
+from mmengine.server.chat.answer_boxes import BoxPlanner, box_planner
 from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.chat.message_media import MediaContext, PixelLimits, read_message
 from mmengine.server.chat.parsed_request import (
+    AnswerFormat,
     Json,
     ParsedRequest,
     SamplingDefaults,
@@ -121,9 +122,12 @@ class ChatReader:
         parsed_request = build_request(
             api, body, [prompt], sampling, answer_format, request_id, ignored, FIELDS
         )
-        shows, plan = body.include_reasoning is not False, None
-        if answer_format.has_boxes and answer_format.response_format is not None:
-            plan = plan_boxes(answer_format.response_format, prompt, self._tools.processor, self._box_unit)
+        shows, planner, plan = body.include_reasoning is not False, self._box_planner(answer_format), None
+        if planner is not None:
+            try:
+                plan = planner.plan(prompt)
+            except InvalidRequest as error:
+                raise api_error(error, FIELDS.names) from None
         return msgspec.structs.replace(
             parsed_request,
             envelope=msgspec.structs.replace(parsed_request.envelope, show_reasoning=shows, boxes=plan),
@@ -131,7 +135,13 @@ class ChatReader:
             show_reasoning=shows,
             thinking_token_budget=_thinking(body),
             uploads=uploads,
+            box_planner=planner if plan is None else None,
         )
+
+    def _box_planner(self, answer_format: AnswerFormat) -> BoxPlanner | None:
+        if not answer_format.has_boxes or answer_format.response_format is None:
+            return None
+        return box_planner(answer_format.response_format, self._tools.processor, self._box_unit)
 
     def read_prompt(
         self,

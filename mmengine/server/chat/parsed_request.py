@@ -17,7 +17,7 @@ from mmengine.serve.prompt.options import make_sampling
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.prompt.vllm_options import as_form
-from mmengine.server.chat.answer_boxes import BoxPlan
+from mmengine.server.chat.answer_boxes import BoxPlan, BoxPlanner
 from mmengine.server.chat.bodies import Body
 from mmengine.server.chat.response_echo import ResponseEcho
 from mmengine.server.http.body_fields import Fields
@@ -112,7 +112,14 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     media: dict[str, bytes] = {}
     # References to uploaded files whose bytes are not yet in the prompts.
     uploads: list[UploadReference] = []
+    # Set if the call wants boxes, and the prompt does not yet have the image's bytes.
+    box_planner: BoxPlanner | None = None
     adapter: str = ""  # Name of the adapter, "" for the base model.
+
+    @property
+    def needs_media(self) -> bool:
+        """Whether `RequestMedia.fill` has media to read."""
+        return bool(self.uploads) or self.box_planner is not None
 
 
 class SamplingDefaults:

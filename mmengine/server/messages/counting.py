@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.chat.parsed_request import ParsedRequest
-from mmengine.server.chat.uploaded_images import UploadedImages
+from mmengine.server.chat.request_media import RequestMedia
 from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.body_fields import ignored_header
 from mmengine.server.http.body_reader import ParserThreads
@@ -25,7 +25,7 @@ class MessageReaders(Protocol):
 
     messages: MessagesReader
     parser_threads: ParserThreads
-    uploads: UploadedImages
+    media: RequestMedia
 
     def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest: ...
 
@@ -52,7 +52,7 @@ class MessageCounts:
                 )
                 data.clear()
                 try:
-                    await readers.uploads.fill(
+                    await readers.media.uploads.fill(
                         parsed_request, add=partial(self._admission.bodies.add, reservation)
                     )
                     with unless_gone(request.scope):

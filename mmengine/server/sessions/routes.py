@@ -28,6 +28,7 @@ from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, Reco
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.answers.headers import ID_HEADER
 from mmengine.server.answers.routes import AnswerRoutes
+from mmengine.server.chat.answer_boxes import refuse_session
 from mmengine.server.chat.parsed_request import Json, ParsedRequest, item_options
 from mmengine.server.chat.response_builder import ResponseBuilder
 from mmengine.server.chat.submission import log_request_id, submit_options
@@ -211,6 +212,8 @@ class SessionRoutes:
         if not parsed_request.envelope.model:
             own = msgspec.structs.replace(parsed_request.envelope, model=adapter)
             parsed_request = msgspec.structs.replace(parsed_request, envelope=own)
+        if parsed_request.answer_format.has_boxes:
+            refuse_session()
         parsed_request = self._answers.readers.resolve_model(parsed_request, request.scope[OWNER])
         if parsed_request.adapter != adapter:
             raise ApiError(ErrorCode.INVALID_VALUE, OTHER_ADAPTER, FieldPath("model"))
@@ -220,7 +223,7 @@ class SessionRoutes:
         """Read the uploaded files to which the message refers. The files' bytes count against
         `reservation`.
         """
-        await self._answers.readers.uploads.fill(
+        await self._answers.readers.media.uploads.fill(
             parsed_request, partial(self._admission.bodies.add, reservation)
         )
 

@@ -1,6 +1,4 @@
-"""Fetches the media whose URLs are in prompts. The ingress fetches them, so that all replicas get the same
-bytes.
-"""
+"""Fetches the media whose URLs are in prompts, without a thread that waits for hosts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

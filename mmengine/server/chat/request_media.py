@@ -1,0 +1,45 @@
+"""Reads the media that a call needs before its submission: uploaded images, and an image whose boxes the call
+wants. The engine fetches all other media.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from mmengine.serve.prompt.fetched_media import with_fetched_media
+from mmengine.server.chat.answer_boxes import refuse_unread
+from mmengine.server.chat.parsed_request import ParsedRequest
+from mmengine.server.chat.uploaded_images import UploadedImages
+from mmengine.server.http.body_reader import ParserThreads
+
+
+class RequestMedia:
+    """Reads media into prompts. `parsers`: the threads that read the sizes of images."""
+
+    def __init__(self, uploads: UploadedImages, parsers: ParserThreads):
+        self.uploads, self._parsers = uploads, parsers
+
+    async def fill(
+        self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
+    ) -> ParsedRequest:
+        """Return the request with the media's bytes in its prompts, and with its plan for boxes.
+
+        `add` is called with the number of bytes, and may raise ApiError. Raises ApiError, and the errors of
+        PromptMedia for an image by URL.
+        """
+        await self.uploads.fill(parsed_request, add)
+        planner = parsed_request.box_planner
+        if planner is None:
+            return parsed_request
+        (prompt,) = parsed_request.prompts
+        async with with_fetched_media(prompt) as fetched:
+            source = planner.image(fetched).source
+            num_bytes = len(source) if fetched is not prompt and isinstance(source, bytes) else 0
+            add(num_bytes)
+            plan = await self._parsers.run(num_bytes, partial(planner.plan, fetched))
+        if plan is None:
+            refuse_unread()
+        parsed_request.prompts[:] = [fetched]
+        envelope = msgspec.structs.replace(parsed_request.envelope, boxes=plan)
+        return msgspec.structs.replace(parsed_request, envelope=envelope, box_planner=None)
