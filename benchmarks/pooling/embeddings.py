@@ -2,9 +2,10 @@
 
     python -m benchmarks embeddings            # needs the environment of `make clients`
     python -m benchmarks embeddings --quick    # small models; only tests that everything runs
+    python -m benchmarks embeddings --folder models --measured turns.jsonl --minutes 7    # in several runs
 
 Both sides load the same random bfloat16 weights, each in its own process, and embed the same inputs in turns.
-sentence-transformers sorts texts by length and embeds batches of 32. A turn has as many texts as one of these
+sentence-transformers sorts texts by length and embeds batches of 32. A turn has the texts of one of these
 batches, so that the padding in a sample of `--batches` turns is the same as for all `--texts` texts.
 """
 
@@ -13,7 +14,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -30,9 +33,11 @@ ENVIRONMENT = ROOT / "build" / "clients" / "sentence" / "bin" / "python"
 OURS, THEIRS = "mmengine", "sentence-transformers"
 TIMES = 1.5  # target
 SHORTEST, LONGEST, BATCH = 16, 512, 32
+IMAGES = 8  # in a turn
 QUERY_LONGEST = 64  # tokens of a query, without the instruction
 WIDTHS = 320, 800  # of the photographs, in pixels
 Inputs = list[str] | list[dict[str, str]]
+Numbered = dict[int, Inputs]  # a turn's number -> its inputs; the number is the same in a larger sample
 
 
 class Side:
@@ -77,60 +82,128 @@ class Side:
         return self._read(), np.load(self._out)
 
 
-def compare(
-    name: str, folder: Path, turns: list[Inputs], threads: int, prompt: str = ""
-) -> tuple[Table, Target]:
-    """Embed each turn's inputs on both sides, and every second turn in reverse order."""
-    seconds: dict[str, dict[str, float]] = {side: {"wall": 0.0, "cpu": 0.0} for side in (OURS, THEIRS)}
-    ratios, alike = [], []
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
-        sides = {
-            side: running.enter_context(Side(side, folder, threads, Path(scratch))) for side in (OURS, THEIRS)
-        }
-        for each in sides.values():
-            each.embed(turns[0][:1], prompt)  # first steps, which are not measured
-        for number, inputs in enumerate(turns):
-            told, vectors = {}, {}
-            for side in (OURS, THEIRS)[:: -1 if number % 2 else 1]:
-                told[side], vectors[side] = sides[side].embed(inputs, prompt)
-                for clock in ("wall", "cpu"):
-                    seconds[side][clock] += told[side][clock]
-            ratios.append(told[THEIRS]["cpu"] / told[OURS]["cpu"])
-            alike.append(float((vectors[OURS] * vectors[THEIRS]).sum(1).min()))
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The seconds that both sides took for the same inputs, keyed by side."""
+
+    part: str
+    number: int
+    inputs: int
+    wall: dict[str, float]
+    cpu: dict[str, float]
+    cosine: float  # smallest cosine between the two sides' vectors
+
+    @property
+    def ratio(self) -> float:
+        return self.cpu[THEIRS] / self.cpu[OURS]
+
+
+def _turn(line: str) -> Turn:
+    return Turn(**json.loads(line))
+
+
+class Turns:
+    """Measured turns. With `path`, turns are appended to a file, and a later run skips them.
+
+    `minutes`: how long turns are started; later, `measure` raises SystemExit.
+    """
+
+    def __init__(self, path: Path | None, minutes: float | None) -> None:
+        self._path = path
+        self._until = None if minutes is None else time.monotonic() + minutes * 60
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        self._found = {(turn.part, turn.number): turn for turn in map(_turn, lines)}
+
+    def measure(self, part: str, folder: Path, turns: Numbered, threads: int, prompt: str = "") -> list[Turn]:
+        """Embed each turn's inputs on both sides, and every second turn in reverse order."""
+        missing = [number for number in turns if (part, number) not in self._found]
+        if missing:
+            self._measure(part, folder, turns, missing, threads, prompt)
+        found = [self._found[part, number] for number in turns]
+        if [each.inputs for each in found] != [len(inputs) for inputs in turns.values()]:
+            raise SystemExit(f"{self._path} has turns with other numbers of inputs: delete the file")
+        return found
+
+    def _measure(
+        self, part: str, folder: Path, turns: Numbered, missing: list[int], threads: int, prompt: str
+    ) -> None:
+        with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
+            sides = {
+                side: running.enter_context(Side(side, folder, threads, Path(scratch)))
+                for side in (OURS, THEIRS)
+            }
+            for each in sides.values():
+                each.embed(turns[missing[0]][:1], prompt)  # first steps, which are not measured
+            for at, number in enumerate(missing):
+                if self._until is not None and time.monotonic() > self._until:
+                    raise SystemExit(f"{part}: {len(missing) - at} of {len(turns)} turns are left: run again")
+                seconds, vectors = {}, {}
+                for side in (OURS, THEIRS)[:: -1 if at % 2 else 1]:
+                    seconds[side], vectors[side] = sides[side].embed(turns[number], prompt)
+                wall = {side: told["wall"] for side, told in seconds.items()}
+                cpu = {side: told["cpu"] for side, told in seconds.items()}
+                cosine = float((vectors[OURS] * vectors[THEIRS]).sum(1).min())
+                self._add(Turn(part, number, len(turns[number]), wall, cpu, cosine))
+
+    def _add(self, turn: Turn) -> None:
+        self._found[turn.part, turn.number] = turn
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(asdict(turn)) + "\n")
+
+
+def summary(turns: list[Turn]) -> tuple[Table, Target]:
+    name = turns[0].part
     table = Table(name, ("", "inputs", "s", "CPU s", "inputs per CPU s", "mmengine is faster by, CPU s"))
-    count = sum(len(inputs) for inputs in turns)
-    ratio = seconds[THEIRS]["cpu"] / seconds[OURS]["cpu"]
-    for side, found in seconds.items():
+    count = sum(turn.inputs for turn in turns)
+    cpu = {side: sum(turn.cpu[side] for turn in turns) for side in (OURS, THEIRS)}
+    ratio = cpu[THEIRS] / cpu[OURS]
+    for side, used in cpu.items():
         table.rows.append(
             (
                 side,
                 str(count),
-                f"{found['wall']:.1f}",
-                f"{found['cpu']:.1f}",
-                f"{count / found['cpu']:.2f}",
+                f"{sum(turn.wall[side] for turn in turns):.1f}",
+                f"{used:.1f}",
+                f"{count / used:.2f}",
                 f"{ratio:.2f}" if side == OURS else "",
             )
         )
+    ratios = sorted(turn.ratio for turn in turns)
     table.notes.append(
-        f"{len(turns)} turns; ratios of the turns {', '.join(f'{each:.2f}' for each in ratios)}. "
-        f"Smallest cosine between the two sides' vectors: {min(alike):.4f}."
+        f"{len(turns)} turns; ratios of the turns {ratios[0]:.2f} to {ratios[-1]:.2f}. "
+        f"Smallest cosine between the two sides' vectors: {min(turn.cosine for turn in turns):.4f}."
     )
     return table, Target(name, ratio, TIMES)
 
 
-def sampled(texts: list[str], lengths: np.ndarray, batches: int) -> list[Inputs]:
+def sampled(texts: list[str], lengths: np.ndarray, batches: int) -> Numbered:
     """Return some of the batches that sentence-transformers makes of all texts, evenly spaced by length."""
     order = np.argsort(-lengths, kind="stable")
     whole = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
     picked = sorted({(2 * turn + 1) * len(whole) // (2 * batches) for turn in range(batches)})
-    chance = np.random.default_rng(3)
-    return [[texts[at] for at in chance.permutation(whole[each])] for each in picked]
+    return {
+        each: [texts[at] for at in np.random.default_rng(each).permutation(whole[each])] for each in picked
+    }
+
+
+def text_turns(folder: Path, longest: int, count: int, batches: int | None, seed: int) -> Numbered:
+    """Return turns of texts whose numbers of tokens are evenly distributed from SHORTEST to `longest`."""
+    lengths = np.random.default_rng(seed).integers(SHORTEST, longest + 1, count)
+    return sampled(random_texts(folder, lengths), lengths, batches or -(-count // BATCH))
+
+
+def image_turns(folder: Path, count: int, widths: tuple[int, int]) -> Numbered:
+    given = [{"image": path} for path in photographs(folder, count, widths)]
+    return {at // IMAGES: given[at : at + IMAGES] for at in range(0, count, IMAGES)}
 
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Use small models and few inputs.")] = False,
     texts: Annotated[int, typer.Option(min=BATCH, help="Number of texts that the sample stands for.")] = 1000,
-    batches: Annotated[int, typer.Option(min=1, help="Number of turns with 32 texts.")] = 4,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Number of turns with 32 texts (default: all texts).")
+    ] = None,
     images: Annotated[int, typer.Option(min=1, help="Number of images, in turns of 8.")] = 24,
     threads: Annotated[int, typer.Option(min=1, help="Threads for each side.")] = 1,
     layers: Annotated[
@@ -140,6 +213,10 @@ def main(
     folder: Annotated[
         Path | None, typer.Option(help="Folder to keep the models in (default: a temporary folder).")
     ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="File of measured turns, which a later run continues.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Start no turn after this many minutes.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Markdown file for the tables (default for a full run: in results/).")
     ] = None,
@@ -147,7 +224,9 @@ def main(
     """Embed the same inputs on both sides."""
     if not ENVIRONMENT.exists():
         raise SystemExit("sentence-transformers is not installed: run `make clients` first")
-    parts, chance = part or ["texts", "queries", "images"], np.random.default_rng(0)
+    parts, turns = part or ["texts", "queries", "images"], Turns(measured, minutes)
+    if quick:
+        batches = batches or 1
     found: list[tuple[Table, Target]] = []
     with tempfile.TemporaryDirectory(prefix="embeddings-") as temporary:
         root = folder or Path(temporary)
@@ -157,33 +236,23 @@ def main(
         if not sights.is_dir() and "images" in parts:
             make_image_model(sights, small=quick, layers=layers)
         if "texts" in parts:
-            lengths = chance.integers(SHORTEST, (64 if quick else LONGEST) + 1, texts)
-            turns = sampled(random_texts(words, lengths), lengths, batches)
-            name = f"Texts of {SHORTEST} to {lengths.max()} tokens, 0.6 B shape"
-            found.append(compare(name, words, turns, threads))
+            longest = 64 if quick else LONGEST
+            inputs = text_turns(words, longest, texts, batches, 0)
+            name = f"Texts of {SHORTEST} to {longest} tokens, 0.6 B shape"
+            found.append(summary(turns.measure(name, words, inputs, threads)))
         if "queries" in parts:
-            lengths = chance.integers(SHORTEST, QUERY_LONGEST + 1, texts)
-            turns = sampled(random_texts(words, lengths), lengths, batches)
+            inputs = text_turns(words, QUERY_LONGEST, texts, batches, 4)
             name = f"Queries of {SHORTEST} to {QUERY_LONGEST} tokens after an instruction, 0.6 B shape"
-            found.append(compare(name, words, turns, threads, "query"))
+            found.append(summary(turns.measure(name, words, inputs, threads, "query")))
         if "images" in parts:
-            count = 4 if quick else images
-            paths = photographs(Path(temporary), count, (96, 128) if quick else WIDTHS)
+            inputs = image_turns(Path(temporary), 4 if quick else images, (96, 128) if quick else WIDTHS)
             cut = f" with {layers} layers each" if layers else ""
-            given = [{"image": path} for path in paths]
-            turns = [given[at : at + 8] for at in range(0, count, 8)]
-            found.append(
-                compare(
-                    f"Photographs {WIDTHS[0]} to {WIDTHS[1]} pixels wide, 2 B shape{cut}",
-                    sights,
-                    turns,
-                    threads,
-                )
-            )
+            name = f"Photographs {WIDTHS[0]} to {WIDTHS[1]} pixels wide, 2 B shape{cut}"
+            found.append(summary(turns.measure(name, sights, inputs, threads)))
     tables = [*(table for table, _ in found), target_table([target for _, target in found])]
     lines = machine_lines(threads)
     show(tables, lines)
-    if out is None and not quick and not part and layers is None:
+    if out is None and not quick and not part and not batches and layers is None:
         out = RESULTS
     if out is not None:
         out.write_text(markdown(TITLE, tables, lines), encoding="utf-8")
