@@ -93,13 +93,31 @@ REFUSED = [
     (EMBED, {"input": "a", "messages": [{"role": "user", "content": "a"}]}, "set either", "input"),
     (EMBED, {"input": ["a", 1]}, "mixes token ids with texts", "input"),
     (EMBED, {"input": "a", "dimensions": 49}, "1 to 48", "dimensions"),
-    (EMBED, {"input": "the " * 3000}, "too long", None),
-    (EMBED, {"input": [99_999]}, "token", None),
+    (EMBED, {"input": "a", "dimensions": 0}, "1 to 48", "dimensions"),
+    (EMBED, {"input": "the " * 3000}, "too long", "input"),
+    (EMBED, {"input": ["a", "the " * 3000]}, "too long", "input[1]"),
+    (EMBED, {"input": ["the " * 3000]}, "too long", "input[0]"),
+    (EMBED, {"input": [1] * 3000}, "too long", "input"),
+    (EMBED, {"input": [99_999]}, "token", "input"),
+    (EMBED, {"input": [[1], [99_999]]}, "token", "input[1]"),
+    (EMBED, {"input": ["a", []]}, "empty", "input[1]"),
+    (EMBED, {"input": {"text": 5}}, "a text, token ids, or an object with text", "input"),
+    (EMBED, {"messages": [{"role": "user", "content": "the " * 3000}]}, "too long", "messages"),
+    (EMBED, {"input": "a", "truncate_prompt_tokens": 900}, "1 to 899", "truncate_prompt_tokens"),
+    (EMBED, {"input": "a", "truncate_prompt_tokens": 1}, "1 tokens stand", "truncate_prompt_tokens"),
+    (EMBED, {"input": ["a", "b"], "truncate_prompt_tokens": 1}, "stand", "truncate_prompt_tokens"),
     (EMBED, {"input": "a", "truncate_prompt_tokens": 0}, "must be -1", "truncate_prompt_tokens"),
     (EMBED, {"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
     (EMBED, {"input": "a", "prompt_name": "none"}, "not a prompt of this model", "prompt_name"),
     (EMBED, {"input": {"image": "data:image/png;base64,aa"}}, "no images", "input"),
     (SCORE, {"text_1": "a", "text_2": []}, "1 to 8", "text_2"),
+    (SCORE, {"queries": "a", "documents": []}, "1 to 8", "documents"),
+    (SCORE, {"text_1": "a", "queries": "a", "text_2": "b"}, "two names of one field", "text_1"),
+    (SCORE, {"text_1": "the " * 3000, "text_2": ["a"]}, "too long", "text_1"),
+    (SCORE, {"text_1": "a", "text_2": ["b", "the " * 3000]}, "too long", "text_2[1]"),
+    (SCORE, {"text_1": "a", "text_2": ["b", {"image": "c"}]}, "no images", "text_2[1]"),
+    (RERANK, {"query": "the " * 3000, "documents": ["a"]}, "too long", "query"),
+    ("/v1/sessions", {}, "gives no answers", None),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, "gives no answers", None),
 ]
 
@@ -108,8 +126,7 @@ REFUSED = [
 def test_bad_calls_get_one_clear_400(embedding_server, path, body, words, param):
     status, _, found = embedding_server.call(path, body)
     assert status == 400 and words in found["error"]["message"], found
-    if param is not None:
-        assert found["error"]["param"].startswith(param)
+    assert found["error"]["param"] == param, found
 
 
 @pytest.mark.parametrize(
@@ -140,14 +157,40 @@ def test_a_long_text_is_cut_if_the_call_says_so(embedding_server):
 
 
 def test_a_reranker_embeds_and_chats_nothing(rerank_server):
-    for path, body in (
-        ("/v1/embeddings", {"input": "a"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-        ("/v1/rerank", {"query": "a", "documents": []}),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}),
+    long = "the " * 3000
+    for path, body, param in (
+        (EMBED, {"input": "a"}, None),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, None),
+        ("/v1/sessions", {}, None),
+        (RERANK, {"query": "a", "documents": []}, "documents"),
+        (RERANK, {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+        (RERANK, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        (RERANK, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
+        (RERANK, {"query": "a", "documents": ["b", long]}, "documents[1]"),
+        (RERANK, {"query": "a", "documents": [long]}, "documents[0]"),
+        (RERANK, {"query": "a", "documents": ["b", {"image": "c"}]}, "documents[1]"),
+        (SCORE, {"text_1": "a", "text_2": long}, "text_2"),
     ):
         status, _, found = rerank_server.call(path, body)
         assert status == 400 and found["error"]["message"], found
+        assert found["error"]["param"] == param, found
+
+
+def test_errors_about_images_name_the_input(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("media") / "m"
+    media_folder(folder, "Pooling", Pooling={"pooling_mode": "lasttoken"})
+    bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa"}}
+    image = {"image": "data:image/png;base64,aaaa"}
+    with served(AsyncEngine(folder, **OPTIONS), names=("embedder",)) as server:
+        for body, param in (
+            ({"input": ["a", image]}, "input[1]"),
+            ({"input": ["a", {"image": "https://example.com/a.png"}]}, "input[1]"),
+            ({"input": image}, "input"),
+            ({"messages": [{"role": "user", "content": [bad]}]}, "messages[0].content[0]"),
+            ({"input": ["a"], "truncate_prompt_tokens": 20}, "truncate_prompt_tokens"),
+        ):
+            status, _, found = server.call(EMBED, body)
+            assert (status, found["error"]["param"]) == (400, param), found
 
 
 def test_the_routes_are_in_the_openapi_document(embedding_server):

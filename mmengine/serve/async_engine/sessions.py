@@ -52,7 +52,12 @@ class AsyncSessions:
     ) -> "AsyncSession":
         """Open a new session. Raises InvalidRequest, QueueFull."""
         settings = SessionSettings.of(options)
-        name = await self.thread.call(lambda engine: engine.sessions.open(session_id, settings, idle_s))
+
+        def opened(engine: Engine) -> str:
+            engine.pooled.check_chats()
+            return engine.sessions.open(session_id, settings, idle_s)
+
+        name = await self.thread.call(opened)
         return self.attach(name, media_options)
 
     def attach(self, session_id: str, media_options: Mapping[str, object] | None) -> "AsyncSession":

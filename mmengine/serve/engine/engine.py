@@ -308,6 +308,7 @@ class Engine(TypedAnswers, PooledAnswers):
         previous process opened. Raises InvalidRequest, QueueFull.
         """
         if session_id not in self.sessions.names():
+            self.pooled.check_chats()
             session_id = self.sessions.open(session_id, SessionSettings.of(options), idle_s)
         return Session(self, session_id, media_options)
 

@@ -152,23 +152,31 @@ class ScoreCall:
         """Return the call's jobs. Raises InvalidRequest, also for a chat model."""
         pairs = self.pairs
         if self.model.task == "embed":
-            return self._embeds(self.queries).jobs(options) + self._embeds(self.documents).jobs(options)
+            jobs = self._embeds(self.queries).jobs(options)
+            try:
+                return jobs + self._embeds(self.documents).jobs(options)
+            except InvalidRequest as error:
+                if error.path[:1] == (INPUTS,) and len(error.path) > 1:
+                    error.path = FieldPath(INPUTS, len(jobs) + int(error.path[1]))
+                raise
         self.model.check_reranks()
-        pooling = Pooling("logits", self.model.tokens)
-        return [
-            (
-                rerank_prompt(
-                    self.model,
-                    query,
-                    document,
-                    instruction=self.instruction,
-                    keep=self.keep,
-                    media_options=self.media_options,
-                ),
-                replace(options, pooling=pooling),
+        job_options = replace(options, pooling=Pooling("logits", self.model.tokens))
+        return [(self._rerank_prompt(index, *pair), job_options) for index, pair in enumerate(pairs)]
+
+    def _rerank_prompt(self, index: int, query: PoolInput, document: PoolInput) -> Prompt:
+        try:
+            return rerank_prompt(
+                self.model,
+                query,
+                document,
+                instruction=self.instruction,
+                keep=self.keep,
+                media_options=self.media_options,
             )
-            for query, document in pairs
-        ]
+        except InvalidRequest as error:
+            if error.path[:1] == (INPUTS,):
+                error.path = FieldPath(INPUTS, index)
+            raise
 
     def _embeds(self, inputs: Sequence[PoolInput]) -> EmbedCall:
         name = "query" if inputs is self.queries and "query" in self.model.prompts else None

@@ -51,7 +51,10 @@ def embed_prompt(
         return Prompt(framed=FramedText(token_ids=token_ids, keep=keep))
     if not model.has_media:
         if (text := _text_of(given)) is None:
-            raise InvalidRequest("this model embeds texts and token ids, and no images", path=("input",))
+            raise InvalidRequest(
+                "an input is a text, token ids, or an object with text; this model embeds no images",
+                path=("input",),
+            )
         before = _text_before(model, instruction, prompt_name)
         return Prompt(framed=FramedText(before + text, is_framed=True, keep=keep))
     _refuse_keep(keep)
@@ -81,7 +84,10 @@ def rerank_prompt(
     if not model.has_media:
         pair = _text_of(query), _text_of(document)
         if None in pair:
-            raise InvalidRequest("this model ranks texts, and no images", path=("documents",))
+            raise InvalidRequest(
+                "a query or document is a text, or an object with text; this model ranks no images",
+                path=("input",),
+            )
         instruct = RERANK_INSTRUCTION if instruction is None else instruction
         text = f"<Instruct>: {instruct}\n<Query>: {pair[0]}\n<Document>: {pair[1]}"
         return Prompt(framed=FramedText(text, _BEFORE, _AFTER, keep=keep))
@@ -185,6 +191,7 @@ def _token_ids_of(given: PoolInput) -> list[int] | None:
 def _refuse_keep(keep: int) -> None:
     if keep:
         raise InvalidRequest(
-            f"{FIELD} applies to texts and token ids; make messages and images smaller instead",
+            f"{FIELD} is not supported for messages and for models of images; send shorter texts and smaller "
+            "images",
             path=FieldPath("truncate_prompt_tokens"),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmengine.errors import ErrorCode, InvalidRequest
+from mmengine.errors import FIELD, ErrorCode, InvalidRequest
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS
 
@@ -38,6 +38,11 @@ class FramedText:
             end = [*end, *getattr(tokenizer, "text_suffix", ())]
         most = processor.max_prompt_tokens
         room = min(self.keep or most, most) - len(begin) - len(end)
+        if self.keep and room < 1:
+            raise InvalidRequest(
+                f"{FIELD} is {self.keep}, and {len(begin) + len(end)} tokens stand around the text: raise it",
+                path=("truncate_prompt_tokens",),
+            )
         if self.token_ids is not None:
             ids = list(self.token_ids)
             if any(not 0 <= token < tokenizer.vocab_size for token in ids):

@@ -14,7 +14,6 @@ from mmengine.request import PREFILL
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.options import Options
 from mmengine.server.http.admission import Admission
-from mmengine.server.http.errors import api_error
 from mmengine.server.pooling.reader import PooledReader, PooledRequest
 
 POOLED_ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
@@ -52,5 +51,5 @@ class PooledLines(NamedTuple):
         try:
             answers = await self.engine.pool(call.jobs)
         except MMEngineError as error:
-            raise api_error(error, call.params) from error
+            raise call.api_error(error) from error
         return await asyncio.get_running_loop().run_in_executor(parser, call.render, answers)

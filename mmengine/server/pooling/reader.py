@@ -5,7 +5,7 @@ the results as response bodies.
 import base64
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from mmengine.server.http.body_fields import Fields, fields_of
 from mmengine.server.http.errors import ApiError, api_error, decode_body
 from mmengine.server.http.model_names import ModelNames
 from mmengine.server.pooling.bodies import EmbeddingBody, PooledBody, PoolingBody, RerankBody, ScoreBody
+from mmengine.server.pooling.pooled_request import CONVERSATION, Places, PooledRequest, listed
 from mmengine.server.pooling.schemas import (
     EmbeddingItem,
     Embeddings,
@@ -42,18 +43,7 @@ from mmengine.server.settings import ServerSettings
 ENVELOPE = b'{"pooled":true}'
 _B = TypeVar("_B", bound=PooledBody)
 _E = TypeVar("_E", bound=EmbeddingBody)
-
-
-@dataclass(frozen=True, slots=True)
-class PooledRequest:
-    """A parsed call: the jobs for the engine, the function that renders their results, and the names of
-    ignored fields.
-    """
-
-    jobs: Jobs
-    render: Callable[[Sequence[Completion]], bytes]
-    params: frozenset[str]
-    ignored: list[str]
+_Given = str | list[str | dict[str, object]] | dict[str, object] | None
 
 
 class PooledBodyType(Generic[_B]):
@@ -94,10 +84,13 @@ class PooledReader:
     ) -> PooledRequest:
         body, ignored = kind.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
+        inputs, places = self._inputs(body), Places(listed("input", body.input))
+        if body.messages is not None:
+            places = Places([CONVERSATION], len(list(inputs[0])) - len(body.messages))
         call = EmbedCall(
             self._model,
             self._width,
-            self._inputs(body),
+            inputs,
             body.dimensions,
             body.normalize,
             body.instruction,
@@ -105,7 +98,7 @@ class PooledReader:
             self._keep(body),
             body.mm_processor_kwargs,
         )
-        jobs = self._jobs(call.jobs, options, kind)
+        jobs = self._jobs(call.jobs, options, kind, places)
         if body.messages is not None and not body.add_generation_prompt:
             jobs = [(replace(prompt, add_generation_prompt=False), each) for prompt, each in jobs]
         encode = _base64 if body.encoding_format == "base64" else _numbers
@@ -119,7 +112,7 @@ class PooledReader:
             items = [EmbeddingItem(index, value) for index, value in enumerate(values)]
             return msgspec.json.encode(Embeddings(f"embd-{name}", created, model, items, usage))
 
-        return PooledRequest(jobs, render, kind.fields.names, ignored)
+        return PooledRequest(jobs, render, places, kind.fields.names, ignored)
 
     def _inputs(self, body: EmbeddingBody) -> list[PoolInput]:
         if (body.input is None) == (body.messages is None):
@@ -163,8 +156,17 @@ class PooledReader:
                 f"{FIELD} must be 1 or more, not {body.top_n}",
                 FieldPath("top_n"),
             )
+        if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < 1:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} must be 1 or more, not {body.max_tokens_per_doc}",
+                FieldPath("max_tokens_per_doc"),
+            )
         call = self._scores([body.query], body.documents, body, body.max_tokens_per_doc)
-        jobs, shows = self._jobs(call.jobs, options, RERANK), body.return_documents is not False
+        places = self._pairs([FieldPath("query")], listed("documents", body.documents))
+        if body.truncate_prompt_tokens is None:
+            places = places._replace(limit="max_tokens_per_doc")
+        jobs, shows = self._jobs(call.jobs, options, RERANK, places), body.return_documents is not False
 
         def render(answers: Sequence[Completion]) -> bytes:
             results = [
@@ -173,25 +175,27 @@ class PooledReader:
             ]
             return msgspec.json.encode(Ranking(f"rerank-{name}", model, results, _usage(answers)))
 
-        return PooledRequest(jobs, render, RERANK.fields.names, ignored)
+        return PooledRequest(jobs, render, places, RERANK.fields.names, ignored)
 
     def score(self, data: bytes, name: str, options: Options) -> PooledRequest:
         """Parse a /score body. Thread-safe. Raises ApiError."""
         body, ignored = SCORE.read(data, ignore_unknown=self._ignore_unknown)
         model, options = self._options(body, options)
-        queries = _several(body.text_1 if body.queries is None else body.queries)
-        documents = _several(body.text_2 if body.documents is None else body.documents)
-        self._check_count("text_1", len(queries))
-        self._check_count("text_2", len(documents))
+        first, given = _either("queries", body.queries, "text_1", body.text_1)
+        second, others = _either("documents", body.documents, "text_2", body.text_2)
+        queries, documents = _several(given), _several(others)
+        self._check_count(first, len(queries))
+        self._check_count(second, len(documents))
         call = self._scores(queries, documents, body)
-        jobs = self._jobs(call.jobs, options, SCORE)
+        places = self._pairs(listed(first, given), listed(second, others))
+        jobs = self._jobs(call.jobs, options, SCORE, places)
 
         def render(answers: Sequence[Completion]) -> bytes:
             items = [ScoreItem(index, score) for index, score in enumerate(call.scores(answers))]
             created, usage = int(time.time()), _usage(answers)
             return msgspec.json.encode(Scores(f"score-{name}", created, model, items, usage))
 
-        return PooledRequest(jobs, render, SCORE.fields.names, ignored)
+        return PooledRequest(jobs, render, places, SCORE.fields.names, ignored)
 
     def _scores(
         self,
@@ -223,11 +227,24 @@ class PooledReader:
             raise api_error(error, EMBEDDING.fields.names) from None
         return model, mine
 
-    def _jobs(self, make: Callable[[Options], Jobs], options: Options, kind: PooledBodyType[_B]) -> Jobs:
+    def _pairs(self, queries: list[FieldPath], documents: list[FieldPath]) -> Places:
+        """Return the places for a ScoreCall's jobs."""
+        return Places([*queries, *documents] if self._model.task == "embed" else documents)
+
+    def _jobs(
+        self,
+        make: Callable[[Options], Jobs],
+        options: Options,
+        kind: PooledBodyType[_B],
+        places: Places,
+    ) -> Jobs:
+        jobs: Jobs = []
         try:
-            return [(self._checked(prompt), each) for prompt, each in make(options)]
-        except InvalidRequest as error:
-            raise api_error(error, kind.fields.names) from None
+            for prompt, each in make(options):
+                jobs.append((self._checked(prompt), each))
+        except (InvalidRequest, ApiError) as error:
+            raise places.api_error(error, kind.fields.names, index=len(jobs)) from None
+        return jobs
 
     def _checked(self, prompt: Prompt) -> Prompt:
         """Return the conversation after the checks of a chat call, with the server's limits on images and
@@ -271,7 +288,18 @@ def _base64(vector: np.ndarray) -> list[float] | str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-def _several(given: str | list[str | dict[str, object]] | dict[str, object] | None) -> list[PoolInput]:
+def _either(name: str, given: _Given, other_name: str, other: _Given) -> tuple[str, _Given]:
+    """Return the name and the value of the field that is set. Raises ApiError if both are set."""
+    if given is not None and other is not None:
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{other_name} and {name} are two names of one field: leave one out",
+            FieldPath(other_name),
+        )
+    return (other_name, other) if given is None else (name, given)
+
+
+def _several(given: _Given) -> list[PoolInput]:
     return [] if given is None else list(given) if isinstance(given, list) else [given]
 
 

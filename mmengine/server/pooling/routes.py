@@ -15,7 +15,6 @@ from mmengine.server.answers.headers import ID_HEADER, REQUEST_ID, is_request_id
 from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.body_fields import ignored_header
 from mmengine.server.http.body_reader import ParserThreads
-from mmengine.server.http.errors import api_error
 from mmengine.server.pooling.reader import ENVELOPE, PooledReader, PooledRequest
 from mmengine.server.transport.sse import unless_gone
 
@@ -69,7 +68,7 @@ class PoolingRoutes:
                     with unless_gone(request.scope):
                         answers = await self._engine.pool(call.jobs)
                 except Exception as error:
-                    raise api_error(error, call.params, self._admission.rate.retry_after_s()) from error
+                    raise call.api_error(error, self._admission.rate.retry_after_s()) from error
                 body = await self._threads.run(reservation.num_bytes, partial(call.render, answers))
         finally:
             self._admission.give(owner)
