@@ -111,6 +111,8 @@ def embed(what: Inputs, model: Model, media: MediaUrls) -> None:
             with engine:
                 for index, result in _results(engine, what, [listed[n] for n in missing], media_options):
                     vectors.write(missing[index], result)
+    if what.out is not None:
+        print(f"{what.out}: {len(listed) - vectors.num_errors} vectors", file=sys.stderr)
     if vectors.num_errors:
         print(f"mmengine: {vectors.num_errors} of {len(listed)} inputs have no vector", file=sys.stderr)
         raise typer.Exit(1)

@@ -39,6 +39,7 @@ def test_texts_lines_and_matrices_have_the_engines_vectors(folder, tmp_path):
             "embed", "--inputs", inputs, "--out", out, "--model", folder, "--dimensions", 8, *SMALL
         )
         assert (told.returncode, told.stdout) == (0, ""), told.stderr
+        assert f"{out}: 2 vectors\n" in told.stderr
     assert np.allclose(np.load(tmp_path / "vectors.npy"), wanted, atol=1e-6)
     found = lines_of((tmp_path / "vectors.jsonl").read_text())
     assert np.allclose([found[name]["embedding"] for name in ("1", "b")], wanted, atol=1e-6)
@@ -53,6 +54,7 @@ def test_an_interrupted_file_is_continued_and_errors_are_lines(folder, tmp_path)
     for _ in range(2):
         told = call_cli("embed", "--inputs", inputs, "--out", out, "--model", folder, *SMALL)
         assert told.returncode == 1 and "1 of 4 inputs have no vector" in told.stderr
+        assert f"{out}: 3 vectors\n" in told.stderr
         assert "of 4 vectors exist" in told.stderr
         found = lines_of(out.read_text())
         assert found["n1"]["embedding"] == [1.0] and len(found["n0"]["embedding"]) == 48
