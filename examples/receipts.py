@@ -24,6 +24,8 @@ from rich.text import Text
 from mmengine import AsyncEngine
 from mmengine_shapes.scenes import COLOURS, POSITIONS, SHAPES, SIZES, random_scene
 
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+
 
 class Item(Struct):
     position: Literal[POSITIONS]
@@ -57,7 +59,9 @@ async def read(folder: Path) -> list[Read]:
     for k in range(0 if any(folder.iterdir()) else 50):
         random_scene(random.Random(k)).draw().save(folder / f"{k:02}.png")
     ask = {"type": "text", "text": "Describe the image as JSON."}
-    paths = sorted(folder.iterdir())
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES)
+    if not paths:
+        raise SystemExit(f"{folder} has no pictures ({', '.join(PICTURES)})")
     prompts = [[{"role": "user", "content": [{"type": "image", "image": str(path)}, ask]}] for path in paths]
     async with AsyncEngine() as engine, asyncio.TaskGroup() as group:
         answers = [

@@ -146,6 +146,11 @@ def test_the_receipts_are_read_as_they_were_drawn(tmp_path, capsys):
     from mmengine_shapes.scenes import random_scene
 
     example = runpy.run_path(str(ROOT / "examples" / "receipts.py"))
+    (other := tmp_path / "other").mkdir()
+    (other / "note.txt").write_text("no picture")
+    with pytest.raises(SystemExit, match="no pictures"):
+        asyncio.run(example["read"](other))
+    shutil.rmtree(other)
     found = asyncio.run(example["read"](tmp_path))
     receipts = [each.receipt for each in found]
     assert all(isinstance(receipt, example["Receipt"]) for receipt in receipts) and len(receipts) == 50
