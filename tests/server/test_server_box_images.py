@@ -12,14 +12,23 @@ from mmengine import AsyncEngine
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
 from mmengine.models.box_unit import BoxUnit
-from mmengine.processing.media.boxes import ImageFrame, restore
+from mmengine.processing.media.boxes import restore
 from tests.fleet.carriers import LocalCarrier
 from tests.processing.internet import Internet, answer
 from tests.server.batching import begun, client_of, ended, line, lines_in
 from tests.server.running import served
-from tests.server.test_server_boxes import ASKED, FLAT, FORM, FRAME, IMAGE, PNG, QUESTION, expected_boxes
+from tests.server.test_server_boxes import ASKED, BOX, FRAME, IMAGE, PNG, QUESTION
 
+THOUSANDTHS = BoxUnit("thousandths")
 DATA = base64.b64decode(PNG)
+SCHEMA = {
+    "type": "object",
+    "properties": {"bbox_2d": BOX},
+    "required": ["bbox_2d"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}, "boxes": True}
+FLAT = {"type": "json_schema", "name": "it", "schema": SCHEMA, "boxes": True}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +58,17 @@ def image(url, **fields):
     return {"type": "image_url", "image_url": {"url": url, **fields}}
 
 
+def expected_boxes(text, unit=THOUSANDTHS, frame=FRAME):
+    """Return the box in an answer's text, computed by hand, as JSON."""
+    box = restore(json.loads(text)["bbox_2d"], unit, frame)
+    return {"/bbox_2d": {"pixels": list(box.pixels), **({"problem": box.problem} if box.problem else {})}}
+
+
 def check_message(reply):
     status, _, body = reply
     assert status == 200, body
     message = body["choices"][0]["message"]
-    assert message["boxes"] == expected_boxes(message["content"]) != {}
+    assert message["boxes"] == expected_boxes(message["content"])
     return message
 
 
@@ -63,7 +78,6 @@ def test_an_image_by_url_or_path_has_the_boxes_of_its_bytes(server, net):
         image(net.url("/a.png")),
         image("file://a.png"),
         {"type": "image", "path": "a.png"},
-        {"type": "image", "url": net.url("/a.png")},
         {"type": "image", "base64": PNG},
     ):
         assert check_message(server.chat([part, QUESTION], response_format=FORM, **ASKED)) == sent
@@ -165,8 +179,7 @@ def test_pixels_of_the_resized_image_need_the_fetched_bytes(server, net, monkeyp
     assert message == sent[2]["choices"][0]["message"], message
     upright = FRAME.height, FRAME.width
     frame = FRAME._replace(resized_width=upright[0] // 32 * 32, resized_height=upright[1] // 32 * 32)
-    box = restore(json.loads(message["content"])["bbox_2d"], BoxUnit("pixels", 16), ImageFrame(*frame))
-    assert message["boxes"]["/bbox_2d"]["pixels"] == list(box.pixels)
+    assert message["boxes"] == expected_boxes(message["content"], BoxUnit("pixels", 16), frame)
 
 
 @contextmanager
