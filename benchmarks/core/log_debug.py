@@ -4,10 +4,11 @@
 
 Without --log the program writes a log on the simulated executor, which takes many minutes. The load exceeds
 the engine's throughput, so the queue is full (4,096 requests) in most of the log. The program reads the log
-once to its end, which saves states, and then seeks: in the process that read the log, after opening the log
-again with the states in the cache, and in new processes. With --cache, states from an earlier run are used.
+once to its end, which saves states. Then it measures seeks in three ways: in the process that read the log,
+after opening the log again with the states in the cache, and in new processes. With --cache, states from an
+earlier run are used.
 
-A seek's wall time includes other processes' time on a busy machine, and its CPU time does not.
+On a busy machine, a seek's wall time includes the time of other processes. Its CPU time does not.
 """
 
 import argparse

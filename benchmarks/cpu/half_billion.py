@@ -3,9 +3,8 @@
     python -m benchmarks half_billion --threads 1 # throughput.py runs this for one core and for two
 
 Both sides decode the same prompts and take turns every few steps. While transformers' `generate` waits,
-mmengine runs steps, and a reader then reads as many bytes as the weights have, as fast as possible. With
-`--quick`, transformers is left out and prompts are shorter if the CPU has no fast bfloat16 product (AVX2
-alone).
+mmengine runs steps, and a reader then reads as many bytes as the weights have, as fast as possible. On a CPU
+without a fast bfloat16 product (AVX2 alone), `--quick` leaves transformers out and uses shorter prompts.
 """
 
 import sys

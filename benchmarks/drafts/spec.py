@@ -11,7 +11,7 @@ without drafts. The tasks:
     short     a question about a synthetic picture, answered in a sentence
     text      stories, facts to look up, counting: no picture
 
-All drafts of a drafter are verified, except with "auto" and "K chosen", whose draft_policy is goodput: it
+All drafts of a drafter are verified. The exceptions are "auto" and "K chosen", whose draft_policy goodput
 decides how many drafts are worth verifying.
 
 In the cells "nobody asked", drafters exist but may not draft in any step. This measures the cost of being
@@ -21,10 +21,10 @@ the same settings and no drafters.
 Greedy, float32, one thread. Every round draws new pictures and texts, so that drafters that search past
 answers have not seen the request. The time is the process's CPU time, from the end of the prompts' last step
 ("decoding") or from the first submit ("whole") to the last token. A result is the median of the rounds'
-ratios, with its bootstrapped 95 % interval; a bar counts as missed only if the upper end of the interval
-misses it. "length" is the mean number of drafts that are accepted in a row's pass, and "with bonus" also
-counts the token sampled after the drafts. "equal" counts answers whose tokens equal the tokens without
-drafts.
+ratios, with its bootstrapped 95 % interval; a target counts as missed only if even the upper end of the
+interval is below the target. "length" is the mean number of drafts that are accepted in a row's pass, and
+"with bonus" also counts the token sampled after the drafts. "equal" counts answers whose tokens equal the
+tokens without drafts.
 
     --batch 1,4    concurrent requests (default: 1, 4, 16 and 64)
     --tasks LIST   some of the tasks above, separated by commas

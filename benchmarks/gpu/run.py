@@ -1,8 +1,8 @@
 """Run the GPU check's parts, each in its own process with a time limit.
 
-So a part that hangs uses up only its own time, and a CUDA error, after which a process cannot use the GPU any
-more, ends only its own part. Each part can use the whole GPU memory. The parent process never touches CUDA:
-it imports all modules and forks the parts. Not yet run on a GPU.
+A part that hangs therefore uses up only its own time. After a CUDA error a process cannot use the GPU any
+more, so the error ends only the part in which it occurs. Each part can use the whole GPU memory. The parent
+process never touches CUDA: it imports all modules and forks the parts. Not yet run on a GPU.
 """
 
 import json

@@ -5,8 +5,8 @@
 FOLDER is bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 (npm pack). `--requantise Q8_0` also
 measures the first file after llama.cpp's quantiser has turned it into that type. Each engine is a process of
 its own; both are in memory, and they take turns with the same prompts, in a random order each round.
-llama.cpp is timed for the model alone, on given tokens; mmengine for whole engine steps. On a machine with
-other work the seconds of CPU time say more than the elapsed ones, so the table has both.
+llama.cpp's time covers the model alone, on given tokens. mmengine's time covers whole engine steps. Other
+programs on the machine disturb CPU time less than elapsed time, so the table has both.
 """
 
 import os

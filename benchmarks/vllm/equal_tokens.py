@@ -2,9 +2,8 @@
 
     build/vllm/bin/python -m benchmarks.vllm.equal_tokens [--requests 200] [--settings plain "n-gram drafts"]
 
-Both sides of a setting get the same mixed requests (mixed_requests.py) in a KV pool that is too
-small for them.
-Answers that were aborted on either side are not compared. A setting that vLLM cannot run is listed with
+Both sides of a setting get the same mixed requests (mixed_requests.py) in a KV pool that is too small for
+them. Answers that were aborted on either side are not compared. A setting that vLLM cannot run is listed with
 vLLM's error. The exit code is 1 if an answer differs, or if a log does not verify.
 """
 
