@@ -5,8 +5,8 @@
     python -m benchmarks embeddings --folder models --measured turns.jsonl --minutes 7    # in several runs
 
 Both sides load the same random bfloat16 weights, each in its own process, and embed the same inputs in turns.
-sentence-transformers sorts texts by length and embeds batches of 32. A turn has the texts of one of these
-batches, so that the padding in a sample of `--batches` turns is the same as for all `--texts` texts.
+sentence-transformers sorts texts by length and embeds batches of 32. A turn has the texts of one such batch,
+so a sample of `--batches` turns has the same share of padding as all `--texts` texts.
 """
 
 import json
@@ -33,7 +33,7 @@ ENVIRONMENT = ROOT / "build" / "clients" / "sentence" / "bin" / "python"
 OURS, THEIRS = "mmengine", "sentence-transformers"
 TIMES = 1.5  # target
 SHORTEST, LONGEST, BATCH = 16, 512, 32
-IMAGES = 8  # in a turn
+IMAGES = 8  # images per turn
 QUERY_LONGEST = 64  # tokens of a query, without the instruction
 WIDTHS = 320, 800  # of the photographs, in pixels
 Inputs = list[str] | list[dict[str, str]]
@@ -105,7 +105,7 @@ def _turn(line: str) -> Turn:
 class Turns:
     """Measured turns. With `path`, turns are appended to a file, and a later run skips them.
 
-    `minutes`: how long turns are started; later, `measure` raises SystemExit.
+    `minutes`: the time after which no turn starts and `measure` raises SystemExit.
     """
 
     def __init__(self, path: Path | None, minutes: float | None) -> None:
@@ -115,7 +115,7 @@ class Turns:
         self._found = {(turn.part, turn.number): turn for turn in map(_turn, lines)}
 
     def measure(self, part: str, folder: Path, turns: Numbered, threads: int, prompt: str = "") -> list[Turn]:
-        """Embed each turn's inputs on both sides, and every second turn in reverse order."""
+        """Embed each turn's inputs on both sides. Every second turn starts with the other side."""
         missing = [number for number in turns if (part, number) not in self._found]
         if missing:
             self._measure(part, folder, turns, missing, threads, prompt)

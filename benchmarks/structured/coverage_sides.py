@@ -39,8 +39,8 @@ class Refused(Exception):
 @dataclass(slots=True)
 class Walk:
     """The times of one answer. `compile_s` is the time from schema to grammar, normalization included;
-    `masks_s` is the time of each token's mask and step in the first answer after that; `whole` says whether
-    all tokens of the answer were allowed.
+    `masks_s` is the time of each token's mask and step in the first answer after the compilation; `whole`
+    says whether all tokens of the answer were allowed.
     """
 
     compile_s: float

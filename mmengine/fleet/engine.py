@@ -117,7 +117,7 @@ class FleetEngine(AsyncAnswers):
         return 0
 
     def box_unit(self) -> BoxUnit:
-        """Return how the model writes boxes. Raises InvalidRequest if its plugin does not say so."""
+        """Return how the model writes boxes. Raises InvalidRequest if the plugin does not declare it."""
         return self._box_unit()
 
     async def pool(self, jobs: Jobs) -> list[Completion]:

@@ -136,7 +136,7 @@ class AsyncEngine(AsyncAnswers, AsyncPooledAnswers):
         return self._engine.built.spec.hidden_size
 
     def box_unit(self) -> BoxUnit:
-        """Return how the model writes boxes. Raises InvalidRequest if the model's plugin does not say so."""
+        """Return how the model writes boxes. Raises InvalidRequest if the plugin does not declare it."""
         return self._engine.box_unit()
 
     @property

@@ -78,7 +78,7 @@ def _paths(value: object) -> list[JsonPath]:
 
 
 def box_unit_of(folder: Path, plugin: ModelPlugin) -> BoxUnit:
-    """Return how the model in a folder writes boxes. Raises InvalidRequest if its plugin does not say so."""
+    """Return how the folder's model writes boxes. Raises InvalidRequest if the plugin does not declare it."""
     return unit_of(model_type_of(folder), getattr(plugin, "box_units", {}))
 
 

@@ -212,7 +212,7 @@ class TypedAnswers(ABC):
         return answer_boxes(value, schema, image, self.box_unit(), self.processor)
 
     def box_unit(self) -> BoxUnit:
-        """Return how the model writes boxes. Raises InvalidRequest if the model's plugin does not say so."""
+        """Return how the model writes boxes. Raises InvalidRequest if the plugin does not declare it."""
         return box_unit_of(self.built.folder, self.built.plugin)
 
     def stream_json(

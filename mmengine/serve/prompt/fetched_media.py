@@ -1,4 +1,4 @@
-"""Fetches the media whose URLs are in prompts, without a thread that waits for hosts."""
+"""Fetches media from the URLs in prompts. No thread of a pool waits for the hosts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,6 +1,6 @@
 """Finds URLs and file paths that name media in a prompt, and replaces them, for example by fetched bytes.
 
-References are searched in the same message fields in which processors look for media.
+Only the message fields in which processors look for media are searched.
 """
 
 from collections.abc import Callable, Mapping, Sequence

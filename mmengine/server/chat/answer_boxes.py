@@ -51,7 +51,7 @@ class BoxPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BoxPlanner(NamedTuple):
-    """Makes a call's plan as soon as the prompt has the image's bytes."""
+    """Makes a call's BoxPlan once the prompt contains the image's bytes."""
 
     response_format: Json
     unit: BoxUnit
@@ -67,8 +67,8 @@ class BoxPlanner(NamedTuple):
         return parts[0]
 
     def plan(self, prompt: Prompt) -> BoxPlan | None:
-        """Return the plan, or None if the prompt refers to an image that has not been read: by URL, by path
-        or by the id of an uploaded file.
+        """Return the plan, or None if the image has not been read yet. The prompt then has the image's URL,
+        its path or the id of an uploaded file.
 
         May decode the image, so it runs on a parser thread. Raises the same errors as `image`.
         """
@@ -98,17 +98,17 @@ def box_planner(response_format: Json, processor: Processor, box_unit: Callable[
 
 
 def refuse_session() -> NoReturn:
-    """Raise ApiError, for a question in a session, whose other turns may have images."""
+    """Raise ApiError for a question in a session, because other turns of the session may have images."""
     raise _refused("is not supported in a session; use /v1/chat/completions", ErrorCode.UNSUPPORTED_FIELD)
 
 
 def refuse_unread() -> NoReturn:
-    """Raise ApiError, for an image that this server does not read."""
+    """Raise ApiError for an image that this server does not read."""
     raise _refused("needs the image's file: send a data: URL, an https: URL or an uploaded file")
 
 
 def refuse_text() -> NoReturn:
-    """Raise ApiError, for a call whose prompt is a text."""
+    """Raise ApiError for a call whose prompt is a text."""
     raise _refused("needs an image in the prompt, which is a text; use /v1/chat/completions")
 
 

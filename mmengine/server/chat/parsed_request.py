@@ -112,7 +112,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     media: dict[str, bytes] = {}
     # References to uploaded files whose bytes are not yet in the prompts.
     uploads: list[UploadReference] = []
-    # Set if the call wants boxes, and the prompt does not yet have the image's bytes.
+    # Set if the call requests boxes and the prompt does not contain the image's bytes yet.
     box_planner: BoxPlanner | None = None
     adapter: str = ""  # Name of the adapter, "" for the base model.
 

@@ -1,5 +1,5 @@
-"""Reads the media that a call needs before its submission: uploaded images, and an image whose boxes the call
-wants. The engine fetches all other media.
+"""Reads the media that a call needs before its submission: uploaded images, and an image for which the call
+requests boxes. The engine fetches all other media.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A parsed pooling call, and the places of its inputs in the body, which its errors name."""
+"""A parsed pooling call. Its errors name the input's place in the body."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class PooledRequest:
 
 
 class Places(NamedTuple):
-    """The paths of a call's inputs in the body, in job order. `num_added`: the number of messages before the
-    messages of the client. `limit`: the field that limits the tokens of a text.
+    """The paths of a call's inputs in the body, in job order. `num_added`: the number of messages that the
+    server adds before the client's messages. `limit`: the field that limits the tokens of a text.
     """
 
     paths: Sequence[FieldPath]
@@ -41,8 +41,8 @@ class Places(NamedTuple):
     def api_error(
         self, error: BaseException, params: frozenset[str], retry_after_s: int = 1, index: int = 0
     ) -> ApiError:
-        """Convert an error about the job with this index, unless the error names its own job, to the error
-        that the client receives.
+        """Convert an error to the error that the client receives. `index`: the job that the error concerns,
+        if the error itself does not name a job.
         """
         if not isinstance(error, (MMEngineError, ApiError)):
             return api_error(error, params, retry_after_s)

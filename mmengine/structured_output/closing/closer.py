@@ -9,7 +9,7 @@ from mmengine.structured_output.matcher import Matcher
 
 DEEP = 32  # With this many open brackets, a completion is derived from the previous one.
 MAX_DROPPED = 8  # Maximum number of tokens that are replaced at the previous completion's start.
-# While a derived completion needs over half the budget, a shorter completion is searched every
+# While a derived completion needs over half the budget, the closer looks for a shorter completion every
 # RESPELLED_EVERY tokens.
 RESPELLED_EVERY = 32
 
