@@ -13,6 +13,8 @@ from tests.any_model.rows import NO_PROCESSOR, REFUSED, UNKNOWN, WORKS, run_clas
         ("MoshiForCausalLM", "moshi", REFUSED, "transformers' cache keeps 12 tokens in layer 0"),
         ("AriaForConditionalGeneration", "aria", UNKNOWN, NO_PROCESSOR),
         ("Lfm2ForCausalLM", "lfm2", REFUSED, "layers conv bypass"),
+        ("Lfm2VlForConditionalGeneration", "lfm2_vl", REFUSED, "layers conv bypass"),
+        ("FastVlmForConditionalGeneration", "fast_vlm", REFUSED, "a model of timm"),
         ("MambaForCausalLM", "mamba", REFUSED, "recurrent layers"),
         ("NewForCausalLM", "new", REFUSED, "no such class"),
     ],
