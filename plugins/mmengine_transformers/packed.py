@@ -48,6 +48,8 @@ class PackedLayer(nn.Module):
             rows = rows.to(packed.dtype).contiguous()
         return packed(rows, float32=self._float32).view(*shape[:-1], self.out_features)
 
+    __call__ = forward  # Nothing hooks these layers, and nn.Module's call costs as much as a short product.
+
 
 class PackedEmbedding(nn.Module):
     """Replaces nn.Embedding if the head has the same matrix: unpacks rows of the head."""
