@@ -24,13 +24,16 @@ STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # the a
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """A gated delta net's dimensions. `num_heads`: heads of v, a multiple of `num_key_heads` (of q and k)."""
+    """A gated delta net's dimensions. `num_heads`: heads of v, a multiple of `num_key_heads` (of q and k).
+    `tiled`: see DeltaConfig.
+    """
 
     num_key_heads: int
     num_heads: int
     key_dim: int
     value_dim: int
     taps: int
+    tiled: bool = False
 
     @property
     def width(self) -> int:
@@ -50,7 +53,7 @@ class DeltaSizesStruct(ctypes.Structure):
     """The C structure mm_delta_sizes."""
 
     _fields_ = tuple(
-        (name, _NUMBER) for name in ("num_key_heads", "num_heads", "key_dim", "value_dim", "taps")
+        (name, _NUMBER) for name in ("num_key_heads", "num_heads", "key_dim", "value_dim", "taps", "tiled")
     )
 
 

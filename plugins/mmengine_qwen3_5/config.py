@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmengine.checkpoint.fields import Fields
-from mmengine.checkpoint.files import read_json
+from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
 from mmengine.models.config_reader import MAX_LAYERS, check_served, read_decoder, read_mixture
@@ -33,11 +33,10 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the model's sizes and constants from the files in `folder`. Raises ModelError, which names the
+    """Return the model's sizes and constants from a folder or a GGUF file. Raises ModelError, which names the
     file and the field.
     """
-    path = folder / "config.json"
-    root = Fields(read_json(path), path, "")
+    root = Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
     has_text = root.values.get("text_config") is not None
     check_served(root, ARCHITECTURES, ("text_config", "vision_config") if has_text else ())
     fields = root.child("text_config") if has_text else root
@@ -67,8 +66,7 @@ def read_head(folder: Path, text: DecoderConfig) -> DecoderConfig | None:
 
     `text`: the model's decoder. Raises ModelError for a head of an unsupported kind.
     """
-    path = folder / "config.json"
-    root = Fields(read_json(path), path, "")
+    root = Fields(read_model_json(folder, "config.json"), model_file(folder, "config.json"), "")
     fields = root.child("text_config") if root.values.get("text_config") is not None else root
     count = fields.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, 1)
     if not count:
@@ -110,6 +108,7 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
         key_dim=text.integer("linear_key_head_dim", 1, 1024, 128),
         value_dim=text.integer("linear_value_head_dim", 1, 1024, 128),
         taps=text.integer("linear_conv_kernel_dim", 2, 16, 4),
+        tiled=text.flag("linear_value_heads_tiled", False),  # Only for GGUF files.
     )
     if delta.num_heads % delta.num_key_heads:
         text.fail(

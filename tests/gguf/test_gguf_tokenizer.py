@@ -99,6 +99,8 @@ def test_special_tokens_at_the_end_are_added_ones_only(opened):
         ("starcoder", "a  12", ["a", "ĠĠ", "1", "2"]),
         ("gpt-2", "a  12", ["a", "Ġ", "Ġ12"]),
         ("qwen2", "a  12's", ["a", "Ġ", "Ġ", "1", "2", "'s"]),
+        ("qwen2", "e\u0301a", ["e", "Ìģa"]),
+        ("qwen35", "x\u0323\u0301a 12", ["xÌ£Ìģa", "Ġ", "1", "2"]),
         ("llama-bpe", "a1234 I'LL", ["a", "123", "4", "ĠI", "'LL"]),
         ("llama3", "a1234", ["a", "123", "4"]),
         ("llama-v3", "a1234", ["a", "123", "4"]),

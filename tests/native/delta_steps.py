@@ -1,7 +1,7 @@
 """Runs a gated delta net over rows and their states, one step after the other, with the kernels or torch."""
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 import torch
@@ -52,7 +52,8 @@ class Net:
         if library is None:
             numbers = (sizes.num_key_heads, sizes.num_heads, sizes.key_dim, sizes.value_dim, sizes.taps)
             weights = DeltaWeights(lambda numbers: numbers, conv, decay, dt_bias, norm)
-            self._mixer = DeltaMixer(DeltaConfig(frozenset((0,)), *numbers), weights, EPS, 0)
+            config = DeltaConfig(frozenset((0,)), *numbers, tiled=sizes.tiled)
+            self._mixer = DeltaMixer(config, weights, EPS, 0)
         else:
             self._weights = conv.float().contiguous(), decay, dt_bias, norm.float().contiguous()
             self._step = StateStep(sizes, dtype)
@@ -98,7 +99,7 @@ class Net:
         arrays = {name: getattr(states, name) for name in STATE_ARRAYS}
         step = self._step.point((self.conv, self.recurrent, self.pending), arrays, states.stayed)
         step.c.ba = numbers.data_ptr()
-        sizes = DeltaSizesStruct(s.num_key_heads, s.num_heads, s.key_dim, s.value_dim, s.taps)
+        sizes = DeltaSizesStruct(*astuple(s))
         weights = DeltaStruct()
         weights.conv, weights.decay, weights.dt_bias, weights.norm = (w.data_ptr() for w in self._weights)
         mixed = torch.empty(len(projected), s.values, dtype=self.dtype)

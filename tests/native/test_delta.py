@@ -16,6 +16,7 @@ SIZES = {
     "blocks of 32 and one of 16": DeltaSizes(2, 4, 24, 48, 4),
     "as published": DeltaSizes(1, 2, 128, 128, 4),
     "odd keys": DeltaSizes(3, 3, 13, 16, 2),
+    "tiled heads": DeltaSizes(2, 6, 24, 32, 4, tiled=True),
 }
 LENGTHS = (60, 23, 41, 1)
 KEPT_SLOT = 7

@@ -58,8 +58,8 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, kind
     written(tmp_path, kind, whole=whole)
     assert plugin_for(tmp_path) is plugin
     asked = set()
-    read = config.read_json
-    monkeypatch.setattr(config, "read_json", lambda path: Noted(read(path), asked))
+    read = config.read_model_json
+    monkeypatch.setattr(config, "read_model_json", lambda *where: Noted(read(*where), asked))
     found = read_config(tmp_path)
     assert (found.vision is not None) is whole and (found.text.experts is not None) is ("Moe" in kind)
     assert not ignored(kind.lower().replace("moe", "_moe"), asked) - (set() if whole else TOWER)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmengine.checkpoint.fields import Fields
+from mmengine.checkpoint.gguf import qwen35
 from mmengine.checkpoint.gguf.container import Container
 from mmengine.checkpoint.gguf.tensors import MAX_EXPERTS, ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
@@ -15,7 +16,7 @@ MAX_HEADS = 1024  # Maximum number of query heads, and of key-value heads.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 PROJECTOR = "clip"  # The architecture of a projector's file.
 IDEFICS3, QWEN3_VL = "idefics3", "qwen3vl_merger"  # Projector types.
-SECTIONS, DEEPSTACK = "rope.dimension_sections", "n_deepstack_layers"
+SECTIONS, DEEPSTACK = qwen35.SECTIONS, "n_deepstack_layers"
 _EXPERTS = {  # Key of a mixture of experts -> its field in config.json, and its maximum.
     "expert_count": ("num_experts", MAX_EXPERTS),
     "expert_used_count": ("num_experts_per_tok", MAX_EXPERTS),
@@ -43,6 +44,7 @@ class Architecture:
     `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
     (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
     `is_vision`: whether every model of this architecture takes images. `keys`: further metadata keys.
+    `is_hybrid`: whether some layers have delta nets (qwen35.py).
     """
 
     name: str  # The class in transformers; for a vision model, the class of its text model.
@@ -50,6 +52,7 @@ class Architecture:
     pairs_rows: bool = False
     projectors: tuple[str, ...] = ()
     is_vision: bool = False
+    is_hybrid: bool = False
     keys: tuple[str, ...] = ()
 
 
@@ -60,6 +63,22 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", keys=tuple(_EXPERTS)),
     "qwen3vl": Architecture(
         "Qwen3ForCausalLM", "qwen3", projectors=(QWEN3_VL,), is_vision=True, keys=(SECTIONS, DEEPSTACK)
+    ),
+    "qwen35": Architecture(
+        "Qwen3_5ForCausalLM",
+        "qwen3_5_text",
+        projectors=(QWEN3_VL,),
+        is_vision=True,
+        is_hybrid=True,
+        keys=qwen35.KEYS,
+    ),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        projectors=(QWEN3_VL,),
+        is_vision=True,
+        is_hybrid=True,
+        keys=(*qwen35.KEYS, *_EXPERTS, qwen35.SHARED_SIZE),
     ),
 }
 
@@ -94,10 +113,16 @@ def model_config(container: Container) -> dict[str, object]:
     for name in sorted(fields.values.keys() - _READ - set(found.keys)):
         shown = repr(fields.values[name])[:60]
         fields.fail(f"{fields.prefix}{name} is {shown}, which is not supported")
-    sizes = {name: fields.integer(key, 1, most) for key, (name, most) in _INTEGERS.items()}
+    has_experts = "expert_count" in found.keys
+    sizes = {
+        name: fields.integer(key, 1, most)
+        for key, (name, most) in _INTEGERS.items()
+        if key in fields.values or not (has_experts and key == "feed_forward_length")
+    }
     config: dict[str, object] = {"architectures": [found.name], "model_type": found.model_type, **sizes}
     config["num_key_value_heads"] = _num_kv_heads(fields)
-    head_dim = _head_dim(fields, sizes["hidden_size"] // sizes["num_attention_heads"])
+    default = sizes["hidden_size"] // sizes["num_attention_heads"]
+    head_dim = _head_dim(fields, default, is_partial=found.is_hybrid)
     config["head_dim"] = head_dim
     config["vocab_size"] = fields.integer("vocab_size", 1, 2**22, num_tokens(container))
     config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon", 0)
@@ -106,7 +131,11 @@ def model_config(container: Container) -> dict[str, object]:
         # Mistral's files have the architecture "llama", but transformers' Llama has no windows.
         window = fields.integer("attention.sliding_window", 1, 2**24)
         config |= {"sliding_window": window, "use_sliding_window": True}
-    if "expert_count" in found.keys:
+    if found.is_hybrid:
+        config["num_hidden_layers"] = num_trunk_layers(container)
+        config |= qwen35.hybrid_config(fields, num_trunk_layers(container))
+        config["rope_parameters"] = qwen35.hybrid_rope(fields, _rope(fields, container, head_dim), head_dim)
+    if has_experts:
         config |= {name: fields.integer(key, 1, most) for key, (name, most) in _EXPERTS.items()}
         layers = range(sizes["num_hidden_layers"])
         dense = [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in container.tensors]
@@ -141,6 +170,17 @@ def paired_heads(container: Container) -> Callable[[str], int]:
     return lambda name: next((count for part, count in heads.items() if part in name), 0)
 
 
+def num_trunk_layers(container: Container) -> int:
+    """Return the number of a hybrid model's layers, without multi-token-prediction heads. Raises
+    ModelError.
+    """
+    fields = text_fields(container)
+    count, heads = fields.integer("block_count", 1, 1024), qwen35.num_heads(fields)
+    if heads >= count:
+        fields.fail(f"{fields.prefix}{qwen35.NEXTN} is {heads}, but the file has {count} layers")
+    return count - heads
+
+
 def text_fields(container: Container) -> Fields:
     """Return the architecture's metadata. Keys are without the prefix "<architecture>."."""
     prefix = f"{container.metadata['general.architecture']}."
@@ -153,9 +193,10 @@ def _num_kv_heads(fields: Fields) -> int:
     return fields.integer("attention.head_count_kv", 1, MAX_HEADS, num_heads)
 
 
-def _head_dim(fields: Fields, default: int) -> int:
+def _head_dim(fields: Fields, default: int, *, is_partial: bool = False) -> int:
+    """Return a head's size. `is_partial`: only a part of each head is rotated."""
     head_dim = fields.integer("attention.key_length", 2, 1024, default)
-    for name in ("attention.value_length", "rope.dimension_count"):
+    for name in ("attention.value_length", *(() if is_partial else ("rope.dimension_count",))):
         if (other := fields.integer(name, 1, 1024, head_dim)) != head_dim:
             fields.fail(
                 f"{fields.prefix}{name} is {other}, but a head has {head_dim}; only equal sizes are supported"

@@ -3,10 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from mmengine.checkpoint.gguf.config import generation_config, known_architecture, model_config, paired_heads
+from mmengine.checkpoint.gguf.config import (
+    architecture_of,
+    generation_config,
+    known_architecture,
+    model_config,
+    num_trunk_layers,
+    paired_heads,
+)
 from mmengine.checkpoint.gguf.pair import gguf_file, parts_of_pair, projector_file
 from mmengine.checkpoint.gguf.projector import Projector
 from mmengine.checkpoint.gguf.projectors import open_projector
+from mmengine.checkpoint.gguf.qwen35 import hybrid_entry, hybrid_name
 from mmengine.checkpoint.gguf.split import open_parts, part_files
 from mmengine.checkpoint.gguf.tensors import GGUFEntry, tensor_entries
 from mmengine.checkpoint.gguf.tokenizer import tokenizer_config, tokenizer_json
@@ -76,19 +84,30 @@ class GGUFModel:
         `canonical_name` receives the transformers names of the tensors. Raises ModelError.
         """
         projector = self.projector
+        entries = self._text_tensors(canonical_name)
         if projector is None:
-            return tensor_entries(self.container, canonical_name, paired_heads(self.container))
-
-        def text_name(name: str) -> str | None:
-            return canonical_name(projector.text_name(name))
-
-        entries = tensor_entries(self.container, text_name, paired_heads(self.container))
+            return entries
         for name, entry in projector.tensors().items():
-            canonical = canonical_name(name) or name
+            canonical = canonical_name(name)
+            if canonical is None:
+                continue
             if canonical in entries:
                 raise ModelError(f"{entry.path}: {entry.stored_name} is in {entries[canonical].path} too")
             entries[canonical] = entry
         return entries
+
+    def _text_tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
+        """Return the tensors of the model's file."""
+        projector, is_hybrid = self.projector, architecture_of(self.container).is_hybrid
+        num_layers = num_trunk_layers(self.container) if is_hybrid else 0
+
+        def text_name(name: str) -> str | None:
+            if is_hybrid:
+                name = hybrid_name(name, num_layers)
+            return canonical_name(name if projector is None else projector.text_name(name))
+
+        entries = tensor_entries(self.container, text_name, paired_heads(self.container))
+        return {name: hybrid_entry(each) for name, each in entries.items()} if is_hybrid else entries
 
     @property
     def note(self) -> str:

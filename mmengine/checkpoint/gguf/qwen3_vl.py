@@ -1,4 +1,4 @@
-"""Reads the projector of a Qwen3-VL model."""
+"""Reads the projector of a Qwen3-VL or Qwen3.5 model."""
 
 import re
 from dataclasses import dataclass
@@ -33,14 +33,27 @@ _STORED = re.compile(
 )
 
 
+# model_type of a hybrid text model -> its architecture with images.
+_HYBRIDS = {
+    "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe_text": "Qwen3_5MoeForConditionalGeneration",
+}
+
+
+def _media_token_ids(container: Container) -> Json:
+    return {f"{name}_token_id": token_id(container, f"<|{name}_pad|>") for name in ("image", "video")}
+
+
 @dataclass(frozen=True, slots=True)
 class Qwen3VLProjector(Projector):
-    """A projector for Qwen3-VL."""
+    """A projector for Qwen3-VL, or for Qwen3.5, which has the same tower without deepstack layers."""
 
     kind = QWEN3_VL
 
     def model_config(self, text: Json, container: Container) -> Json:
         fields, vision = text_fields(container), self._vision_config()
+        if text["model_type"] in _HYBRIDS:
+            return self._hybrid_config(text, vision, container)
         layers = self._deepstack_layers()
         if (wanted := fields.integer(DEEPSTACK, 0, 1024, len(layers))) != len(layers):
             fields.fail(
@@ -59,7 +72,19 @@ class Qwen3VLProjector(Projector):
             "tie_word_embeddings": text["tie_word_embeddings"],
             "text_config": text | {"rope_parameters": rope, "model_type": "qwen3_vl_text"},
             "vision_config": vision,
-            **{f"{name}_token_id": token_id(container, f"<|{name}_pad|>") for name in ("image", "video")},
+            **_media_token_ids(container),
+        }
+
+    def _hybrid_config(self, text: Json, vision: Json, container: Container) -> Json:
+        """Return the config of a Qwen3.5 model, whose text model has the rotary sections already."""
+        model_type = str(text["model_type"])
+        return {
+            "architectures": [_HYBRIDS[model_type]],
+            "model_type": model_type.removesuffix("_text"),
+            "tie_word_embeddings": text["tie_word_embeddings"],
+            "text_config": text,
+            "vision_config": vision,
+            **_media_token_ids(container),
         }
 
     def settings(self) -> dict[str, Json]:

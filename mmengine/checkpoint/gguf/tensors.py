@@ -5,6 +5,7 @@ codes.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -30,12 +31,37 @@ _PARTS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+# The same for a layer's tensors whose whole names differ.
+_NAMED = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+# GGUF name -> transformers name for the tensors of a multi-token-prediction head.
+_HEAD = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+    "embed_tokens": "embed_tokens",
+    "shared_head_head": "shared_head",
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 MAX_EXPERTS = 1024  # Maximum number of experts in a layer.
 MAX_MATRICES = 2**17  # Maximum number of tensors, counting each expert; the largest models have 40,000.
 _STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_NAMED_LAYER = re.compile(r"blk\.(\d+)\.(ssm_a|ssm_dt\.bias)")
+_HEAD_LAYER = re.compile(r"blk\.\d+\.nextn\.(\w+)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +70,12 @@ class GGUFEntry(TensorEntry):
 
     `paired_heads`: number of heads if the file stores the rows of each head in the order 0, d/2, 1, d/2 + 1,
     …, else 0. The methods return such rows in the order 0, 1, 2, …, in which safetensors files store them.
+    `adjust`: how `pieces` changes the stored values of a vector.
     """
 
     type: StoredType
     paired_heads: int = 0
+    adjust: Literal["", "less one", "log of the negative"] = ""
 
     @property
     def is_decoded(self) -> bool:
@@ -146,7 +174,16 @@ class GGUFEntry(TensorEntry):
         with np.errstate(over="ignore", invalid="ignore"):
             values = self.type.decode(self._stored(begin, end)).reshape(-1)
         # float32 values are a read-only view of the bytes, and torch warns about read-only arrays.
-        return np.require(values, requirements="W")
+        return np.require(self._adjusted(values), requirements="W")
+
+    def _adjusted(self, values: np.ndarray) -> np.ndarray:
+        if self.adjust == "less one":
+            return values - np.float32(1)
+        if self.adjust == "log of the negative":
+            if not bool((values < 0).all()) or not bool(np.isfinite(values).all()):
+                raise self._wrong("holds a value that is not negative")
+            return np.log(-values)
+        return values
 
     def _stored(self, begin: int, end: int) -> np.ndarray:
         """Return the blocks that contain the values [begin, end), uint8 [blocks, bytes]."""
@@ -200,6 +237,10 @@ def _each_expert(container: Container) -> Iterator[tuple[str, StoredTensor]]:
 
 def plain_name(stored: str) -> str:
     """Return the transformers name of the tensor that GGUF calls `stored`."""
+    if found := _NAMED_LAYER.fullmatch(stored):
+        return f"model.layers.{found[1]}.{_NAMED[found[2]]}"
+    if (found := _HEAD_LAYER.fullmatch(stored)) and found[1] in _HEAD:
+        return f"mtp.{_HEAD[found[1]]}.weight"
     if found := _LAYER.fullmatch(stored):
         layer, part, kind = found.groups()
         return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored

@@ -46,20 +46,22 @@ def _split(pattern: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def _words(digits: str) -> str:
+def _words(digits: str, letters: str = r"\p{L}") -> str:
     """Return a pattern that splits a text into contractions, words, numbers, other characters and white
     space.
 
-    `digits`: the pattern for numbers. A word is letters, with at most one other character before them.
+    `digits`: the pattern for numbers. `letters`: the character classes of letters. A word is letters, with
+    at most one other character before them.
     """
     return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|"
         + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        + rf"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
 
 
 _QWEN2 = PreTokenizer(_words(r"\p{N}"), normalizes=True)
+_QWEN35 = PreTokenizer(_words(r"\p{N}", r"\p{L}\p{M}"), normalizes=True)
 _LLAMA3 = PreTokenizer(_words(r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
 _SMOLLM = PreTokenizer(single_digits=True)
 PRE_TOKENIZERS = {
@@ -68,6 +70,7 @@ PRE_TOKENIZERS = {
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
 }

@@ -25,7 +25,8 @@ class ExpertsConfig:
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
     """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: how many value heads
-    there are, a multiple of `num_key_heads`.
+    there are, a multiple of `num_key_heads`. `tiled`: whether value head h uses key head h % `num_key_heads`,
+    as in GGUF files; otherwise neighbouring value heads share a key head.
     """
 
     layers: frozenset[int]
@@ -34,6 +35,7 @@ class DeltaConfig:
     key_dim: int
     value_dim: int
     taps: int = 4  # The kernel size of the convolution before the delta rule.
+    tiled: bool = False
 
     @property
     def width(self) -> int:

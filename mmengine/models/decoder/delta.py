@@ -136,7 +136,11 @@ class DeltaMixer:
         q, k, v = channels.float().split((keys, keys, values), 1)
         q, k = (_unit(each.reshape(t, c.num_key_heads, c.key_dim)) for each in (q, k))
         shared = c.num_heads // c.num_key_heads
-        q, k = (each.repeat_interleave(shared, 1) for each in (q * c.key_dim**-0.5, k))
+        q, k = q * c.key_dim**-0.5, k
+        if c.tiled:
+            q, k = (each.repeat(1, shared, 1) for each in (q, k))
+        else:
+            q, k = (each.repeat_interleave(shared, 1) for each in (q, k))
         return q, k, v.reshape(t, c.num_heads, c.value_dim)
 
     def _gates(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

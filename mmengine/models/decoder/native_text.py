@@ -159,8 +159,9 @@ def _in_kernels(
 
 
 def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
-    d = config.delta
-    return None if d is None else DeltaSizes(d.num_key_heads, d.num_heads, d.key_dim, d.value_dim, d.taps)
+    if (d := config.delta) is None:
+        return None
+    return DeltaSizes(d.num_key_heads, d.num_heads, d.key_dim, d.value_dim, d.taps, d.tiled)
 
 
 def with_gates_behind(weight: AnyWeight, config: DecoderConfig) -> AnyWeight:

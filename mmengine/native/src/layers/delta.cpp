@@ -122,7 +122,8 @@ struct Mixer {
     alignas(64) float drafted[MM_MAX_KEY_DIM * kBlock];
     const int64_t first = step.work_starts[row], bytes = (int64_t)sizes.key_dim * N * kWide * sizeof(float);
     const int before = stayed(row), last = sure(row), count = work_of(row);
-    const float* qk = q(head / (sizes.num_heads / sizes.num_key_heads), first);
+    const int group = sizes.num_heads / sizes.num_key_heads;
+    const float* qk = q(sizes.tiled ? head % sizes.num_key_heads : head / group, first);
     float* s = state(step.slots[row], head, column);
     int kept = step.kept_starts[row];
     wide seen[N], out[N];  // S'k and S'q

@@ -22,6 +22,7 @@ typedef struct {
   int32_t num_key_heads, num_heads;  // heads of q and k; heads of v, a multiple of num_key_heads
   int32_t key_dim, value_dim;  // key_dim up to MM_MAX_KEY_DIM; value_dim a multiple of 16
   int32_t taps;  // 2 to MM_MAX_TAPS
+  int32_t tiled;  // 1: head h of v uses head h % num_key_heads of q and k; 0: h / (num_heads / num_key_heads)
 } mm_delta_sizes;
 
 typedef struct {
