@@ -97,7 +97,7 @@ def pytest_collection_finish(session):
 
 @contextmanager
 def _hidden(folder):
-    """Inside this context no compiler is found, and neither is any library that was compiled before."""
+    """Hide the compiler, and all libraries that were compiled before, inside this context."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         patch.setenv("MMENGINE_CACHE", str(folder))
@@ -137,7 +137,7 @@ def dots_in_order(kernel_device, monkeypatch):
     """Make the interpreter's `tl.dot` add an element's products one after another.
 
     The interpreter normally calls BLAS, where an element's rounding depends on its position in the tile. On a
-    GPU it does not.
+    GPU the rounding does not depend on the position, so nothing is replaced.
     """
     if kernel_device.type == "cpu":
         from triton.runtime import interpreter

@@ -20,7 +20,7 @@ TORCHVISION = {**factories_grid.FACTORIES, **factories_tiles.FACTORIES, **factor
 IMAGE = {**NO_TORCHVISION, **TORCHVISION}
 
 
-# Seeds of models that repeat few tokens with 0, or answer with an image's placeholder.
+# Weight seeds for models that, with seed 0, repeat a few tokens or answer with an image's placeholder.
 SEEDS = {"glm4": 5, "glm4v": 3, "glm46v": 3, "got_ocr2": 6, "hunyuan_vl": 8, "llava": 1, "llava_next": 10}
 
 

@@ -1,21 +1,24 @@
-"""Declares what a model cannot do beside the others, by transformers' model type.
+"""Declares the limits that single models have and most models do not, by transformers' model type.
 
-`make models` prints the reasons (models_page.py); the contract checks that the engine refuses.
+`make models` prints the reasons (models_page.py). The contract checks that the engine refuses requests beyond
+these limits.
 """
 
-# A prompt is computed in one step, because its tokens see later ones: never in chunks.
+# Models whose prompt tokens attend to later tokens: a prompt is computed in one step, never in chunks.
 WHOLE_PROMPT = frozenset({"paligemma"})
-# An image is computed in one step: the token budget of the checks in chunks, above the longest image.
+# Models that compute an image in one step. Their token budget for the chunk checks exceeds the longest image.
 ATOMIC = {"gemma4": 80}
-# Processors that treat several images of a prompt otherwise than one: one image in a request.
+# Models whose processors treat several images differently from a single image: a request has one image.
 ONE_IMAGE = frozenset({"llava_onevision"})
-# The processor itself writes tokens around the prompt, which a chat template cannot: ids are not compared.
+# Models whose processors add tokens around the prompt. A chat template cannot add them, so token ids are not
+# compared.
 OWN_PROMPT = frozenset({"paligemma"})
-# bfloat16 is not compared: a forward over prompt and answer is another prompt (PaliGemma), or the routers of
-# text and images are called with their own tokens (ERNIE).
+# Models whose bfloat16 tokens are not compared with a forward over prompt and answer. PaliGemma would treat
+# the answer as prompt tokens; ERNIE calls separate routers for text tokens and image tokens.
 NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
-# Steps below the likeliest token that count as tied, where transformers' own bfloat16 logits are as far from
-# its float32 ones (gemma4: up to 1.3 of 5, because its tower's sums cancel out).
+# Tokens count as tied if their logits are at most this many bfloat16 steps below the largest logit. These
+# models need more steps, because transformers' own bfloat16 logits are as far from its float32 logits
+# (gemma4: up to 1.3 for logits up to 5, because sums in its tower cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
 _FAR = "its own bfloat16 logits are far from its float32 ones: tokens up to 64 steps below the likeliest pass"
 _ONE_STEP = "the tokens of an image see one another, so an image is one step: none above the token budget"

@@ -1,5 +1,5 @@
-"""Factories for image-text architectures whose processors run without torchvision: one place in the prompt
-for each image, or tiles.
+"""Factories for image-text architectures whose processors run without torchvision: an image is one run of
+tokens in the prompt, or is cut into tiles.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ def build(kind: str, **fields: object) -> torch.nn.Module:
 
 
 def images(name: str, **settings: object) -> object:
-    """Return an image processor: the one on Pillow if torchvision is not installed."""
+    """Return an image processor, on Pillow if the architecture has such a processor."""
     try:
         return getattr(transformers, f"{name}Pil")(**settings)
     except (AttributeError, ImportError):

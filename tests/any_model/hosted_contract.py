@@ -35,9 +35,9 @@ ANY_ORDER = (
     asked("Are these equal? ", SECOND, SECOND),
 )
 ONE_IMAGE_ANY_ORDER = (asked(THIRD, "Which?"), asked("Which? ", THIRD))
-NUM_SHORT = 6  # Tokens of an answer in checks of their own.
+NUM_SHORT = 6  # Answer length in checks that only this class has.
 KILLED_AT = 6  # Plans that the executor gets before its process is killed.
-# Fields for the kinds of tokens, which some models require for texts too.
+# Input fields with each token's kind (text or image), which these models require for texts too.
 KINDS = {
     "ernie4_5_vl_moe": ("moe_mm_token_type_ids", "mm_token_type_ids"),
     "gemma3": ("token_type_ids",),
@@ -100,7 +100,7 @@ class HostedContract(PluginContract):
         assert (plugin_for(made.folder) is self.plugin) is not is_described
 
     def test_prompts_are_transformers(self, made, processor):
-        """Compare token ids, and of a single image its tensors."""
+        """Compare token ids and, if there is a single image, its tensors."""
         for chat, inputs in zip(self.chats, made.inputs, strict=True):
             prepared = processor.prepare(chat)
             if self.kind not in OWN_PROMPT:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from mmengine.errors import in_one_line
 
-# Of CPU time for each process of a row, because a busy machine stretches the time on the clock.
+# Limit on the CPU time of each process. Wall-clock time would depend on the machine's load.
 SECONDS = 420
-HANGS = 3600  # Seconds after which a row is stopped that waits for something.
-BYTES = 10 * 2**30  # Of address space, most of it torch's libraries.
+HANGS = 3600  # Wall-clock seconds after which a row is stopped, in case it waits and uses no CPU time.
+BYTES = 10 * 2**30  # Limit on the address space, most of which torch's libraries take.
 Task = Callable[[], dict[str, object]]
 
 

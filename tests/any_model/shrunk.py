@@ -98,7 +98,8 @@ def small_config(kind: str) -> PreTrainedConfig:
 
 
 def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]:
-    """Return the verdict and its reason: chunks, suffix drafts and rows beside each other, in float32.
+    """Return the verdict and its reason. The check runs several requests together in float32, with chunked
+    prompts and suffix drafts.
 
     Raises NoSmallModel.
     """
@@ -127,8 +128,9 @@ def run_shrunk(model_class: type[PreTrainedModel], kind: str) -> tuple[str, str]
 
 
 def check_empty(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Return, as one clause, why the plugin refuses this model after a run of its decoder on the meta device;
-    "" if the run shows no reason, or needs values. Raises NoSmallModel if the config builds no model.
+    """Run the model's decoder on the meta device, and return a clause that says why the plugin refuses the
+    model. Return "" if the run shows no reason, or if the decoder needs tensor values. Raises NoSmallModel if
+    the config builds no model.
     """
     with torch.inference_mode():
         try:

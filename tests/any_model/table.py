@@ -63,7 +63,7 @@ def _as_dict(compute, *given) -> dict[str, object]:
 
 
 def read_rows() -> dict[str, Row]:
-    """Return the finished rows of this version of transformers, without broken ones, which are repeated."""
+    """Return the finished rows for this version of transformers. Broken rows are left out and run again."""
     if not ROWS.exists():
         return {}
     lines = [json.loads(line) for line in ROWS.read_text().splitlines()]

@@ -86,7 +86,9 @@ def test_an_image_token_that_the_tokenizer_lacks_is_named(made, tmp_path):
 
 @pytest.mark.soak  # Importing transformers again takes seconds.
 def test_a_torchvision_that_does_not_fit_torch_is_named(made, tmp_path):
-    """Let a package stand for PyPI's torchvision beside a torch without CUDA, whose import fails so."""
+    """A stand-in package fails on import with the error that PyPI's torchvision raises beside a torch without
+    CUDA.
+    """
     package = tmp_path / "torchvision"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")

@@ -1,4 +1,4 @@
-"""Checks which norms the CPU's kernel replaces, and that their results are the modules' own."""
+"""Checks which norms the CPU's kernel replaces, and that its results equal the modules' results."""
 
 import pytest
 import torch

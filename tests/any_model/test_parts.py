@@ -1,4 +1,6 @@
-"""Tests which modules of a model are its decoder, its head's owner and the owner's body."""
+"""Tests which modules `parts_of` finds: the decoder, the module that owns the head, and the body of that
+module.
+"""
 
 import pytest
 import torch

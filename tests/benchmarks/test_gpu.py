@@ -191,8 +191,8 @@ def test_answers_part_where_their_tokens_do(module):
     "size, weights, kv, prefill, vision", [("2B", 3.44, 112, 30.8, 4.36), ("8B", 15.14, 144, 134, 5.80)]
 )
 def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, vision):
-    """Compare the floors with calculations by hand: GB of weights, KiB of KV per token, TFLOP for 8,192
-    tokens, and TFLOP for an image.
+    """Compare the roofline amounts with calculations by hand: GB of weights, KiB of KV per token, TFLOP for
+    8,192 tokens, and TFLOP for an image.
     """
     floors, shape = module("gpu.roofline"), module("gpu.shapes").SHAPES[size]
     assert floors.decode_bytes(shape, 0, 0) / 1e9 == pytest.approx(weights, rel=0.01)

@@ -159,7 +159,7 @@ def test_three_commands_agree_on_a_missing_end(log, tmp_path, monkeypatch, capsy
         text = printed.out + printed.err
         assert code == expected and (said in text or verb == "verify" and "torn tail" in text), (verb, text)
     holder = lock(tmp_path / "cut")
-    try:  # With a lock, a running writer may still write the missing bytes.
+    try:  # A held lock means that a writer runs, which may still write the missing bytes.
         for verb in ("verify", "show", "fsck") if cut is not only_an_empty_one else ("fsck",):
             code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "cut")
             assert code == 0 and ("missing" not in printed.out or verb == "show")

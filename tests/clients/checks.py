@@ -147,7 +147,7 @@ def _is_full():
     connection = _asked({"max_tokens": 1}, timeout=0.3)
     try:
         return connection.getresponse().status == 429
-    # The call waits in the queue, which is therefore not full. Closing the connection cancels it.
+    # The call got a place in the queue, so the queue was not full. Closing the connection cancels the call.
     except TimeoutError:
         return False
     finally:

@@ -51,7 +51,7 @@ def by_json():
 
 
 @check("structured output: MD_JSON")
-def by_markdown():  # The model was not trained to write such a block, so a grammar forces it to.
+def by_markdown():  # The model was not trained to write a Markdown code block, so a grammar forces it.
     form = {"structured_outputs": {"json": Shape.model_json_schema()}}
     assert isinstance(asked(Mode.MD_JSON, extra_body=form), Shape)
 

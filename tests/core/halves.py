@@ -1,4 +1,6 @@
-"""Drives an engine in halves, as a host does whose loop calls the engine. Drafts come after the result."""
+"""Drives an engine as a host's loop does: each step is begun and finished by separate calls (its two halves).
+Drafts come after the step's result.
+"""
 
 import random
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Tests the places for LoRA adapters: which adapter gets a place, for which request the next place is
-reserved, and that no request waits forever.
+"""Tests the `max_loras` places for loaded LoRA adapters: which adapter gets a place, for which request the
+next place is reserved, and that no request waits forever.
 """
 
 import random
@@ -40,8 +40,8 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_the_longest_waiting_request():
-    """Of two running adapters, the adapter whose last request began first has to leave: it admits no request
-    that arrived long after the waiting request.
+    """While a request waits for a place, a running adapter admits no request that arrived long after the
+    waiting request. Of two running adapters, the adapter whose last request began first leaves.
     """
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))

@@ -1,5 +1,5 @@
-"""Tests block groups: rows hold KV of layers with a window only from the first key on that a later query
-sees, in all of the core and its tools.
+"""Tests block groups: for layers with a window, a row holds KV only from the first key that a later query
+sees. Covers the core and its tools.
 """
 
 import random
@@ -68,7 +68,7 @@ def never(tables, rows, num_computed):
 
 
 def any_block(view, req_state, cached):
-    """Use all of the first group's hits, and the first free block for a window's block that is missing."""
+    """Accept all hits in the first group even if a window's block is missing, and use block 1 instead."""
     computed = len(cached) * view.block_size
     first = view.windows.first_needed(computed)[:, 0].tolist() if len(cached) else []
     blocks = np.maximum(1, view.blocks.find_windows(np.asarray(view.blocks.content[cached])))

@@ -77,8 +77,8 @@ OPERATIONS = st.lists(
 
 
 def replay_operations(operations, collisions):
-    """Run the operations on an index and on the model, and compare them. Without key `collisions` the index
-    must find every block that the model has.
+    """Run the operations on an index and on the model, and compare them. Unless hash keys collide
+    (`collisions`), the index must find every block that the model has.
     """
     index, model, parents = PrefixIndex(12, SIZE), Model(), [ROOT]
     for kind, blocks, parent_at, draws, extra in operations:
@@ -235,7 +235,7 @@ def test_a_chain_gets_the_ids_that_one_by_one_gives(monkeypatch, many):
     tokens, extras = np.arange(12, dtype=np.int32).reshape(6, SIZE), {2: b"image" * 8, 4: b"video" * 8}
     at_once, alone = PrefixIndex(16, SIZE), PrefixIndex(16, SIZE)
     for index in (at_once, alone):
-        insert(index, 9, ROOT, tokens[0])  # the chain begins with a twin
+        insert(index, 9, ROOT, tokens[0])  # the same content as the chain's first block
     last, content = at_once.insert_chain(np.arange(1, 7, dtype=np.int32), ROOT, tokens, extras), ROOT
     for place in range(6):
         content = insert(alone, place + 1, content, tokens[place], extras.get(place, b""))

@@ -194,7 +194,7 @@ def test_without_a_grammar_no_row_waits_for_grammar_drafters():
 
 
 def test_drafts_after_a_step_with_a_dispatched_next_step_are_refused():
-    """The engine refuses them when it collects the step's result."""
+    """The engine refuses the drafts when it collects the step's result."""
 
     class Pushes(SimulatedExecutor):
         def collect(self):

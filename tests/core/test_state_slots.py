@@ -52,8 +52,8 @@ def test_a_prompt_shorter_than_the_distance_is_a_hit():
 
 
 def test_a_state_is_kept_where_a_shared_prefix_ends():
-    """The prompts share only their first 12 tokens. Without a common distance between kept states, only the
-    end of the shared prefix makes 12 a position at which a state is kept.
+    """The prompts share only their first 12 tokens. States are not kept at regular intervals
+    (`snapshot_every` 0), so a state is kept at 12 only because the shared prefix ends there.
     """
     engine = bench(snapshot_every=0, max_num_seqs=1)
     beginning = list(range(12))

@@ -123,7 +123,7 @@ class Lives:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             self.sent += [output.request_id] * len(output.token_ids)
             self.logprobs.setdefault(output.request_id, []).extend(output.logprobs or ())
-            if output.finish_reason not in (None, "rejected"):  # The log has no QUEUED of a full queue.
+            if output.finish_reason not in (None, "rejected"):  # a full queue logs no QUEUED
                 self.ended.append(output.request_id)
         if self.ended and rng.random() < 0.4:
             name = self.ended.pop(rng.randrange(len(self.ended)))
@@ -181,7 +181,9 @@ def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
 
 
 def check_orders(lives, answers):
-    """Check the orders of prompts with several choices: consumers got the tokens in this order."""
+    """For prompts with several choices, check that the recorded order of tokens is the order in which
+    consumers got them.
+    """
     choices = {}
     for name, answer in answers.items():
         choices.setdefault(answer[0].group or name, []).append(name)

@@ -14,7 +14,7 @@ from mmengine.core.state.prefix_index import NO_BLOCK
 from mmengine.core.state.window_blocks import WindowTables
 
 SIZE = 4
-# Some blocks are missing: all from a number on, all before it, or single ones.
+# Missing blocks: all blocks from an index on ("end"), all blocks before an index ("start"), or single blocks.
 MISSING = st.sampled_from(["few", "many", "end", "start"])
 
 

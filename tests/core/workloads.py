@@ -69,7 +69,7 @@ def small_config(rng: random.Random) -> EngineConfig:
     )
     if compat or config.num_state_slots or config.lookahead_tokens:
         return config
-    # Half of these models have a rule for what a step computes whole.
+    # Half of these settings make a step compute embedding runs or prompts whole.
     match config.num_blocks % 4:
         case 1:
             return msgspec.structs.replace(config, atomic_runs=True)

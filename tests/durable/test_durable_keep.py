@@ -74,7 +74,7 @@ def test_a_server_that_ends_at_a_commit_keeps_acknowledged_data(tmp_path, where,
                 assert kept.answer == name.encode() * 500
             if f"begun {name}" in said and not (name == "two" and count >= 6):
                 assert await store.media(name * 8) == name.encode() * 99
-        if where == "after commit":  # a commit more than was acknowledged
+        if where == "after commit":  # the last commit was not acknowledged
             assert len(await store.ids()) == [1, 1, 2, 2, 3, 3, 2][count]
             assert len(await store.unfinished()) == (count in (0, 2, 4))
         elif count < 6:

@@ -30,7 +30,7 @@ class Days:
         self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
 
     def again(self, retention, *, knows=True):
-        """Continue the log as another process. `knows`: tell the writer that no answer is undelivered."""
+        """Continue the log as another process. `knows`: tell the writer that all answers are delivered."""
         self.writer.close()
         self.writer = LogWriter(self.folder, reopen="tail", retention=retention, segment_bytes=330)
         if knows:

@@ -146,7 +146,7 @@ def test_boxes_are_drawn_and_in_the_rows(tmp_path, monkeypatch):
     assert found["pixels"] == pytest.approx(expected)
     assert bool(found["problem"]) == (left > right or top > bottom)
     assert (tmp_path / "a.html").read_text().count("<rect ") == 1
-    # A process that was killed before it placed the boxes is continued by one that has nothing else to do.
+    # If a process was killed before it placed the boxes, the next process only places the boxes.
     (tmp_path / "a.jsonl.work" / "boxes.jsonl").unlink()
     closed, close = [], Engine.close
     monkeypatch.setattr(Engine, "close", lambda engine: (closed.append(engine), close(engine)))
@@ -223,7 +223,9 @@ def test_a_killed_extraction_continues_with_the_same_rows(tmp_path, seed, kills)
 
 
 def rounded(path):
-    """Return the rows, with probabilities rounded: a batch of other rows adds in another order."""
+    """Return the rows with rounded probabilities, because their last bits depend on the other rows in the
+    batch.
+    """
     return re.sub(r"\d\.\d+(e-\d+)?", lambda found: f"{float(found[0]):.3f}", path.read_text()).splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Carriers to replicas in this process or in others, whose calls tests can interrupt."""
+"""Carriers, which bring messages to replicas in this process or in others. Tests can interrupt calls."""
 
 import asyncio
 import contextlib

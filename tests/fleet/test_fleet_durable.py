@@ -114,7 +114,7 @@ def test_a_log_without_the_request_does_not_block_its_continuation(tmp_path):
 
 
 def test_unreadable_logs_do_not_block_a_continuation(tmp_path):
-    """The logs are from another version, behind a symbolic link, and readable."""
+    """The first log is from another version, the second is a symbolic link, and the third is readable."""
     settings = CONFIG.as_dict()
     for name, config in (("a", {"of_another_version": 1}), ("b", settings), ("c", settings)):
         started = ev.Started(1, "9.0", DECISION_VERSION, config, {}, CONFIG.num_blocks)

@@ -49,7 +49,7 @@ def _symmetric(
     blocks: np.ndarray, group: int, least: int, least_scale: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return d as float16 bytes [blocks, 2], integer scales [blocks, groups] from `least_scale` to
-    -least_scale - 1, and values / (d * scale) [blocks, groups, group], for codes that begin with `least`.
+    -least_scale - 1, and values / (d * scale) [blocks, groups, group]. `least`: the smallest code.
     """
     groups = blocks.reshape(len(blocks), -1, group)
     wanted = _extreme(groups) / least
@@ -84,7 +84,9 @@ def _nearest(values: np.ndarray) -> np.ndarray:
 
 
 def _pack(codes: np.ndarray, parts: int, width: int, shift: int) -> np.ndarray:
-    """Pack codes [blocks, n]: each `parts` runs of `width` codes share `width` bytes, `shift` bits apart."""
+    """Pack codes [blocks, n]. Every `parts` consecutive runs with `width` codes share `width` bytes, and each
+    run is shifted by `shift` more bits.
+    """
     runs = codes.reshape(len(codes), -1, parts, width) << (shift * np.arange(parts, dtype=np.uint8))[:, None]
     return np.bitwise_or.reduce(runs, axis=2).reshape(len(codes), -1)
 

@@ -1,4 +1,6 @@
-"""Tests that a model keeps a GGUF file's blocks in memory, and that its answers are those of the values."""
+"""Tests that a model keeps a GGUF file's blocks in memory, and that its answers equal those with the decoded
+values.
+"""
 
 import numpy as np
 import pytest
@@ -91,8 +93,8 @@ def test_a_reader_joins_tensors_of_several_types(opened):
 
 
 def test_how_a_reader_holds_blocks_in_bfloat16(opened):
-    """Types whose codes the kernels multiply faster than their blocks are held as codes, unless a matrix has
-    another type too.
+    """If the kernels multiply a type's codes faster than its blocks, the reader holds codes. A joined matrix
+    with several types is held as blocks.
     """
     entries = opened(
         [tensor(name, kind, (32, 256), at) for at, (name, kind) in enumerate(zip("qkv", MIXED, strict=True))]

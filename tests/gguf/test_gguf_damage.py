@@ -123,8 +123,8 @@ def written_over(name: str, start: int, size: int, rng: random.Random) -> list[b
 
 
 def each_field() -> list[tuple[str, int, int]]:
-    """Return (name, start, size) of the header's fields. Of a long list, only the first two entries and the
-    last ones are returned, and of the tensors with other types only their types.
+    """Return (name, start, size) of the header's fields. A long list contributes only its first two and its
+    last entries. A tensor with another type contributes only its type.
     """
     found, seen = [], {}
     for name, start, size in SOUND.spans:

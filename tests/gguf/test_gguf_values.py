@@ -95,7 +95,7 @@ ROUNDING |= {"MXFP4": 0.12, "Q3_K": 0.16, "Q2_K": 0.33}
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_quantised_values_are_near_the_values(kind):
-    """tests/gguf/quantising.py writes the files of the benchmark gguf_types."""
+    """Checks tests/gguf/quantising.py, which also writes the files for the benchmark gguf_types."""
     quantising = pytest.importorskip("tests.gguf.quantising")
     values = np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)
     values[3] = 0

@@ -28,7 +28,8 @@ def shown(tmp_path, monkeypatch):
     model, projector = write_pair(checkpoint_path(), tmp_path, "BF16", "F32")
     model.rename(found[-1].split()[-1])
     projector.rename("mmproj-F16.gguf")
-    # Both processors keep this size: the checkpoint's largest is Qwen3-VL's smallest.
+    # Neither processor resizes this picture: its size is the largest for the checkpoint and the smallest for
+    # Qwen3-VL.
     scene().save("picture.png")
     return found
 

@@ -46,8 +46,8 @@ class Judged(NamedTuple):
     """A comparison of answers with transformers' log-probabilities.
 
     `parted`: for each answer whose tokens are not all the likeliest, the first such token: (prompt number,
-    token index, log-probability that the token lacks to the likeliest). `difference`: the largest difference
-    between the engine's and transformers' log-probability of a token.
+    token index, difference between its log-probability and the likeliest token's). `difference`: the largest
+    difference between the engine's and transformers' log-probability of a token.
     """
 
     parted: list[tuple[int, int, float]]

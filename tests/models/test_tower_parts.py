@@ -96,7 +96,9 @@ def test_patches_that_contradict_their_grid_are_refused(folder, monkeypatch):
 
 
 def test_the_encoders_speed_is_measured(folder, monkeypatch):
-    """If attention takes twice as long, it takes as long as the other operations at half as many patches."""
+    """`even_patches` is the number of patches at which attention takes as long as the other operations. If
+    attention takes twice as long, this number halves.
+    """
     model = load(folder, "float32", True, monkeypatch)
     times = iter([400_000, 800_000, 400_000, 1_600_000])
     monkeypatch.setattr(measured, "_fastest", lambda compute: compute() or next(times))

@@ -15,7 +15,7 @@ def drawn(n, k, group, shared):
     """Return random codes [n, k] and scales [n, ceil(k / group)].
 
     All codes occur except NaN; subnormals occur only in the last two thirds of k. Scales have both signs.
-    With `shared`, all rows of either half of the weight have the same scales; otherwise each row has other
+    With `shared`, all rows in a half of the weight have the same scales; otherwise each row has its own
     scales.
     """
     random = torch.Generator().manual_seed(n * k)

@@ -1,4 +1,4 @@
-"""Tests promise 3: the tokens equal those of transformers' `generate`, whatever the engine does to a request.
+"""Tests that the tokens equal those of transformers' `generate`, however the engine schedules a request.
 
 The runs use fp32, greedy sampling and the embedded checkpoint. Every run writes a log, and the log verifies.
 """

@@ -17,7 +17,8 @@ CLASSES = {
     "LogitScore": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
 }
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompt of Qwen3-Reranker, in the format of sentence-transformers, whose pairs have two roles.
+# The prompt of Qwen3-Reranker, as a template for sentence-transformers, which passes a pair as two messages
+# with the roles "query" and "document".
 PAIR_TEMPLATE = (
     "{%- macro part(role) -%}"
     "{{ messages | selectattr('role', 'eq', role) | map(attribute='content') | first }}{%- endmacro -%}"

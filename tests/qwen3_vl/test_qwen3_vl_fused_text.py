@@ -56,8 +56,9 @@ def logits_of(model, prompts, attention):
 
 
 def runs_of(folder, dtype, ops):
-    """Yield three tensors of logits for the same prompts in ragged steps: of the plain decoder, of the fused
-    decoder whose operations write to the KV cache, and of the fused decoder whose attention backend does.
+    """Yield three tensors of logits for the same prompts in ragged steps: from the plain decoder, from a
+    fused decoder whose operations write to the KV cache, and from a fused decoder whose attention backend
+    writes to the KV cache.
     """
     rng = np.random.default_rng(5)
     prompts = [make_prompt(parts, rng) for parts in PARTS]

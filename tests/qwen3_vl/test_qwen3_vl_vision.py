@@ -95,7 +95,7 @@ def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
 
 
 def test_items_do_not_see_each_other(tower):
-    """An item's features are the same, to the bit, beside another neighbour of the same size."""
+    """An item's features keep their bits if a neighbour is replaced by another item of the same size."""
     _, model = tower
     grid = (1, 4, 4)
     with torch.inference_mode():

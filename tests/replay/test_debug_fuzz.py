@@ -40,7 +40,7 @@ def mutants(folder, records, rng, count):
 
 
 def outcome(call):
-    """Return whether the call returned, and not raised an error of one line."""
+    """Return True if the call returned, and False if it raised an error with a single line."""
     try:
         call()
     except MMEngineError as error:

@@ -1,4 +1,6 @@
-"""Tests that the debugger opens a long log with the states that it kept, and only the same log."""
+"""Tests that the debugger opens a long log with the states that it kept in its cache, and does not use them
+for a different log.
+"""
 
 import errno
 import os

@@ -68,7 +68,7 @@ def test_all_requests_give_the_same_state(tmp_path, run):
 
 @pytest.mark.parametrize("run", ["plain", "overlap"])
 def test_some_requests_break_no_other_rule(tmp_path, run):
-    """Without the request that computed a prefix or an item, a hit is false. Nothing else is."""
+    """Without the request that computed a prefix or an item, a hit is false. Other decisions stay valid."""
     busy_run(tmp_path / "log", num_requests=20, **RUNS[run])
     config, _, pieces = split(tmp_path / "log")
     names = [piece.event.request_id for piece in pieces if isinstance(piece.event, ev.Queued)]

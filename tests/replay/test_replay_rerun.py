@@ -186,7 +186,9 @@ def test_settings_that_change_no_decision_are_answered_exactly(log):
 
 
 def test_a_log_whose_halves_differ_from_the_model_is_not_answered(log, tmp_path, monkeypatch):
-    """The steps of the even slices take twice as long, which neither their work nor their time tells."""
+    """The log is divided into slices, and the steps in every second slice take twice as long. Neither their
+    work nor the time at which they run explains this.
+    """
     records = list(LogReader(log[0]))
     slices = slices_of(sum(isinstance(record.event, ev.Queued) for record in records))
     shift, changed, num_arrived = 0, [], 0

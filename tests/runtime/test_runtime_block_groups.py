@@ -68,7 +68,7 @@ def test_layers_belong_to_the_group_whose_kv_they_read():
     assert members == [0, 2]
     assert own.attention == (LayerAttention(0, window=7), LayerAttention(0, window=5))
     assert own.num_kv_layers == 1 and own.problem() is None
-    # A layer without a window that reads a layer with one needs all its keys.
+    # A layer without a window needs all keys, also if it reads the KV of a layer with a window.
     mixed = spec_of(LayerAttention(0, window=7), LayerAttention(1), LayerAttention(0))
     assert block_groups(mixed, 4096) == ()
 

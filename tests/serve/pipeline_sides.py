@@ -28,7 +28,9 @@ TORCHVISION = ROOT / "build" / "torchvision"
 
 
 def transformers_can_run():
-    """Return whether transformers' video processor can be loaded: its own pipeline needs it for texts too."""
+    """Return whether transformers' video processor can be loaded. transformers' pipeline needs the video
+    processor for texts too.
+    """
     return (TORCHVISION / "torchvision").is_dir()
 
 

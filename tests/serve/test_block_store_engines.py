@@ -126,7 +126,7 @@ def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected)
 
 
 def settled(engine):
-    """Return how many values were stored, once none waits."""
+    """Wait until all values are stored, and return their number."""
     store = engine.built.store
     end = time.monotonic() + 20
     while store._waiting_bytes and time.monotonic() < end:

@@ -28,7 +28,7 @@ def form(**others: Any) -> dict[str, Any]:
 
 
 NOTED = ["#/x-order", "#/properties/a/format"]
-STRICT = ["#", "#"]  # not all properties are required, others are open
+STRICT = ["#", "#"]  # not all properties are required, and others are allowed
 DIGITS = ["#"]  # numbers of other properties have a maximum number of digits
 
 

@@ -1,4 +1,4 @@
-"""An error among several prompts names its prompt."""
+"""If a call has several prompts, an error names the prompt at fault by its number."""
 
 import pytest
 

@@ -103,7 +103,7 @@ def test_markers_that_cannot_be_said(engine):
     tokenizer = engine.processor.tokenizer
     with pytest.raises(InvalidRequest, match="reasoning true needs a marker .* reasoning_end is empty"):
         settled(tokenizer, ASK, wish=True, end="")
-    # a token that ends answers, a text that is normalized, and one too long
+    # a token that ends answers, a text that is normalized, and a text that is too long
     for marker in ("<|im_end|>", "e\u0301nd", "a" * 300):
         with pytest.raises(InvalidRequest, match=r"reasoning true needs reasoning_end, .* no tokens for it"):
             settled(tokenizer, ASK, wish=True, end=marker)

@@ -55,7 +55,7 @@ def test_a_frame_is_held_until_it_is_part_of_the_session():
             async with asyncio.timeout(10):
                 while (await session.facts()).num_requests < 2:
                     await asyncio.sleep(0)
-            asked.cancel()  # the session has it, though its caller may not know
+            asked.cancel()  # the session has the call's part, though the caller may not know
             await asyncio.gather(asked, return_exceptions=True)
             assert session.num_frames_held == 0
 

@@ -78,7 +78,7 @@ def test_ten_turns_of_each_client_are_answered(long, name):
         assert headers["content-type"].startswith("text/event-stream")
         if name != "aider":  # It does not ask for the usage.
             num_tokens, num_cached = usage_of(text)
-            assert num_cached >= 0.9 * last  # The prompt before is a prefix, except for its last tokens.
+            assert num_cached >= 0.9 * last  # The previous prompt is a prefix, except for its last tokens.
             last = num_tokens
         if name == "claude-code":
             assert headers[LEFT_OUT] == "tools[2].type (web_search_20250305)"

@@ -319,7 +319,7 @@ def test_expired_lines_are_reported(tmp_path):
 
 
 def test_calls_have_priority_over_batches(tmp_path):
-    """A batch leaves one of four places free, and its requests have a lower priority than calls."""
+    """A batch leaves a row free (max_num_seqs is 4), and its requests have a lower priority than calls."""
     config = {**LONG_CONTEXT, "max_num_seqs": 4, "policy": "priority"}
     with batching(tmp_path / "log", executor_class=Lasting, config=config) as (server, client):
         batch = begun(client, [line(f"{n}", "a" * 60) for n in range(20)])

@@ -2,7 +2,8 @@
 text.
 
 `bad_calls.json` contains the status, code and param of each call in CALLS. An older version, in which they
-depended on texts, recorded it; a param that names the place more exactly has replaced a recorded one.
+depended on texts, recorded the file. Some recorded params were replaced later by params that name the place
+more exactly.
 """
 
 import json

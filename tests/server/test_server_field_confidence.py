@@ -81,7 +81,7 @@ def test_a_message_with_them_may_be_sent_back(server, expected):
         status, _, again = server.call("/v1/chat/completions", {**body, "max_tokens": 3, **ASKED})
         assert status == 200, again
         sizes.add(again["usage"]["prompt_tokens"])
-    assert len(sizes) == 1  # the template does not write them
+    assert len(sizes) == 1  # the chat template does not write confidences
 
 
 def test_choices_and_logprobs_beside_them(server, expected):

@@ -223,9 +223,9 @@ def test_the_supervisor_gives_up_with_a_message():
 
 
 def test_which_requests_are_blamed_for_a_crash():
-    """A crash is blamed on the last step of the crashed process. A kill from outside is not blamed on a step,
-    unless it repeats, and neither is a crash before the first step or in preparation. If the next process
-    ends before it reads the cause, the one after it gets the cause.
+    """A crash is blamed on the last step of the crashed process. A kill from outside is blamed on a step only
+    if it repeats. A crash before the first step or in preparation is never blamed on a step. If the next
+    process ends before it reads the cause, the one after it gets the cause.
     """
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))

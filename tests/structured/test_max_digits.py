@@ -70,7 +70,7 @@ def test_other_digits_are_not_counted(schema: object, text: str) -> None:
 
 
 def test_fraction_and_exponent_have_the_maximum_too() -> None:
-    """Without bounds.decimals nothing else ends them."""
+    """Without bounds.decimals, no other rule ends a fraction or an exponent."""
     for schema in ({}, {"type": "number"}):
         matcher = _matcher(schema, Bounds.off())
         for head in ("0.", "1e", "-1.5E-"):
@@ -86,7 +86,9 @@ def test_limits_in_the_schema_take_precedence() -> None:
 
 
 def test_one_limit_keeps_its_values() -> None:
-    """A range with one end allows the same small numbers, whether the rest of it is counted or not."""
+    """With a single limit, a schema allows the same short numbers with and without a maximum number of
+    digits.
+    """
     source = random.Random(4)
     texts = [
         f"{source.choice(['', '-'])}{source.randint(1, 10 ** source.randrange(1, 6))}" for _ in range(30)

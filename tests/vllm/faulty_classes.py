@@ -6,4 +6,6 @@ from examples.vllm_faults.lost_rows import LosesRows
 
 
 class LosesRowsAhead(LosesRows, AsyncScheduler):
-    """Loses rows while each step is decided before the last step's tokens are back."""
+    """Loses rows under asynchronous scheduling: a step is decided before the previous step's tokens are
+    known.
+    """

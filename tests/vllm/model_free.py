@@ -41,8 +41,8 @@ def engine_config(*, block_size=32, num_blocks=1000, method="", **settings):
 
 
 def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **more):
-    """Return a scheduler of class `cls` with one group of full attention, and one of a sliding window unless
-    `window` is 0.
+    """Return a scheduler of class `cls` with a KV group for full attention and, if `window` is not 0, a KV
+    group for a sliding window.
     """
     block_size = config.cache_config.block_size
     plain = {"block_size": block_size, "num_kv_heads": 4, "head_size": 16, "dtype": torch.float32}
@@ -66,8 +66,8 @@ def make_scheduler(cls, config, *, window=0, manager=None, hash_block_size=0, **
 
 
 def block_hasher(config, size=0, lookahead=0):
-    """Return what hashes a request's tokens, `size` at a time, or as many as a KV block has. `lookahead`: how
-    many tokens after a block its hash covers, which vLLM has from 0.33 on.
+    """Return the function that hashes a request's tokens in blocks of `size` tokens; 0 for the size of a KV
+    block. `lookahead`: how many tokens after a block its hash covers, which vLLM has from 0.33 on.
     """
     hashes = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hashes)

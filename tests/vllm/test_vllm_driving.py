@@ -1,5 +1,5 @@
 """Tests mmengine's core as vLLM's scheduler, without a model. A stand-in for the workers computes tokens from
-the blocks, positions and tokens that it is told, so that a wrong one changes an answer.
+the blocks, positions and tokens that the scheduler sends, so that a wrong value changes an answer.
 """
 
 from types import SimpleNamespace

@@ -28,7 +28,7 @@ NAMED = {
     "encoder_reference": ("rows", "rows"),
     "chunk_livelock": ("invariant progress", "stalled"),
 }
-# Finders that know no mmengine, whatever is installed.
+# Runs pytest with an import finder that hides mmengine, even if mmengine is installed.
 _ALONE = """
 import sys
 class Refuses:

@@ -22,7 +22,7 @@ LOGS = {log.name: log for folder in FOLDERS for log in sorted(folder.iterdir()) 
 SMALL = ["priority_victim", "double_free", "encoder_reference"]
 # Exit codes: done, refused with a reason, diverged or read in part, only folded, no answer, no end.
 CODES = {0, 1, 2, 3, 5, 6, 13, 14}
-NUM_MUTANTS, NUM_SOAKED = 100, 2000  # of records, and as many of bytes
+NUM_MUTANTS, NUM_SOAKED = 100, 2000  # mutants with changed records, and as many with changed bytes
 VERBS = {
     "show": ["LOG", "--steps"],
     "show --step": ["LOG", "--step", "3"],

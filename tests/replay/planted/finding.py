@@ -89,8 +89,8 @@ class Small(NamedTuple):
 
 
 def minimize(bug: Bug, log: Path, out: Path, seconds: float = SECONDS) -> Small:
-    """Minimize the log with the buggy build: by the failure that this build finds itself, else against the
-    good build. Writes the result to `out`.
+    """Minimize the log with the buggy build, and write the result to `out`. The failure to keep is the
+    failure that the buggy build finds or, if it finds none, the divergence from the good build.
     """
     with pytest.MonkeyPatch.context() as patch:
         bug.plant(patch)

@@ -1,6 +1,7 @@
-"""Stands before the package in build/torchvision, whose wheel declares two operators only where CUDA is.
+"""Loads the torchvision package in build/torchvision on machines without CUDA.
 
-Declares them, and then becomes that package.
+That package's wheel declares two operators only with CUDA. This module comes first on the path, declares the
+operators, and then runs the package's code in its own namespace.
 """
 
 from importlib.machinery import PathFinder
