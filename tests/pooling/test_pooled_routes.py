@@ -3,13 +3,15 @@
 import asyncio
 import base64
 import json
+import time
 
 import numpy as np
 import openai
 import pytest
 
-from mmengine.errors import ErrorCode
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.prompt.framed_text import FramedText
 from mmengine.server.lifecycle.warm_up import warm_up
 from tests.pooling.pooled_folders import embedding_folder, media_folder, reranker_folder
 from tests.server.batching import begun, client_of, ended, lines_in
@@ -104,8 +106,8 @@ REFUSED = [
     (EMBED, {"input": {"text": 5}}, "a text, token ids, or an object with text", "input"),
     (EMBED, {"messages": [{"role": "user", "content": "the " * 3000}]}, "too long", "messages"),
     (EMBED, {"input": "a", "truncate_prompt_tokens": 900}, "1 to 899", "truncate_prompt_tokens"),
-    (EMBED, {"input": "a", "truncate_prompt_tokens": 1}, "1 tokens stand", "truncate_prompt_tokens"),
-    (EMBED, {"input": ["a", "b"], "truncate_prompt_tokens": 1}, "stand", "truncate_prompt_tokens"),
+    (EMBED, {"input": "a", "truncate_prompt_tokens": 1}, "1 tokens beside", "truncate_prompt_tokens"),
+    (EMBED, {"input": ["a", "b"], "truncate_prompt_tokens": 1}, "beside", "truncate_prompt_tokens"),
     (EMBED, {"input": "a", "truncate_prompt_tokens": 0}, "must be -1", "truncate_prompt_tokens"),
     (EMBED, {"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
     (EMBED, {"input": "a", "prompt_name": "none"}, "not a prompt of this model", "prompt_name"),
@@ -156,6 +158,20 @@ def test_a_long_text_is_cut_if_the_call_says_so(embedding_server):
     assert status == 200 and found["usage"]["prompt_tokens"] == OPTIONS["max_model_len"] - 1
 
 
+def test_cutting_reads_only_the_beginning_of_a_text(embedding_server):
+    """The whole texts have 8 MB, which the tokenizer reads in several seconds."""
+    tokenizer = embedding_server.engine.processor.tokenizer
+    for text in ("the cat sat ", "a", "ü12 "):
+        long, used = text * (8_000_000 // len(text)), time.process_time()
+        prompt = FramedText(long, keep=40).prepare(embedding_server.engine.processor)
+        assert time.process_time() - used < 0.5
+        assert prompt.prompt_token_ids.tolist() == tokenizer.encode(long[:4000])[:40]
+        used = time.process_time()
+        with pytest.raises(InvalidRequest):
+            FramedText(long, keep=40, head=long).prepare(embedding_server.engine.processor)
+        assert time.process_time() - used < 0.5
+
+
 def test_a_reranker_embeds_and_chats_nothing(rerank_server):
     long = "the " * 3000
     for path, body, param in (
@@ -166,6 +182,8 @@ def test_a_reranker_embeds_and_chats_nothing(rerank_server):
         (RERANK, {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
         (RERANK, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
         (RERANK, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
+        (RERANK, {"query": "a", "documents": ["b"], "max_tokens_per_doc": 200}, "max_tokens_per_doc"),
+        (RERANK, {"query": long, "documents": ["b"], "max_tokens_per_doc": 800}, "max_tokens_per_doc"),
         (RERANK, {"query": "a", "documents": ["b", long]}, "documents[1]"),
         (RERANK, {"query": "a", "documents": [long]}, "documents[0]"),
         (RERANK, {"query": "a", "documents": ["b", {"image": "c"}]}, "documents[1]"),

@@ -56,7 +56,7 @@ def embed_prompt(
                 path=("input",),
             )
         before = _text_before(model, instruction, prompt_name)
-        return Prompt(framed=FramedText(before + text, is_framed=True, keep=keep))
+        return Prompt(framed=FramedText(before + text, is_framed=True, keep=keep, head=before))
     _refuse_keep(keep)
     system = _system(model, instruction, prompt_name)
     return Prompt(
@@ -89,8 +89,8 @@ def rerank_prompt(
                 path=("input",),
             )
         instruct = RERANK_INSTRUCTION if instruction is None else instruction
-        text = f"<Instruct>: {instruct}\n<Query>: {pair[0]}\n<Document>: {pair[1]}"
-        return Prompt(framed=FramedText(text, _BEFORE, _AFTER, keep=keep))
+        head = f"<Instruct>: {instruct}\n<Query>: {pair[0]}\n<Document>:"
+        return Prompt(framed=FramedText(f"{head} {pair[1]}", _BEFORE, _AFTER, keep=keep, head=head))
     _refuse_keep(keep)
     instruct = MEDIA_RERANK_INSTRUCTION if instruction is None else instruction
     content = [

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmengine.errors import FIELD, ErrorCode, InvalidRequest
-from mmengine.models.plugin import Prepared, Processor
+from mmengine.models.plugin import Prepared, Processor, Tokenizer
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS
+
+CHARS_PER_TOKEN = 8  # Characters that are tokenized at first for each wanted token.
+SPARE_TOKENS = 64  # Tokens after the wanted ones, because a cut word has other tokens than the whole word.
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,8 @@ class FramedText:
 
     `is_framed`: whether the tokenizer's post-processor adds its tokens, such as BOS or an end marker. `keep`:
     maximum token count for the whole prompt, to which the text is cut. With 0, a prompt that is too long for
-    the model is refused. `token_ids` replace the text if given.
+    the model is refused. `head`: the beginning of the text, which is never cut. `token_ids` replace the text
+    if given.
     """
 
     text: str = ""
@@ -25,6 +29,7 @@ class FramedText:
     is_framed: bool = False
     keep: int = 0
     token_ids: Sequence[int] | None = None
+    head: str = ""
 
     def prepare(self, processor: Processor) -> Prepared:
         """Return the prompt's tokens. Raises InvalidRequest if the text is too long or is not Unicode."""
@@ -38,11 +43,7 @@ class FramedText:
             end = [*end, *getattr(tokenizer, "text_suffix", ())]
         most = processor.max_prompt_tokens
         room = min(self.keep or most, most) - len(begin) - len(end)
-        if self.keep and room < 1:
-            raise InvalidRequest(
-                f"{FIELD} is {self.keep}, and {len(begin) + len(end)} tokens stand around the text: raise it",
-                path=("truncate_prompt_tokens",),
-            )
+        self._check_room(room, len(begin) + len(end), tokenizer)
         if self.token_ids is not None:
             ids = list(self.token_ids)
             if any(not 0 <= token < tokenizer.vocab_size for token in ids):
@@ -52,13 +53,38 @@ class FramedText:
             exceeds = getattr(tokenizer, "exceeds", None)
             if not self.keep and exceeds is not None and exceeds(self.text, max(room, 0)):
                 raise _too_long(f"more than {most} tokens > {most} maximum")
-            ids = tokenizer.encode(self.text)
+            ids = _first_tokens(tokenizer, self.text, room) if self.keep else tokenizer.encode(self.text)
         if len(ids) > room and not self.keep:
             raise _too_long(f"{len(begin) + len(ids) + len(end)} tokens > {most} maximum")
         ids = [*begin, *ids[: max(room, 0)], *end]
         if not ids:
             raise InvalidRequest("the text is empty and has no tokens: send a longer text", path=("prompt",))
         return Prepared(np.array(ids, np.int32), (), self.text)
+
+    def _check_room(self, room: int, num_around: int, tokenizer: Tokenizer) -> None:
+        """Raise InvalidRequest if a cut would leave nothing of the text after its head."""
+        if not self.keep:
+            return
+        num_head = min(len(_first_tokens(tokenizer, self.head, max(room, 0))), max(room, 0))
+        if room <= num_head:
+            raise InvalidRequest(
+                f"{FIELD} is {self.keep}, and the prompt has at least {num_around + num_head} tokens beside "
+                "the text: raise it",
+                path=("truncate_prompt_tokens",),
+            )
+
+
+def _first_tokens(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
+    """Return at least the first `count` tokens of a text. The time depends on `count`, and on the text's
+    length only if its tokens are unusually long.
+    """
+    length = CHARS_PER_TOKEN * (count + SPARE_TOKENS)
+    while length < len(text):
+        ids = tokenizer.encode(text[:length])
+        if len(ids) >= count + SPARE_TOKENS:
+            return ids
+        length *= 2
+    return tokenizer.encode(text)
 
 
 def _too_long(what: str) -> InvalidRequest:
