@@ -17,7 +17,7 @@ OWN_PROMPT = frozenset({"paligemma"})
 # the answer as prompt tokens; ERNIE calls separate routers for text tokens and image tokens.
 NO_BFLOAT16 = frozenset({"ernie4_5_vl_moe", "paligemma"})
 # Tokens count as tied if their logits are at most this many bfloat16 steps below the largest logit. These
-# models need more steps, because transformers' own bfloat16 logits are as far from its float32 logits
+# models need more steps, because transformers' own bfloat16 logits differ as much from its float32 logits
 # (gemma4: up to 1.3 for logits up to 5, because sums in its tower cancel out).
 NEAR = {"gemma4": 64, "gemma4_shared": 64}
 _FAR = "its own bfloat16 logits are far from its float32 ones: tokens up to 64 steps below the likeliest pass"

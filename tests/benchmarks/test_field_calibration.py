@@ -9,7 +9,7 @@ import pytest
 def benchmark(module, monkeypatch):
     monkeypatch.setattr(
         module("common.measure"), "use_threads", lambda threads: None
-    )  # The real function would limit this test process.
+    )  # The real function limits this process's CPUs.
     return module("structured.field_calibration")
 
 

@@ -1,4 +1,4 @@
-"""Tests that benchmarks/drafts/spec.py ends with its targets, and how it pairs runs. Times are not
+"""Tests that benchmarks/drafts/spec.py prints its targets last, and how it pairs runs. Times are not
 checked.
 """
 

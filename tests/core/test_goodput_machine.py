@@ -151,7 +151,7 @@ def test_drafters_are_measured_separately():
     machine = Machine("goodput", drafters, **costs)
     machine.run(16, 300)
     assert machine.goodput.level == 0
-    machine.run(2, 20)  # all drafters draft there
+    machine.run(2, 20)  # with two rows all drafters draft
     machine.admit(*range(16))
     room = machine.goodput.draft_limits_of(np.arange(16))
     assert room[0].any() and not room[1:].any()

@@ -68,7 +68,9 @@ def check_marks(marks, expected):
 
 @pytest.mark.parametrize("kind", [*RUNS, "sessions"])
 def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monkeypatch):
-    """Also after a reload from the cache, in any order, and with no room for unpacked requests."""
+    """The states are equal also after a reload from the cache, in any order, and with no memory for unpacked
+    requests.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
     folder = run_of(kind, tmp_path / "log")
@@ -96,7 +98,9 @@ def test_a_waiting_request_is_stored_once(tmp_path):
 
 
 def test_the_waiting_requests_of_another_state_object_are_found_in_the_table(tmp_path):
-    """A running request of this object is stored again, because its values differ from those in the table."""
+    """Only waiting requests are compared. A running request is stored again, because its values differ from
+    the values in the table.
+    """
     read = read_to_end(run_of("long queue", tmp_path / "log"))
     requests = read.marks.requests
     num_waiting = 0

@@ -1,5 +1,5 @@
-"""Tool calls are parsed from an answer's text. The chunks in which tokens arrive change nothing, no text is
-lost.
+"""Tool calls are parsed from an answer's text. The result does not depend on the chunks in which tokens
+arrive, and no text is lost.
 """
 
 import json

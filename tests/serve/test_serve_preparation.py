@@ -217,7 +217,7 @@ def test_readiness_and_metrics_show_old_preparations(monkeypatch):
             assert 0.3 <= age < 20
             monkeypatch.setattr(preparation, "STANDSTILL_S", 0.2)
             assert engine.readiness(), "a caller's slow pictures delay no text"
-            # requests that a thread still works on keep counting after their clients leave
+            # a request that a thread still prepares counts even after its client has left
             for stream in streams:
                 await stream.aclose()
                 with pytest.raises(RequestFailed):

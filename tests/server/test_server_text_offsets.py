@@ -51,7 +51,7 @@ def check(choice, prompt):
     for token, piece in pieces(choice):
         if "\ufffd" in token or token == piece:
             continue
-        # A decomposed letter may begin within the token, and the end of the answer is not in its text.
+        # A decomposed letter may begin within the token, and the end-of-sequence token has no text.
         assert token.startswith(unicodedata.normalize("NFC", piece)), (token, piece)
 
 

@@ -41,7 +41,7 @@ RULES = {
 
 
 class NaiveScheduler:
-    """Runs a scenario without resets, whose aborts are not late. `config`: an EngineConfig. `path`: the
+    """Runs a scenario that has neither resets nor late aborts. `config`: an EngineConfig. `path`: the
     scenario's file.
     """
 

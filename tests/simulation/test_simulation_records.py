@@ -1,4 +1,4 @@
-"""Tests which differences between two runs' records count."""
+"""Tests which differences between the records of two runs `first_difference` reports."""
 
 import pytest
 

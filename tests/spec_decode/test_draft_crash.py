@@ -38,8 +38,8 @@ def requests(in_forms, most_tokens):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return a function that runs requests once with each config, and returns three copies of the log: of
-    about a fifth, two fifths and three fifths of the answers.
+    """Return a function that runs requests once with each config, and returns three copies of the log, made
+    after about a fifth, two fifths and three fifths of the answers' tokens.
     """
     copies = {}
 
@@ -55,8 +55,8 @@ def run(tmp_path_factory):
 
 
 def copies_of_a_run(asked, folder, config, count, apart):
-    """Return copies of the log, each made after a step that left drafts for the next step, and `apart` tokens
-    after the copy before.
+    """Return `count` copies of the log. Copy n (from 1) is made once n * `apart` tokens exist, after a step
+    that left drafts for the next step.
     """
     copies = []
     with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:

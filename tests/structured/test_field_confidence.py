@@ -121,7 +121,7 @@ def test_branches_with_the_same_schema_do_not_hide_another():
 
 
 class Tokens:
-    """Tokens of a text, each with the likelihoods of the tokens in its place."""
+    """Tokens of a text, each with the probabilities of the tokens that were likely at its position."""
 
     def __init__(self, *steps):
         self.pieces, self.ids, self.confidences = [], [], []
