@@ -1,4 +1,4 @@
-"""Declares the limits that single models have and most models do not, by transformers' model type.
+"""Declares the limits that only some models have, by transformers' model type.
 
 `make models` prints the reasons (models_page.py). The contract checks that the engine refuses requests beyond
 these limits.

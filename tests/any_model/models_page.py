@@ -70,7 +70,7 @@ def write_page(path: Path, rows: Sequence[Row], checks: Sequence[str], version: 
 
 
 def set_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without those of classes that a checkpoint of the contract ran."""
+    """Return the rows, but for a class that a contract checkpoint ran, only the contract's rows."""
     ran = {row.architecture for row in rows if row.cells}
     return [row for row in rows if row.cells or row.architecture not in ran]
 

@@ -84,7 +84,9 @@ def tried(folder, rounds):
 
 
 def test_killed_before_and_after_each_kind_of_write(tmp_path):
-    """The first process in a round dies in a usual write, the second while it resumes, or later."""
+    """The first process in a round dies at a write while it serves. The second process dies while it resumes,
+    or later.
+    """
     chance = seeded(21)
     with matrix(tmp_path / "trails", "echo") as one:
         one.round()

@@ -1,5 +1,5 @@
-"""`stream_json` yields values during an answer: none contradicts an earlier value, the last is the whole
-value.
+"""`stream_json` yields values during an answer: no value contradicts an earlier value, and the last value is
+complete.
 """
 
 import asyncio

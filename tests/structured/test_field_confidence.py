@@ -168,8 +168,8 @@ def test_tokens_count_to_the_values_whose_bytes_they_contain():
     assert found.keys() == {"/a", "/b"}
     a, b = found["/a"], found["/b"]
     assert a.p == pytest.approx(0.5 * 0.6) and a.min == pytest.approx(0.5)
-    assert a.entropy == pytest.approx(tokens.confidences[2].entropy)  # the token before has no byte of it
-    assert others_of(a) == [({"begins": "2"}, 0.25)]  # and not the white space
+    assert a.entropy == pytest.approx(tokens.confidences[2].entropy)  # no byte of /a is in the previous token
+    assert others_of(a) == [({"begins": "2"}, 0.25)]  # white space is no other value
     assert b.p == pytest.approx(0.9 * 0.75) and b.min == pytest.approx(0.75)
     assert b.entropy == pytest.approx(tokens.confidences[5].entropy)  # `":n` leads to null
     assert others_of(b) == [("xy", 0.25), (None, 0.05)]
