@@ -1,14 +1,16 @@
 """Turns many steps' entries into events, and hashes the entries' token ids together."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from msgspec.structs import replace
 
 from mmengine.events import vocabulary as ev
-from mmengine_vllm.columns import int32_bytes, intp_array
+from mmengine_vllm.columns import int32_bytes, intp_array, intp_of
 from mmengine_vllm.contents import PseudoIds
 from mmengine_vllm.entries import Admission, Arrival, Decision, Drafts, Entry, Preemption, Result, Stamped
 
-_NO_IDS = np.zeros(0, np.int32)
+_Columns = Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]  # of results: rows, order, tokens
 
 
 def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Event, int, int]]:
@@ -16,68 +18,79 @@ def events_of(entries: list[Stamped], contents: PseudoIds) -> list[tuple[ev.Even
 
     Each entry must be passed once, and all entries in order, because `contents` keeps every row's hash state.
     """
-    hashed = [_sums(entry, contents) for entry, _, _ in entries]
+    columns = _columns([entry for entry, _, _ in entries if isinstance(entry, Result)])
+    hashed = [_sums(entry, contents, columns) for entry, _, _ in entries]
     parts = [sums for sums in hashed if sums is not None]
-    ids = contents.ids(np.concatenate(parts)) if parts else _NO_IDS
+    ids = contents.ids(np.concatenate(parts)).tobytes() if parts else b""
     events, at = [], 0
     for (entry, step, ns), sums in zip(entries, hashed, strict=True):
-        count = 0 if sums is None else len(sums)
-        events.append((_event(entry, ids[at : at + count]), step, ns))
-        at += count
+        if sums is None:
+            events.append((_event(entry, b""), step, ns))
+        else:
+            end = at + 4 * len(sums)
+            events.append((_event(entry, ids[at:end]), step, ns))
+            at = end
     return events
 
 
-def _sums(entry: object, contents: PseudoIds) -> np.ndarray | None:
+def _columns(results: list[Result]) -> _Columns:
+    """Yield each result's rows, the rows in the order of the tokens, and the tokens. All results share three
+    arrays.
+    """
+    rows = intp_of(b"".join([each.rows for each in results]))
+    order = intp_of(b"".join([each.rows if each.order is None else each.order for each in results]))
+    tokens = np.frombuffer(b"".join([each.tokens for each in results]), np.int64)
+    begin = first = 0
+    for each in results:
+        end, last = begin + len(each.rows) // 4, first + len(each.tokens) // 8
+        yield rows[begin:end], order[begin:end], tokens[first:last]
+        begin, first = end, last
+
+
+def _sums(entry: object, contents: PseudoIds, columns: _Columns) -> np.ndarray | None:
     """Update the rows' hash states for an entry, and return the sums for the entry's token ids."""
-    if type(entry) is Result:
+    if isinstance(entry, Result):
+        rows, order, tokens = next(columns)
         if entry.counts is None:
-            sums = contents.one_each(entry.rows, entry.tokens)
+            sums = contents.one_each(rows, tokens, None if entry.order is None else order)
         else:
-            counts = intp_array(entry.counts)
-            sums = contents.runs(entry.rows, entry.tokens, counts, keep=True)
+            sums = contents.runs(rows, tokens, intp_array(entry.counts), keep=True)
         for row, tracked in entry.stale:
             tracked.chain = contents.leave(row)
         return sums
-    if type(entry) is Drafts:
-        counts = intp_array(entry.counts)
-        return contents.runs(entry.rows, entry.tokens, counts, keep=False)
-    if type(entry) is Admission:
+    if isinstance(entry, Drafts):
+        return contents.runs(intp_of(entry.rows), entry.tokens, intp_array(entry.counts), keep=False)
+    if isinstance(entry, Admission):
         contents.admit(entry.event.row, entry.tracked.chain)
-    elif type(entry) is Preemption:
+    elif isinstance(entry, Preemption):
         entry.tracked.chain = contents.leave(entry.event.row)
-    elif type(entry) is Arrival:
+    elif isinstance(entry, Arrival):
         sums, entry.tracked.chain = contents.begin(entry.tokens, entry.salt)
         return sums
     return None
 
 
-def _event(entry: Entry, ids: np.ndarray) -> ev.Event:
+def _event(entry: Entry, ids: bytes) -> ev.Event:
     if isinstance(entry, Decision):
-        return _scheduled(entry)
+        return ev.Scheduled(
+            rows=entry.rows,
+            num_tokens=None if entry.num_tokens is None else int32_bytes(entry.num_tokens),
+            new_blocks=int32_bytes(entry.new_blocks),
+            encode=entry.encode,
+            num_drafts=None if entry.num_drafts is None else int32_bytes(entry.num_drafts),
+            block_counts=None if entry.block_counts is None else int32_bytes(entry.block_counts),
+        )
     if isinstance(entry, Result):
-        counts = None if entry.counts is None else int32_bytes(entry.counts)
         return ev.Executed(
-            ids.tobytes(),
+            ids,
             entry.stops,
             entry.errors,
             device_ns=entry.device_ns,
-            counts=counts,
+            counts=None if entry.counts is None else int32_bytes(entry.counts),
             host_ns=entry.host_ns,
         )
     if isinstance(entry, Arrival):
-        return replace(entry.queued, prompt=ids.tobytes())
+        return replace(entry.queued, prompt=ids)
     if isinstance(entry, Drafts):
-        rows = entry.rows.astype(np.int32).tobytes()
-        return ev.Drafted(rows, int32_bytes(entry.counts), ids.tobytes())
+        return ev.Drafted(entry.rows, int32_bytes(entry.counts), ids)
     return entry.event if isinstance(entry, (Admission, Preemption)) else entry
-
-
-def _scheduled(entry: Decision) -> ev.Scheduled:
-    return ev.Scheduled(
-        rows=None if entry.rows is None else entry.rows.astype(np.int32).tobytes(),
-        num_tokens=None if entry.num_tokens is None else int32_bytes(entry.num_tokens),
-        new_blocks=int32_bytes(entry.new_blocks) if entry.new_blocks else b"",
-        encode=entry.encode,
-        num_drafts=None if entry.num_drafts is None else int32_bytes(entry.num_drafts),
-        block_counts=None if entry.block_counts is None else int32_bytes(entry.block_counts),
-    )

@@ -11,9 +11,8 @@ import os
 
 import numpy as np
 
-from mmengine_vllm.columns import intp_array
-
 ONE = np.uint64(1)
+_ONES, _ONE_PLACE = np.ones(1, np.uint64), np.ones(1, np.intp)
 _SEEDS = 8  # number of 8-byte words at the start of the key stream that are not weights
 
 
@@ -37,16 +36,16 @@ class PseudoIds:
         """Return a keyed hash of a text, 32 bytes."""
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._key, digest_size=32).digest()
 
-    def begin(self, prompt: list[int], salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        """Return a prompt's sums, from which `ids` computes pseudo ids, and the state of the prompt's chain.
-        Prompts with different salts share no id.
+    def begin(self, prompt: bytes, salt: str) -> tuple[np.ndarray, tuple[int, int]]:
+        """Return the sums of a prompt (int64 as bytes), from which `ids` computes pseudo ids, and the state
+        of the prompt's chain. Prompts with different salts share no id.
         """
-        start = int.from_bytes(self.digest(salt)[:8], "little") if salt else 0
-        sums = intp_array(prompt).view(np.uint64) + ONE
-        sums *= self._weights[: len(prompt)]
-        np.cumsum(sums, out=sums)
-        sums += np.uint64(start)
-        return sums, (int(sums[-1]), len(prompt))
+        sums = np.frombuffer(prompt, np.uint64) + _ONES
+        sums *= self._weights[: len(sums)]
+        np.add.accumulate(sums, out=sums)
+        if salt:
+            sums += np.frombuffer(self.digest(salt)[:8], np.uint64)
+        return sums, (int(sums[-1]), len(sums))
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
         """Assign a request's chain (hash state) to a row."""
@@ -56,16 +55,19 @@ class PseudoIds:
         """Return a row's chain, because the request leaves the row."""
         return int(self.sums[row]), int(self.lengths[row])
 
-    def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Append one token to each of `rows` (intp, distinct). Return the sums for `ids`, uint64 [n]."""
-        sums = tokens.view(np.uint64) + ONE
-        places = self.lengths[rows]
+    def one_each(self, rows: np.ndarray, tokens: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+        """Append one token to each of `order` (intp, distinct; default `rows`). Return the sums for `ids` in
+        the order of `rows`, uint64 [n].
+        """
+        written = rows if order is None else order
+        sums = tokens.view(np.uint64) + _ONES  # an array of one element costs less than a number
+        places = self.lengths[written]
         sums *= self._weights[places]
-        sums += self.sums[rows]
-        self.sums[rows] = sums
-        places += 1
-        self.lengths[rows] = places
-        return sums
+        sums += self.sums[written]
+        self.sums[written] = sums
+        places += _ONE_PLACE
+        self.lengths[written] = places
+        return sums if order is None else self.sums[rows]
 
     def runs(
         self, rows: np.ndarray, tokens: list[int] | np.ndarray, counts: np.ndarray, *, keep: bool
@@ -106,8 +108,8 @@ class TokenIds(PseudoIds):
     def digest(self, text: str) -> bytes:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
-    def begin(self, prompt: list[int], salt: str) -> tuple[np.ndarray, tuple[int, int]]:
-        return np.array(prompt, np.int32), (0, 0)
+    def begin(self, prompt: bytes, salt: str) -> tuple[np.ndarray, tuple[int, int]]:
+        return np.frombuffer(prompt, np.int64).astype(np.int32), (0, 0)
 
     def admit(self, row: int, chain: tuple[int, int]) -> None:
         """Do nothing, because the ids do not depend on earlier tokens."""
@@ -115,7 +117,11 @@ class TokenIds(PseudoIds):
     def leave(self, row: int) -> tuple[int, int]:
         return 0, 0
 
-    def one_each(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    def one_each(self, rows: np.ndarray, tokens: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+        if order is not None:
+            by_row = np.empty(rows.max() + 1, np.int32)
+            by_row[order] = tokens
+            return by_row[rows]
         return np.array(tokens, np.int32)
 
     def runs(

@@ -60,6 +60,8 @@ class RecordsCalls(Base):
         if recording is None:
             return super().update_from_output(*args, **kwargs)
         began = monotonic_ns()
+        values = (*args, *kwargs.values())[:2]
+        recording.call(recording.recorder.received, *values)
         self._is_updating = True
         try:
             result = super().update_from_output(*args, **kwargs)
@@ -68,8 +70,7 @@ class RecordsCalls(Base):
             raise
         finally:
             self._is_updating = False
-        values = (*args, *kwargs.values())
-        recording.call(recording.executed, *values[:2], self, began)
+        recording.call(recording.executed, *values, self, began)
         if self._ended_in_update:
             ended, self._ended_in_update = self._ended_in_update, []
             recording.call(recording.recorder.finished, ended)

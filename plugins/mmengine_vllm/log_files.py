@@ -42,9 +42,12 @@ class LogFile:
 
     def write(self, events: Written) -> None:
         """Append events and commit them. Raises LogError if the disk is full, and the log then ends."""
+        append, now = self._writer.append, self._now
         for event, step, ns in events:
-            self._now = max(self._now, ns)
-            self._writer.append(event, step, self._now)
+            if ns > now:
+                now = ns
+            append(event, step, now)
+        self._now = now
         if not self._writer.commit() or self._writer.stalled:
             raise LogError(self._writer.stalled)
         self._writer.tidy()

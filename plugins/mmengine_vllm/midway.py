@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mmengine.events import vocabulary as ev
 from mmengine_vllm.bases import Numbered
-from mmengine_vllm.columns import int32_bytes
+from mmengine_vllm.columns import int32_bytes, int64_bytes
 from mmengine_vllm.entries import NO_ROW, Tracked
 from mmengine_vllm.recorder import Recorder
 from mmengine_vllm.request_facts import queued_of
@@ -68,7 +68,7 @@ def _is_decoding(recorder: Recorder, tracked: Tracked) -> bool:
 def _ids(recorder: Recorder, request: VllmObject) -> np.ndarray:
     """Return the ids, as in the log, of all tokens of a request, int32."""
     salt = request.request_id if request.prompt_token_ids is None else request.cache_salt or ""
-    return recorder.contents.ids(recorder.contents.begin(list(request.all_token_ids), salt)[0])
+    return recorder.contents.ids(recorder.contents.begin(int64_bytes(request.all_token_ids), salt)[0])
 
 
 def _last_id(recorder: Recorder, tracked: Tracked) -> bytes:

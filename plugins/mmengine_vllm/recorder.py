@@ -10,11 +10,9 @@ from collections.abc import Iterable
 from itertools import chain
 from time import monotonic_ns
 
-import numpy as np
-
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
-from mmengine_vllm.columns import int32_bytes, intp_array
+from mmengine_vllm.columns import int32_bytes, int64_bytes
 from mmengine_vllm.contents import PseudoIds
 from mmengine_vllm.entries import (
     NO_ROW,
@@ -30,9 +28,9 @@ from mmengine_vllm.entries import (
     Tracked,
 )
 from mmengine_vllm.request_facts import queued_of
-from mmengine_vllm.results import NO_ROWS, ResultOrder, ends_of, has_ended, tokens_of
-from mmengine_vllm.rows import Rows
-from mmengine_vllm.vllm_object import VllmObject, read
+from mmengine_vllm.results import RunnerOrder, Tokens, ends_of, has_ended, tokens_of
+from mmengine_vllm.rows import Rows, StepRows, find_row
+from mmengine_vllm.vllm_object import VllmObject
 
 RESET = "the prefix cache was reset"
 
@@ -59,11 +57,8 @@ class Recorder:
         self.rows = Rows(num_rows)
         self.in_flight: deque[Step] = deque()
         self.step = 0  # the open step, or the next step
-        self._last_ids: list[str] = []  # the previous step's request ids
-        self._last_rows = NO_ROWS
-        # `_last_ids` and `_last_rows`, without the requests that ended in this step
-        self._ids_left, self._rows_left = self._last_ids, NO_ROWS
-        self._order = ResultOrder()
+        self._step_rows, self._order = StepRows(self.rows), RunnerOrder()
+        self._received: Tokens | None = None  # the tokens of the update that is going on
         self._stale: list[tuple[int, int, Tracked]] = []  # (step, row, request preempted while it ran)
         self._waiting_grammars: dict[str, Tracked] = {}
         self.encoded: set[bytes] = set()  # keys in the encoder cache
@@ -104,7 +99,7 @@ class Recorder:
         self.requests[name] = tracked
         if tracked.waits_for_grammar:
             self._waiting_grammars[name] = tracked
-        self._append(Arrival(queued, tokens, salt, tracked))
+        self._append(Arrival(queued, int64_bytes(tokens), salt, tracked))
 
     def finished(self, returned: Iterable[VllmObject] | None) -> None:
         """Record the requests that `finish_requests` returned, in the same order."""
@@ -145,37 +140,32 @@ class Recorder:
         num_running = len(ids) - len(output.scheduled_new_reqs) - len(cached.resumed_req_ids)
         if not ids and not (self.entries and isinstance(self.entries[-1][0], Preemption)):
             return  # the call made no decision
-        rows = NO_ROWS
+        rows, num_admitted = b"", len(ids) - num_running
         if num_running or not ids:
             rows = self._schedule_running(output, ids, num_running)
-        if num_running < len(ids):
-            rows = np.concatenate((rows, self._admit(output, ids[num_running:])))
+        if num_admitted:
+            rows += int32_bytes(self._admit(output, ids[num_running:]))
         now = monotonic_ns()
-        self.in_flight.append(Step(self.step, output, ids, rows, now, now - began_ns))
-        self._last_ids, self._last_rows = ids, rows
-        self._ids_left, self._rows_left = ids, rows  # a request may return in another row
+        self.in_flight.append(Step(self.step, output, ids, rows, num_admitted, now, now - began_ns))
+        self._step_rows.decided(ids, rows)
         if self.overlaps:
             self._append(ev.Dispatched())
             self.step += 1
 
-    def _schedule_running(self, output: VllmObject, ids: list[str], num_running: int) -> np.ndarray:
-        """Record SCHEDULED for the first `num_running` requests, and return their rows."""
-        cached, counts = output.scheduled_cached_reqs, output.num_scheduled_tokens
-        running = ids if num_running == len(ids) else ids[:num_running]
-        same = running == self._last_ids
-        if same:
-            rows = self._last_rows
-        else:
-            rows = self._rows_left if running == self._ids_left else self.rows.rows_of(running)
+    def _schedule_running(self, output: VllmObject, ids: list[str], num_running: int) -> bytes:
+        """Record SCHEDULED for the first `num_running` requests, and return the column of their rows."""
+        counts = output.num_scheduled_tokens
+        given = output.scheduled_cached_reqs.new_block_ids
+        running, new = ids, 0
+        if num_running != len(ids):
+            running = ids[:num_running]
+            new = sum(map(counts.__getitem__, ids[num_running:]))
+        if num_running != len(given):
+            given = given[:num_running]
+        rows, same = self._step_rows.column(running)
         num_tokens = None
-        new = sum(map(counts.__getitem__, ids[num_running:]))
         if output.total_num_scheduled_tokens - new != num_running:
             num_tokens = list(map(counts.__getitem__, running))
-        given = (
-            cached.new_block_ids
-            if len(cached.new_block_ids) == num_running
-            else cached.new_block_ids[:num_running]
-        )
         group = self.group
         blocks = [block for each in filter(None, given) for block in each[group]]
         block_counts = None
@@ -272,6 +262,14 @@ class Recorder:
                 del self._waiting_grammars[name]
                 self._append(ev.GrammarReady(name))
 
+    def received(self, output: VllmObject, result: VllmObject) -> None:
+        """Read the tokens of a model runner's result before `update_from_output`, while the processor's cache
+        still contains them. With drafts, `update_from_output` may shorten the lists of tokens.
+        """
+        self._received = None
+        if self.in_flight and self.in_flight[0].output is output and not self._has_drafts:
+            self._received = tokens_of(self.in_flight[0], result, self._order, has_drafts=False)
+
     def executed(self, output: VllmObject, result: VllmObject, scheduler: VllmObject, began_ns: int) -> None:
         """Record what `update_from_output` got at `began_ns`. Called after `update_from_output` has
         returned.
@@ -279,16 +277,20 @@ class Recorder:
         if not self.in_flight or self.in_flight[0].output is not output:
             return  # the call of `schedule` made no decision
         step = self.in_flight.popleft()
-        got = tokens_of(step, result, self._order, has_drafts=self._has_drafts)
+        got, self._received = self._received, None
+        if got is None:
+            got = tokens_of(step, result, self._order, has_drafts=self._has_drafts)
         ended = self._ended(step, scheduler)
         stops, errors, events = ends_of(ended, got.places)
         now = monotonic_ns()
         device_ns = max(0, began_ns - max(step.decided_ns, self._last_update_ns))
         self._last_update_ns = now
-        if len(got.tokens):
+        if got.tokens:
             self.progress_ns = now
         stale = self._stale_in(step.number) if self._stale else ()
-        entry = Result(got.rows, got.tokens, got.counts, stops, errors, device_ns, step.host_ns, stale)
+        entry = Result(
+            got.rows, got.tokens, got.counts, got.order, stops, errors, device_ns, step.host_ns, stale
+        )
         self.entries.append((entry, step.number, now))
         if not self.overlaps:
             self.step += 1
@@ -318,29 +320,13 @@ class Recorder:
             return []
         # vLLM's own set of ended requests is small. Versions without this set need a comparison of all names.
         ended = [
-            name for name in read(scheduler, "finished_req_ids", ()) if name in known and name not in live
+            name for name in getattr(scheduler, "finished_req_ids", ()) if name in known and name not in live
         ]
         if len(ended) != len(known) - len(live):
             ended = [*known.keys() - live.keys()]
         scheduled = step.output.num_scheduled_tokens
-        places = sorted(step.ids.index(name) for name in ended if name in scheduled)
-        self._expect_without(step, places)
+        places = sorted(_place_of(name, known[name].row, step) for name in ended if name in scheduled)
         return [(place, known[step.ids[place]].request) for place in places]
-
-    def _expect_without(self, step: Step, places: list[int]) -> None:
-        """Prepare the most likely rows of the next step: the last step's rows, without the requests that
-        ended. `places`: the indices of these requests in `step`.
-        """
-        ids = self._last_ids
-        if step.ids is not ids:
-            places = sorted(ids.index(step.ids[place]) for place in places if step.ids[place] in ids)
-        if not places:
-            return
-        left, stay = ids.copy(), np.ones(len(ids), bool)
-        for place in reversed(places):
-            del left[place]
-            stay[place] = False
-        self._ids_left, self._rows_left = left, self._last_rows[stay]
 
     def drafted(self, drafts: VllmObject, scheduler: VllmObject) -> None:
         """Record the drafts for the next step, as the scheduler stored them in its requests."""
@@ -353,7 +339,7 @@ class Recorder:
         if pairs:
             rows, kept = zip(*pairs, strict=True)
             tokens = list(chain.from_iterable(kept))
-            self._append(Drafts(intp_array(rows), tokens, list(map(len, kept))))
+            self._append(Drafts(int32_bytes(rows), tokens, list(map(len, kept))))
 
     def forget_encoded(self) -> None:
         """Record that all encoder outputs were dropped. Raises UnknownCall if a running request has media."""
@@ -373,3 +359,9 @@ class Recorder:
         if preempts:
             for request in reversed(running):
                 self._lose_row(request.request_id, RESET)
+
+
+def _place_of(name: str, row: int, step: Step) -> int:
+    """Return a request's index in a step. `row`: its row, unless it lost the row since."""
+    place = find_row(step.rows, row)
+    return place if place >= 0 and step.ids[place] == name else step.ids.index(name)

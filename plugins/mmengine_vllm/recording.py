@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from mmengine.config import EngineConfig
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
+from mmengine_vllm.bases import Written
 from mmengine_vllm.batches import events_of
 from mmengine_vllm.contents import PseudoIds, TokenIds
 from mmengine_vllm.host_facts import (
@@ -37,7 +38,8 @@ from mmengine_vllm.settings import TOKENS, Settings, settings_from
 from mmengine_vllm.vllm_object import VllmObject, read
 
 log = logging.getLogger("vllm.mmengine_vllm")  # vLLM configures the logger "vllm"
-FLUSH_ENTRIES = 256
+CONVERTED_ENTRIES = 32  # entries that become events at once, while the processor's cache still has them
+FLUSH_EVENTS = 256
 FLUSH_S = 0.25
 CLOSE_S = 10.0  # seconds that `close` waits for a dump that is being written
 
@@ -50,6 +52,7 @@ class Recording:
         self.started = started_of(scheduler, version, settings.content)
         self.recorder = _recorder_of(scheduler, self.started, hides=settings.content != TOKENS)
         self.path = settings.path + _suffix(scheduler)
+        self._events: Written = []  # events that are not yet written
         self._is_first = True  # whether `schedule` was not called yet
         self._lock = threading.Lock()
         self._over, self._wakes = threading.Event(), threading.Event()
@@ -86,8 +89,10 @@ class Recording:
             with self._lock:
                 num_before = len(self.recorder.entries)
                 method(*args, **kwargs)
-                if len(self.recorder.entries) >= FLUSH_ENTRIES:
-                    self._flush()
+                if len(self.recorder.entries) >= CONVERTED_ENTRIES:
+                    self._convert()
+                    if len(self._events) >= FLUSH_EVENTS:
+                        self._flush()
         except Exception as error:
             self._step_aside(error, num_before)
 
@@ -134,9 +139,13 @@ class Recording:
 
     # Methods that any thread may call
 
-    def _flush(self) -> None:
+    def _convert(self) -> None:
         entries, self.recorder.entries = self.recorder.entries, []
-        events = events_of(entries, self.recorder.contents)
+        self._events += events_of(entries, self.recorder.contents)
+
+    def _flush(self) -> None:
+        self._convert()
+        events, self._events = self._events, []
         if self._ring is not None:
             self._ring.write(events)
         if self._series is not None:
@@ -147,7 +156,7 @@ class Recording:
         """Write the collected entries to the log or the ring."""
         try:
             with self._lock:
-                if self.recorder.entries and not self._over.is_set():
+                if (self.recorder.entries or self._events) and not self._over.is_set():
                     self._flush()
         except Exception as error:
             self._step_aside(error)

@@ -59,8 +59,10 @@ def media_of(request: VllmObject, contents: PseudoIds) -> tuple[MediaItem, ...]:
 
 def grammar_of(request: VllmObject, contents: PseudoIds) -> GrammarRequest | None:
     """Return a GrammarRequest that contains only a hash of the grammar, or None without a grammar."""
+    if not request.use_structured_output:
+        return None
     asked = read(request, "sampling_params.structured_outputs")
-    if asked is None or not request.use_structured_output:
+    if asked is None:
         return None
     return GrammarRequest("vllm", contents.digest(repr(asked)).hex())
 

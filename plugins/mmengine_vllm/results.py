@@ -1,17 +1,17 @@
 """Reads a model runner's result: each row's tokens, and which requests ended."""
 
+from array import array
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
-
 from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
-from mmengine_vllm.columns import intp_array
+from mmengine_vllm.columns import int32_bytes, int64_bytes
 from mmengine_vllm.entries import Step
 from mmengine_vllm.vllm_object import VllmObject
 
-NO_ROWS = np.zeros(0, np.intp)
+COMPARED = 32  # names that are compared at once
+MOST_LEFT = 1000  # requests that left and are remembered
 _REASONS = {
     "FINISHED_STOPPED": "stop",
     "FINISHED_REPETITION": "stop",
@@ -25,56 +25,91 @@ Places = tuple[tuple[int, str], ...]  # (index of the row among the rows that go
 class Tokens(NamedTuple):
     """A step's tokens.
 
-    `rows`: intp, the rows that got tokens. `tokens`: int64, row by row. `counts`: how many tokens each row
-    got; None: one each. `places`: request id -> index among these rows; None: the indices equal those in the
+    `rows`: column of the rows that got tokens, in the step's order. `tokens`: int64 as bytes, row by row.
+    `counts`: how many tokens each row got; None: one each. `order`: the column of rows in the order of
+    `tokens`; None: as `rows`. `places`: request id -> index in `rows`; None: the indices equal those in the
     step.
     """
 
-    rows: np.ndarray
-    tokens: np.ndarray
-    counts: list[int] | None
-    places: dict[str, int] | None
+    rows: bytes
+    tokens: bytes
+    counts: list[int] | None = None
+    order: bytes | None = None
+    places: dict[str, int] | None = None
 
 
-class ResultOrder:
-    """Finds the places of a step's requests in the model runner's order, which changes rarely."""
+class RunnerOrder:
+    """Finds the rows of a step in the order of the model runner's batch, in which few requests change their
+    places from step to step.
+    """
 
     def __init__(self) -> None:
-        self._names, self._ids = list[str](), list[str]()
-        self._places: np.ndarray | None = None
+        # The rows that requests had in the last step whose output arrived. A later decision may have changed
+        # them. Requests that left stay here for a while.
+        self._row_of: dict[str, int] = {}
+        self._names, self._column = list[str](), bytearray()  # of the last output whose order was read
+        self._is_stale = False  # whether a request has got another row since
 
-    def places(self, ids: list[str], result: VllmObject) -> np.ndarray | None:
-        """Return the place of each of `ids` in a ModelRunnerOutput, intp; None if the orders are equal."""
-        names = result.req_ids
-        if names == ids:
-            return None
-        if self._places is None or ids != self._ids or names != self._names:
-            index = result.req_id_to_index
-            self._places = intp_array([index[name] for name in ids])
-            self._names, self._ids = names, ids
-        return self._places
+    def arrived(self, step: Step) -> None:
+        """Note the rows of the step's admissions. Call this for each step, in order."""
+        if not step.admitted:
+            return
+        first = len(step.ids) - step.admitted
+        for name, row in zip(step.ids[first:], array("i", step.rows[first * 4 :]), strict=True):
+            self._is_stale |= name in self._row_of
+            self._row_of[name] = row
+        if len(self._row_of) > 2 * len(step.ids) + MOST_LEFT:
+            self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
+
+    def column(self, step: Step, names: list[str]) -> bytes:
+        """Return the column of the rows of `names`, which are the requests of `step`, the last step. Raises
+        KeyError for other names.
+        """
+        if self._is_stale or names is self._names:
+            self._names, self._column, self._is_stale = [], bytearray(), False
+        try:
+            self._follow(names)
+        except KeyError:  # a request had no part in a step for a while
+            self._row_of = dict(zip(step.ids, array("i", step.rows), strict=True))
+            self._names = []
+            self._follow(names)
+        return bytes(self._column)
+
+    def _follow(self, names: list[str]) -> None:
+        """Update the parts of the column whose names changed."""
+        before, column, row_of = self._names, self._column, self._row_of
+        for begin in range(0, len(names), COMPARED):
+            part = names[begin : begin + COMPARED]
+            if part != before[begin : begin + COMPARED]:
+                column[begin * 4 : (begin + COMPARED) * 4] = int32_bytes([row_of[name] for name in part])
+        del column[len(names) * 4 :]
+        self._names = names
 
 
-def tokens_of(step: Step, result: VllmObject, order: ResultOrder, *, has_drafts: bool) -> Tokens:
-    """Return the tokens of a ModelRunnerOutput, in the step's order."""
+def tokens_of(step: Step, result: VllmObject, order: RunnerOrder, *, has_drafts: bool) -> Tokens:
+    """Return the tokens of a ModelRunnerOutput."""
     sampled, ids = result.sampled_token_ids, step.ids
+    order.arrived(step)
     if not sampled:
-        return Tokens(NO_ROWS, NO_ROWS, None, {})
-    places = order.places(ids, result)
-    if not has_drafts and len(sampled) == len(ids):
+        return Tokens(b"", b"", places={})
+    names = result.req_ids
+    if not has_drafts and len(sampled) == len(ids) == len(names):
         try:  # without drafts, each row has one token if there are as many tokens as rows
-            tokens = intp_array([token for (token,) in sampled])
-            return Tokens(step.rows, tokens if places is None else tokens[places], None, None)
+            tokens = int64_bytes([token for (token,) in sampled])
+            return Tokens(step.rows, tokens, order=None if names == ids else order.column(step, names))
         except ValueError:  # there are fewer tokens than rows
             pass
-    if places is not None:
-        sampled = [sampled[place] for place in places.tolist()]
+    if names != ids:
+        sampled = [sampled[place] for place in map(result.req_id_to_index.__getitem__, ids)]
     counts = list(map(len, sampled))
     some = [place for place, count in enumerate(counts) if count]
     numbers = {ids[place]: number for number, place in enumerate(some)}
-    counts = [counts[place] for place in some]
-    tokens = intp_array([*chain.from_iterable(sampled)])
-    return Tokens(step.rows[some], tokens, counts if has_drafts else None, numbers)
+    rows = step.rows
+    if len(some) < len(ids):
+        column = array("i", rows)
+        rows, counts = int32_bytes([column[place] for place in some]), [counts[place] for place in some]
+    tokens = int64_bytes([*chain.from_iterable(sampled)])
+    return Tokens(rows, tokens, counts if has_drafts else None, places=numbers)
 
 
 def ends_of(
@@ -84,7 +119,9 @@ def ends_of(
 
     `ended`: the requests, each with its index in the step. `places`: as in Tokens.
     """
-    stops, errors, events = [], [], []
+    if not ended:
+        return (), (), []
+    stops, errors, events = list[tuple[int, str]](), list[tuple[int, str]](), []
     for in_step, request in ended:
         name = request.request_id
         reason = _REASONS.get(request.status.name, "error")
@@ -92,13 +129,14 @@ def ends_of(
         detail, code = "", None
         if reason == "stop":
             detail = "eos" if request.stop_reason is None else "token"
-            stops.append((place, detail))
+            if place is not None:
+                stops.append((place, detail))
         elif reason == "error":
             detail, code = request.status.name.lower(), ErrorCode.REQUEST_FAILED
-            errors.append((place, detail))
+            if place is not None:
+                errors.append((place, detail))
         events.append(ev.Finished(name, reason, detail, code))
-    known = [tuple((place, what) for place, what in found if place is not None) for found in (stops, errors)]
-    return known[0], known[1], events
+    return tuple(stops), tuple(errors), events
 
 
 def has_ended(live: VllmObject, name: str) -> bool:

@@ -3,9 +3,7 @@
 import heapq
 from collections.abc import Iterable
 
-import numpy as np
-
-from mmengine_vllm.columns import intp_array
+from mmengine_vllm.columns import int32_bytes
 from mmengine_vllm.entries import NO_ROW, Step
 
 
@@ -15,6 +13,7 @@ class Rows:
     def __init__(self, num_rows: int):
         self._of: dict[str, int] = {}
         self._free = list(range(num_rows))  # a heap
+        self.gone: list[int] = []  # rows that were taken since the last step was decided
         self._leaving: list[tuple[int, int]] = []  # (last step in flight that contains the row, row)
 
     def __contains__(self, name: str) -> bool:
@@ -27,10 +26,9 @@ class Rows:
         """Return a request's row, or NO_ROW."""
         return self._of.get(name, NO_ROW)
 
-    def rows_of(self, names: list[str]) -> np.ndarray:
-        """Return the rows of running requests, intp. Raises KeyError for a request that is not running."""
-        rows = self._of
-        return intp_array([rows[name] for name in names])
+    def rows_of(self, names: list[str]) -> bytes:
+        """Return the column of running requests' rows. Raises KeyError for a request that is not running."""
+        return int32_bytes(list(map(self._of.__getitem__, names)))
 
     def give(self, name: str) -> int:
         """Assign a row to a request. Raises IndexError if no row is free."""
@@ -44,6 +42,7 @@ class Rows:
         row = self._of.pop(name, NO_ROW)
         if row == NO_ROW:
             return
+        self.gone.append(row)
         for step in in_flight:
             if name in step.output.num_scheduled_tokens:
                 self._leaving.append((step.number, row))
@@ -57,3 +56,42 @@ class Rows:
                 if last <= number:
                     heapq.heappush(self._free, row)
             self._leaving = [each for each in self._leaving if each[0] > number]
+
+
+def find_row(column: bytes, row: int) -> int:
+    """Return a row's index in a column, or -1."""
+    number = int32_bytes((row,))
+    at = column.find(number)
+    while at % 4 and at > 0:
+        at = column.find(number, at + 1)
+    return at // 4
+
+
+class StepRows:
+    """Finds the column of a step's running rows. Most often this is the previous step's column without the
+    rows of requests that left.
+    """
+
+    def __init__(self, rows: Rows):
+        self._rows = rows
+        self._ids, self._column = list[str](), b""  # of the previous step
+
+    def column(self, running: list[str]) -> tuple[bytes, bool]:
+        """Return the column of `running`, and whether these requests are those of the previous step."""
+        if running == self._ids:
+            return self._column, True
+        ids, column = self._ids, self._column
+        if len(running) < len(ids) <= len(running) + len(self._rows.gone):
+            ids = ids.copy()
+            for row in self._rows.gone:
+                if (place := find_row(column, row)) >= 0:
+                    del ids[place]
+                    column = column[: place * 4] + column[place * 4 + 4 :]
+            if running == ids:
+                return column, False
+        return self._rows.rows_of(running), False
+
+    def decided(self, ids: list[str], column: bytes) -> None:
+        """Keep the decided step's requests and rows for the next step."""
+        self._ids, self._column = ids, column
+        self._rows.gone.clear()

@@ -11,6 +11,7 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
 from mmengine.replay.checked_log import CheckedLog
+from mmengine_vllm.columns import int64_bytes
 from mmengine_vllm.hooks import RecordsCalls
 from tests.project.code_size import sources
 from tests.vllm.fake_scheduler import EOS, FakeRequest, FakeScheduler, Status, run_output
@@ -182,7 +183,8 @@ def test_tokens_that_arrive_after_a_preemption_count(record):
         for name, request in scheduler.requests.items():
             if name not in recorder.rows and name not in output_names(flying):
                 late += len(request.tokens) > request.num_prompt_tokens
-                assert recorder.requests[name].chain == recorder.contents.begin(request.tokens, "")[1]
+                tokens = int64_bytes(request.tokens)
+                assert recorder.requests[name].chain == recorder.contents.begin(tokens, "")[1]
     assert late
 
 
