@@ -139,4 +139,7 @@ def _refuse_windows(fields: Fields, mixers: tuple[str, ...], windowed: bool) -> 
     window = fields.values.get("sliding_window")
     if fields.flag("use_sliding_window", False) or windowed and window is not None:
         shown = repr(window)[:60]
-        fields.fail(f"{fields.prefix}sliding_window {shown} needs sliding windows, which are not supported")
+        fields.fail(
+            f"{fields.prefix}sliding_window {shown} needs sliding windows, which only transformers' modules "
+            "support; set model_impl to transformers"
+        )

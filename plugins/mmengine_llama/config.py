@@ -56,7 +56,10 @@ def read_config(model: Path) -> ModelConfig:
     check_served(root, tuple(KINDS))
     kind = KINDS[next(name for name in root.values["architectures"] if name in KINDS)]
     if kind.window is not None and "sliding_window" not in root.values:
-        root.fail(f"sliding_window is missing and means {kind.window}; only null (no window) is supported")
+        root.fail(
+            f"sliding_window is missing and means {kind.window}, which only transformers' modules support; "
+            "set model_impl to transformers, or sliding_window to null"
+        )
     biased = kind.says_biases and root.flag("attention_bias", False)
     text = read_decoder(
         root,
