@@ -21,8 +21,9 @@ from mmengine.replay.rerun.fit import FittedCost, fit, held_out_error, non_negat
 from mmengine.replay.rerun.measurement import Watch
 from mmengine.replay.rerun.rerun import NoPrediction, read_changes, rerun
 from mmengine.replay.rerun.script import read_script
-from mmengine.replay.rerun.simulation import simulate
+from mmengine.replay.rerun.simulation import complete_script, simulate
 from mmengine.replay.rerun.step_times import fit_times
+from mmengine.replay.timeline import open_log
 from mmengine.simulation import Driver, Settings, SimRequest, Workload
 from mmengine.simulation.meter import Spread
 from mmengine.simulation.simulated_executor import CostModel
@@ -104,6 +105,19 @@ def test_steps_without_drafts_are_repeated(tmp_path):
     counts = [len(answer.tokens) - answer.runs[:, 1].sum() for answer in script.answers.values()]
     assert not any(counts), "each token belongs to a step"
     assert rerun(tmp_path / "log", {}, exact=False).again.numbers["steps"] == report.num_steps
+
+
+def test_chosen_drafts_are_not_chosen_again(tmp_path):
+    """A log has only the drafts that its scheduler chose. A simulated scheduler would drop some of them."""
+    report = simulated_log(tmp_path / "log", max_num_seqs=2, num_draft_tokens=3, draft_policy="all")
+    watch = Watch(open_log(tmp_path / "log").config, 70)
+    script = read_script(tmp_path / "log", watch.see)
+    times = fit_times(watch.measured.steps, overlaps=False)
+    script.config = msgspec.structs.replace(script.config, draft_policy="goodput")
+    repeated, notes = complete_script(script)
+    assert simulate(script, times, 0.6).estimate.numbers["steps"] > report.num_steps
+    assert simulate(repeated, times, 0.6).estimate.numbers["steps"] == report.num_steps
+    assert any("verifies the drafts" in note for note in notes)
 
 
 def test_the_fit_finds_the_costs(tmp_path):

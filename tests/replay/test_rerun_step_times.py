@@ -84,8 +84,8 @@ def test_an_arrival_delays_the_step_and_the_step_before():
     steps = steps_of(np.random.default_rng(1), 4000, arrival_ns=3_000_000)
     times = fit_times(steps, overlaps=False)
     for phase in (DURING, BEFORE):
-        assert np.median(times.delays_ns[phase]) == pytest.approx(3e6, rel=0.1)
-    assert not times.delays_ns[PLAIN].any()
+        for kind in (DECODE, PROMPT):
+            assert np.median(times.delays_ns[phase, kind]) == pytest.approx(3e6, rel=0.1)
     found = draw(steps, times)
     plain = np.array([time_of(step) for step in steps])[times.is_plain]
     assert np.median(found) == pytest.approx(np.median(plain), rel=0.05), "delays belong to no drawn step"
@@ -94,15 +94,55 @@ def test_an_arrival_delays_the_step_and_the_step_before():
     assert drawn.phase(1_000_000, 1_000_000) == BEFORE
     assert drawn.phase(1_000_000, 1_000_000 + round(times.lead_ns) + 1) == PLAIN
     assert drawn.delay_ns(PLAIN) == 0
-    for phase in (DURING, BEFORE):
-        found = [drawn.delay_ns(phase) for _ in range(2000)]
-        assert np.mean(found) == pytest.approx(3e6, rel=0.1)
+
+
+@pytest.mark.parametrize("slow_from", [2.0, 0.0])
+def test_delayed_steps_are_spread_like_the_logged_ones(slow_from):
+    """A delayed step has the deviations of one logged step, not those of two."""
+    steps = steps_of(np.random.default_rng(1), 4000, slow_from=slow_from, arrival_ns=500_000)
+    times = fit_times(steps, overlaps=False)
+    drawn = DrawnTimes(times, np.random.default_rng(0), overlaps=False)
+    found, logged = [], []
+    for step in steps:
+        time_ns = drawn.step_ns(step.work, step.end_ns)
+        if step.has_arrival and step.work.kind == PROMPT:
+            found.append(time_ns + drawn.delay_ns(DURING))
+            logged.append(time_of(step))
+    assert np.mean(found) == pytest.approx(np.mean(logged), rel=0.05)
+    assert np.std(found) == pytest.approx(np.std(logged), rel=0.25)
+
+
+def episodes_of(rng, count, length):
+    """Return steps of a machine that is twice as slow in every second episode of `length` steps."""
+    steps, now = [], 0
+    for number in range(count):
+        own_ns = NS[DECODE] * rng.lognormal(0, 0.1) * (1 + number // length % 2)
+        now += round(own_ns)
+        steps.append(TimedStep(work_of(DECODE, 4, 4), round(own_ns), 0, now))
+    return steps
+
+
+@pytest.mark.parametrize("length", [100, 500])
+def test_slow_episodes_stay_episodes(length):
+    """Steps after an idle time are as slow as the steps before."""
+    steps = episodes_of(np.random.default_rng(3), 8000, length)
+    drawn = DrawnTimes(fit_times(steps, overlaps=False), np.random.default_rng(0), overlaps=False)
+    now, times = 0, []
+    for number, step in enumerate(steps):
+        if number % 10 == 0:
+            drawn.begin()
+        times.append(drawn.step_ns(step.work, now))
+        now += times[-1]
+    sums = np.array(times).reshape(-1, length // 2).sum(axis=1)
+    logged = np.array([time_of(step) for step in steps]).reshape(-1, length // 2).sum(axis=1)
+    assert sums.std() > 0.7 * logged.std()
+    assert sums.mean() == pytest.approx(logged.mean(), rel=0.1)
 
 
 def test_few_arrivals_have_no_delay():
     steps = steps_of(np.random.default_rng(1), 100, arrival_ns=3_000_000)
     times = fit_times(steps, overlaps=False)
-    assert times.is_plain.all() and not np.concatenate(times.delays_ns).any() and not times.lead_ns
+    assert times.is_plain.all() and not times.delays_ns and not times.lead_ns
 
 
 def test_work_that_the_log_lacks_is_priced_by_similar_steps():

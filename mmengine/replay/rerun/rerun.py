@@ -25,7 +25,13 @@ from mmengine.replay.rerun.measurement import MAX_REQUESTS, Measured, PricedWatc
 from mmengine.replay.rerun.resampling import DrawnTimes
 from mmengine.replay.rerun.same_decisions import compare_decisions
 from mmengine.replay.rerun.script import Script, read_script
-from mmengine.replay.rerun.simulation import Estimate, complete_script, numbers_of, simulate
+from mmengine.replay.rerun.simulation import (
+    Estimate,
+    complete_script,
+    numbers_of,
+    simulate,
+    with_logged_drafts,
+)
 from mmengine.replay.rerun.step_times import StepTimes, fit_times
 from mmengine.replay.timeline import fold, open_log
 
@@ -115,6 +121,8 @@ def rerun(
     script, result.notes = _simulable(script, timeline.started)
     if same is not None and not changes:
         result.notes.append(f"the log's own decisions are not reproduced: {same.why}")
+    if config.draft_policy == logged.draft_policy:
+        config = with_logged_drafts(config)
     _simulate(result, script, config, measured, times, acceptance, progress)
     return result
 

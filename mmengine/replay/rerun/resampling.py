@@ -1,11 +1,14 @@
 """Draws the step times of a simulation from the steps of a log.
 
-A simulated step gets its ratio (to its fitted time, step_times.py) and its pause from a logged step of the
-same class. Consecutive simulated steps of a class use consecutive logged steps, because slow steps follow
-slow steps. After RUN steps, and when the engine was idle, a new logged step is drawn for each class. Two
-conditions limit the draw. The logged step is at about the simulation's time, because a machine's speed
-drifts. The logged engine had been busy for about as long, because a machine more often stops a process that
-has been busy for long. All steps that meet both conditions are equally likely.
+A machine is slow for seconds at a time, in which requests queue up. The slowness of a simulated step is the
+slowness at a place in the log. The place moves with the simulation. After a while, another place near the
+simulation's time is drawn.
+
+A simulated step gets its ratio (step_times.py) and its pause from a logged step of the same class.
+Consecutive simulated steps of a class use consecutive logged steps. After RUN steps, and when the engine was
+idle, a new logged step is drawn for each class. Two conditions limit the draw. The logged step is at about
+the simulation's time. The logged engine had been busy for about as long, because a machine more often stops a
+process that has been busy for long. All steps that meet both conditions are equally likely.
 """
 
 import numpy as np
@@ -14,9 +17,14 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-WINDOW = 16  # A run begins within this fraction of the log's steps before or after the simulation's time.
+# A run, and a place of the slowness, begin within this fraction of the log's steps before or after the
+# simulation's time.
+WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
+BLOCKS = 4  # Number of places that are drawn while the simulation passes a window.
+MAX_GAP_NS = 250_000_000  # A longer time between two steps is skipped when a place moves.
+LEAST = 0.5  # The least time of a delayed step, as a multiple of the usual time of such steps.
 BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples of the simulated busy time.
 
 
@@ -29,6 +37,9 @@ class DrawnTimes:
         self._times, self._rng, self._overlaps = times, rng, overlaps
         self._ratios_of = _Members(times, times.is_plain, rng)
         self._pauses_of = _Members(times, np.ones(len(times.ratios), bool), rng)
+        self._slowness = _Slowness(times, rng)
+        # The last step's kind, slowness, usual time and own time in ns.
+        self._last = 0, 1.0, 0.0, 0.0
         self._left = 0  # Number of steps left in the run.
         self._busy_ns = 0.0
 
@@ -48,8 +59,12 @@ class DrawnTimes:
                 members.begin(now_ns, self._busy_ns)
         self._left -= 1
         name = int(class_of(work.kind, work.num_rows, fitted))
-        ratio = times.ratios[self._ratios_of.like(name)]
-        return self._passed(fitted * ratio + times.pauses_ns[self._pauses_of.like(name)])
+        slowness = self._slowness.at(now_ns)
+        slow_ns = fitted * slowness
+        own_ns = slow_ns * times.ratios[self._ratios_of.like(name)]
+        usual = times.usual[self._ratios_of.nearest(name)]
+        self._last = work.kind, slowness, slow_ns * usual, own_ns
+        return self._passed(own_ns + times.pauses_ns[self._pauses_of.like(name)])
 
     def phase(self, step_ns: int, until_ns: int) -> int:
         """Return a step's phase (PLAIN, DURING or BEFORE) if the next request arrives `until_ns` after the
@@ -60,11 +75,15 @@ class DrawnTimes:
         return BEFORE if until_ns < step_ns + self._times.lead_ns else PLAIN
 
     def delay_ns(self, phase: int) -> int:
-        """Return the delay in ns of a step in this phase."""
-        if phase == PLAIN:
+        """Return the delay in ns of the step that was drawn last, if the step is in this phase. A delay
+        includes the deviation of the delayed step from the usual time, so it may be negative.
+        """
+        kind, slowness, usual_ns, own_ns = self._last
+        delays = self._times.delays_ns.get((phase, kind))
+        if delays is None:
             return 0
-        delays = self._times.delays_ns[phase]
-        return self._passed(delays[int(self._rng.integers(len(delays)))])
+        delay_ns = slowness * delays[int(self._rng.integers(len(delays)))]
+        return self._passed(max(usual_ns + delay_ns, LEAST * usual_ns) - own_ns)
 
     def host_ns(self, num_rows: int) -> int:
         """Return the engine's own time before a step in ns, or 0 if `step_ns` includes this time."""
@@ -98,15 +117,20 @@ class _Members:
 
     def like(self, name: int) -> int:
         """Return the run's next step of the class `name`, or of the most similar class."""
-        nearest = self._nearest.get(name)
-        if nearest is None:
-            nearest = self._nearest[name] = int(self._names[np.abs(self._names - name).argmin()])
+        nearest = self.nearest(name)
         steps = self._steps[nearest]
         index = self._next.get(nearest, len(steps))
         if index == len(steps):
             index = self._draw(steps)
         self._next[nearest] = index + 1
         return int(steps[index])
+
+    def nearest(self, name: int) -> int:
+        """Return the class `name`, or the most similar class that has steps."""
+        nearest = self._nearest.get(name)
+        if nearest is None:
+            nearest = self._nearest[name] = int(self._names[np.abs(self._names - name).argmin()])
+        return nearest
 
     def _draw(self, steps: np.ndarray) -> int:
         low, high = np.searchsorted(steps, (self._low, self._high)).tolist()
@@ -118,3 +142,29 @@ class _Members:
         if len(near) < MIN_PLACES:
             near = np.arange(high - low)
         return int(low + near[int(self._rng.integers(len(near)))])
+
+
+class _Slowness:
+    """The slowness at a place in the log that moves with the simulation."""
+
+    def __init__(self, times: StepTimes, rng: np.random.Generator):
+        self._times, self._rng = times, rng
+        self._reach = max(MIN_WINDOW, len(times.ratios) // WINDOW)
+        gaps_ns = np.diff(times.ends_ns, prepend=times.ends_ns[0])
+        self._clock_ns = np.cumsum(np.minimum(gaps_ns, MAX_GAP_NS))  # of the steps, without long gaps
+        self._left = 0  # number of steps up to the next place
+        self._ahead_ns = 0  # the place's clock minus the simulation's time
+
+    def at(self, now_ns: int) -> float:
+        """Return the slowness of a step that begins at `now_ns`."""
+        count = len(self._clock_ns)
+        if not self._left:
+            self._left = max(1, 2 * self._reach // BLOCKS)
+            center = int(np.searchsorted(self._times.ends_ns, now_ns))
+            low, high = max(0, center - self._reach), min(count, center + self._reach)
+            low = min(low, max(0, high - MIN_WINDOW))
+            place = int(self._rng.integers(low, max(high, low + 1)))
+            self._ahead_ns = int(self._clock_ns[min(place, count - 1)]) - now_ns
+        self._left -= 1
+        place = int(np.searchsorted(self._clock_ns, now_ns + self._ahead_ns))
+        return float(self._times.slowness[min(place, count - 1)])

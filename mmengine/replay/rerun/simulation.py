@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from mmengine.config import EngineConfig
 from mmengine.core.decide.request_checks import check_request
 from mmengine.core.executor import StepPlan
 from mmengine.core.state.request_state import request_of
@@ -22,6 +23,7 @@ from mmengine.replay.rerun.step_times import StepTimes
 from mmengine.simulation.meter import Meter
 
 TOGETHER_NS = 1_000_000  # The longest time between the records of observations that were seen together.
+CHOSEN = "goodput"  # The draft_policy with which the scheduler chooses among drafts.
 LATENCIES = ("ttft_ms", "inter_token_ms", "end_to_end_ms")
 
 
@@ -159,7 +161,18 @@ def complete_script(script: Script) -> tuple[Script, list[str]]:
         notes.append(f"{len(script.failed_steps)} steps failed in the log; none fails in the simulations")
     if any(isinstance(each.event, ev.Recovered) for each in observations):
         notes.append("the log contains a crash; the simulations do not")
-    return replace(script, observations=observations), notes
+    if script.config.draft_policy == CHOSEN:
+        notes.append("each request verifies the drafts that it verified in the log; no others are chosen")
+    return replace(script, observations=observations, config=with_logged_drafts(script.config)), notes
+
+
+def with_logged_drafts(config: EngineConfig) -> EngineConfig:
+    """Return the settings of a simulation that verifies the drafts that a log with these settings verified.
+    The log has only drafts that its scheduler chose, and a simulated scheduler would drop some of them.
+    """
+    if config.draft_policy != CHOSEN:
+        return config
+    return msgspec.structs.replace(config, draft_policy="all")
 
 
 def _refused(script: Script) -> tuple[set[str], str]:

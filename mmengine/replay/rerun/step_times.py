@@ -1,5 +1,6 @@
-"""Step times, fitted to a log's steps. A step's time is the fitted time of its work, multiplied by a ratio,
-plus a pause, plus a delay if a request arrives meanwhile. `resampling.py` draws these parts from the log.
+"""Step times, fitted to a log's steps. A step's time is the fitted time of its work, multiplied by the
+machine's slowness at that time and by a ratio, plus a pause. If a request arrives meanwhile, a delay replaces
+the ratio's deviation from its class. `resampling.py` draws these parts from the log.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ PLAIN, DURING, BEFORE = range(3)
 MIN_DELAYED = 20  # Minimum number of steps with an arrival from which delays are fitted.
 PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
 DECODE = KINDS.index("decode")
+SLOWNESS_STEPS = 32  # Number of consecutive steps whose median is the machine's slowness at their time.
 BEGUN_NS = 250_000_000  # Longer busy times of the engine count as this time.
 
 
@@ -39,11 +41,13 @@ class StepTimes:
     """The fitted costs, and for each step of the log, in order, how the step's time differs from its fitted
     time.
 
-    `classes`: the step's class; the steps of a class have the same kind and a similar size. `ratios`: the
-    step's own time as a multiple of its fitted time. `pauses_ns`: the step's pause. `busy_ns`: how long
-    the engine had been busy before the step, at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`:
-    whether no request was being prepared. `delays_ns`: quantiles of the delays in steps that are PLAIN,
-    DURING or BEFORE. `lead_ns`: the time before an arrival in which steps are BEFORE.
+    `classes`: the step's class; the steps of a class have the same kind and a similar size. `slowness`: how
+    slow the machine was around the step, as a multiple; it is 1 for the median step. `ratios`: the step's own
+    time as a multiple of its fitted time and this slowness. `usual`: for each class, the mean ratio of its
+    plain steps. `pauses_ns`: the step's pause. `busy_ns`: how long the engine had been busy before the step,
+    at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
+    `delays_ns`: maps a phase (DURING or BEFORE) and a kind of steps to the delays of such steps, divided by
+    the slowness. `lead_ns`: the time before an arrival in which steps are BEFORE.
 
     `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
     device times; without overlap, they compare the sums of device and host times.
@@ -51,12 +55,14 @@ class StepTimes:
 
     cost: FittedCost
     classes: np.ndarray
+    slowness: np.ndarray
     ratios: np.ndarray
+    usual: dict[int, float]
     pauses_ns: np.ndarray
     busy_ns: np.ndarray
     ends_ns: np.ndarray
     is_plain: np.ndarray
-    delays_ns: tuple[np.ndarray, ...]
+    delays_ns: dict[tuple[int, int], np.ndarray]
     lead_ns: float
     overlaps: bool
 
@@ -73,20 +79,29 @@ def fit_times(steps: list[TimedStep], *, overlaps: bool) -> StepTimes:
     own_ns, fitted_ns = own_times(steps, cost, overlaps=overlaps)
     pauses_ns = np.array([each.pause_ns for each in steps], np.float64)
     phases = _phases(steps, overlaps)
-    is_plain = phases == PLAIN
     kinds, rows = np.array([(each.work.kind, each.work.num_rows) for each in steps]).T
     classes = class_of(kinds, rows, fitted_ns)
-    delays_ns: tuple[np.ndarray, ...] = (np.zeros(1),) * 3
-    lead_ns = 0.0
-    if (phases == DURING).sum() >= MIN_DELAYED and is_plain.sum() >= MIN_DELAYED:
-        delays_ns = _delays(own_ns, fitted_ns, classes, phases)
-        lead_ns = float(np.median((own_ns + pauses_ns)[phases == DURING]))
-    else:
+    is_plain = phases == PLAIN
+    has_delays = (phases == DURING).sum() >= MIN_DELAYED and is_plain.sum() >= MIN_DELAYED
+    if not has_delays:
         is_plain = np.ones(len(steps), bool)
+    slowness = _slowness(own_ns / fitted_ns, classes, is_plain)
+    ratios = own_ns / (fitted_ns * slowness)
+    usual = {
+        int(name): float(ratios[is_plain & (classes == name)].mean()) for name in np.unique(classes[is_plain])
+    }
+    delays_ns: dict[tuple[int, int], np.ndarray] = {}
+    lead_ns = 0.0
+    if has_delays:
+        expected = np.array([usual.get(name, np.nan) for name in classes.tolist()])
+        delays_ns = _delays(fitted_ns * (ratios - expected), kinds, phases)
+        lead_ns = float(np.median((own_ns + pauses_ns)[phases == DURING]))
     return StepTimes(
         cost,
         classes,
-        own_ns / fitted_ns,
+        slowness,
+        ratios,
+        usual,
         pauses_ns,
         _busy_times(steps, own_ns + pauses_ns),
         np.array([each.end_ns for each in steps]),
@@ -130,28 +145,38 @@ def _phases(steps: list[TimedStep], overlaps: bool) -> np.ndarray:
     return np.where(arrived, DURING, np.where(follows, BEFORE, PLAIN))
 
 
-def _delays(
-    own_ns: np.ndarray, fitted_ns: np.ndarray, classes: np.ndarray, phases: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """Return the quantiles of the delays: by how much the quantiles of delayed steps' times are above those
-    of PLAIN steps. Each delayed step is compared with the nearest PLAIN step of its class.
+def _slowness(ratios: np.ndarray, classes: np.ndarray, is_plain: np.ndarray) -> np.ndarray:
+    """Return how slow the machine was around each step: the median over SLOWNESS_STEPS consecutive plain
+    steps, each compared with the median of its class.
     """
-    delays = [np.zeros(1)] * 3
-    plain_ns = np.full(len(own_ns), np.nan)
-    for name in np.unique(classes[phases == PLAIN]):
-        plain = np.flatnonzero((classes == name) & (phases == PLAIN))
-        steps = np.flatnonzero(classes == name)
-        after = np.minimum(np.searchsorted(plain, steps), len(plain) - 1)
-        before = np.maximum(after - 1, 0)
-        is_before = steps - plain[before] < np.abs(plain[after] - steps)
-        nearest = plain[np.where(is_before, before, after)]
-        plain_ns[steps] = fitted_ns[steps] * own_ns[nearest] / fitted_ns[nearest]
+    plain = np.flatnonzero(is_plain)
+    relative = ratios[plain].copy()
+    for name in np.unique(classes[plain]):
+        these = classes[plain] == name
+        relative[these] /= np.median(relative[these])
+    parts = np.array_split(relative, max(1, len(plain) // SLOWNESS_STEPS))
+    slowness = np.array([np.median(part) for part in parts])
+    lasts = plain[np.cumsum([len(part) for part in parts]) - 1]
+    part = np.minimum(np.searchsorted(lasts, np.arange(len(ratios))), len(parts) - 1)
+    return np.asarray(slowness[part])
+
+
+def _delays(
+    delays_ns: np.ndarray, kinds: np.ndarray, phases: np.ndarray
+) -> dict[tuple[int, int], np.ndarray]:
+    """Return the known delays of the steps of each phase and kind. A kind with fewer than MIN_DELAYED such
+    steps has the delays of all kinds.
+    """
+    found: dict[tuple[int, int], np.ndarray] = {}
+    is_known = ~np.isnan(delays_ns)
     for phase in (DURING, BEFORE):
-        these = (phases == phase) & ~np.isnan(plain_ns)
-        if these.sum() >= MIN_DELAYED:
-            excess_ns = np.sort((own_ns - fitted_ns)[these])
-            delays[phase] = excess_ns - np.sort((plain_ns - fitted_ns)[these])
-    return tuple(delays)
+        every = delays_ns[is_known & (phases == phase)]
+        if len(every) < MIN_DELAYED:
+            continue
+        for kind in range(len(KINDS)):
+            these = delays_ns[is_known & (phases == phase) & (kinds == kind)]
+            found[phase, kind] = these if len(these) >= MIN_DELAYED else every
+    return found
 
 
 def _busy_times(steps: list[TimedStep], lengths_ns: np.ndarray) -> np.ndarray:
