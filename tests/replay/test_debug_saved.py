@@ -5,6 +5,7 @@ within their limit.
 import gc
 import random
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,10 @@ from tests.core.small_engine import settings_of
 from tests.core.workloads import small_request
 from tests.replay.runs import busy_run, session_run
 
+RECORDINGS = Path(__file__).parent / "recordings"
+VLLM = [
+    RECORDINGS / name for name in ("vllm_032_priority", "vllm_033_async_priority", "vllm_033_async_eagle")
+]
 RUNS = {
     "mixed": {"mixed": True},
     "swapped": {"seed": 1, "swap_blocks": 12},
@@ -83,6 +88,25 @@ def test_each_saved_state_equals_the_state_of_a_plain_fold(kind, tmp_path, monke
     check_marks(random.Random(0).sample(again.all, len(again.all)), expected)
     monkeypatch.setattr(request_table, "MAX_DECODED_BYTES", 0)
     check_marks(open_debugger(folder).navigator.marks.all, expected)
+
+
+@pytest.mark.parametrize("folder", VLLM, ids=lambda folder: folder.name)
+def test_the_states_of_a_vllm_log_are_packed(folder, tmp_path, monkeypatch):
+    """Each saved state equals the state of a plain fold, and so do the states that follow from it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(navigator, "MIN_RECORDS", 50)
+    read, expected = read_to_end(folder, every=8), folded(folder)
+    assert len(read.marks.all) > 5 and all(isinstance(each.saved, PackedState) for each in read.marks.all)
+    read.keep()
+    again = open_debugger(folder).navigator
+    assert len(again.marks.all) == len(read.marks.all)
+    check_marks(again.marks.all, expected)
+    for mark in again.marks.all:
+        again.go(again.first)
+        for cursor in again.walk(mark.position):
+            if cursor.record is not None:
+                state = state_digest(cursor.state), values_of(cursor.state)
+                assert state == expected[cursor.position], (mark.position, cursor.position)
 
 
 def test_a_waiting_request_is_stored_once(tmp_path):
@@ -182,4 +206,4 @@ def test_damaged_requests_are_refused():
     with pytest.raises(CorruptLog, match="40 saved requests were found instead of 41"):
         RequestTable([Chunk(0, 41, chunk.data)]).take([0], state)
     with pytest.raises(CorruptLog, match="cannot be unpacked"):
-        LiveRequests(table).restore(b"\x28\xb5\x2f\xfd", state)
+        LiveRequests(table, settings_of()).restore(b"\x28\xb5\x2f\xfd", state)

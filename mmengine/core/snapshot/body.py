@@ -70,6 +70,7 @@ class Step(msgspec.Struct, array_like=True):
     draft_level: int = NO_DRAFTERS
     part_of: str = ""
     kept: Annotated[tuple[bytes, ...], TRIPLES] = ()
+    num_drafts: Annotated[bytes | None, INTS_OR_NONE] = None
 
 
 class Pool(msgspec.Struct, array_like=True):

@@ -8,7 +8,7 @@ from mmengine.core.snapshot.body import NAMES, PLAIN, Adapters, Body, Known, Poo
 from mmengine.core.snapshot.field_forms import array, as_rows, fill_fields
 from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.flight import Flight
-from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of, request_of
+from mmengine.core.state.request_state import NO_ROW, RequestState, request_of
 from mmengine.core.state.sessions import SessionState
 from mmengine.core.state.state import State
 from mmengine.encoder_cache.cache import EncoderCache
@@ -116,7 +116,7 @@ def request_state_of(state: State, saved: Known, request: Request | None = None)
         without=("queued", "outputs"),
         request=request,
         tokens=np.concatenate((request.prompt_token_ids, array(saved.outputs))),
-        media_keys=media_keys_of(request),
+        media_keys=state.media_keys_of(request),
     )
     state.weigh_media(req_state)
     return req_state

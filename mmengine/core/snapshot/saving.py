@@ -62,7 +62,7 @@ def body_without_requests(state: State, started: ev.Started, sequence: int) -> B
         names={name: tuple(getattr(state, name)) for name in NAMES},
         suspects=tuple(state.suspects),
         columns={name: getattr(state, name).tobytes() for name in COLUMNS},
-        tokens=tuple((row, _row_tokens(state, row)) for row in state.running.tolist()),
+        tokens=_tokens_of(state, started),
         tables=tuple((row, state.block_table[row, : state.num_blocks[row]].tobytes()) for row in held),
         requests=(),
         open=_step_of(state, state.open_step(), place_of),
@@ -118,6 +118,19 @@ def _states_of(state: State) -> States:
     rows = {name: getattr(state, name).tobytes() for name in STATE_COLUMNS}
     held, content, block, used = (column.tobytes() for column in state.states.columns())
     return States(rows, held, content, block, used, state.states.clock)
+
+
+def _tokens_of(state: State, started: ev.Started) -> tuple[tuple[int, bytes], ...]:
+    """Return (row, token ids) for the rows that have tokens.
+
+    vLLM's asynchronous scheduler reads tokens of a row that its request does not know yet or any more.
+    """
+    if not started.host or state.config.max_in_flight == 1:
+        return tuple((row, _row_tokens(state, row)) for row in state.running.tolist())
+    rows, places = np.nonzero(state.token_ids)
+    ends = np.zeros(len(state.token_ids), np.int64)
+    np.maximum.at(ends, rows, places + 1)
+    return tuple((row, state.token_ids[row, : ends[row]].tobytes()) for row in np.flatnonzero(ends).tolist())
 
 
 def _row_tokens(state: State, row: int) -> bytes:

@@ -71,7 +71,7 @@ def restore(data: bytes) -> tuple[State, Body]:
 def filled(body: Body) -> State:
     """Return the state that a body describes. Raises CorruptLog if the body is invalid."""
     with _naming_contradictions():
-        state = _unfilled(body)
+        state = _unfilled(body, _config_of(body.started))
         fill(state, body)
         digest = state_digest(state)
     if digest != body.digest:
@@ -79,20 +79,20 @@ def filled(body: Body) -> State:
     return state
 
 
-def filled_around(body: Body, live: Callable[[State], Live]) -> State:
-    """Return the state that a body without requests and digest describes. `live`: a function that returns the
-    state's live requests and the waiting ones among them, each in order. Raises CorruptLog if the body is
-    invalid.
+def filled_around(body: Body, config: EngineConfig, live: Callable[[State], Live]) -> State:
+    """Return the state that a body without requests and digest describes. `config`: the state's settings.
+    `live`: a function that returns the state's live requests and the waiting ones among them, each in order.
+    Raises CorruptLog if the body is invalid.
     """
     with _naming_contradictions():
-        state = _unfilled(body)
+        state = _unfilled(body, config)
         state.grammar_slots.restore(body.grammar_slots)
         fill_around(state, body, *live(state))
     return state
 
 
-def _unfilled(body: Body) -> State:
-    state = State(_config_of(body.started))
+def _unfilled(body: Body, config: EngineConfig) -> State:
+    state = State(config)
     state.constants = body.started.constants
     return state
 

@@ -162,12 +162,13 @@ class State(Columns[np.ndarray]):
         tokens = request.prompt_token_ids
         if len(request.outputs):
             tokens = np.concatenate((tokens, request.outputs))
-        state = RequestState(request, self.num_arrived, tokens, self._media_keys(request))
+        state = RequestState(request, self.num_arrived, tokens, self.media_keys_of(request))
         self.weigh_media(state)
         self.num_arrived += 1
         return state
 
-    def _media_keys(self, request: Request) -> tuple[bytes, ...]:
+    def media_keys_of(self, request: Request) -> tuple[bytes, ...]:
+        """Return the key in the encoder cache for each media item of the request."""
         if self.constants.salts_media:
             return media_keys_of(request)
         return tuple(item.mm_hash for item in request.media)

@@ -6,10 +6,8 @@ A position is the number of a record. The state at a position is the state befor
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mmengine.config import EngineConfig
 from mmengine.core.fold.evolve import evolve
 from mmengine.core.state.state import State
-from mmengine.errors import ConfigError
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
 from mmengine.events.segment import segment_paths
@@ -81,12 +79,11 @@ class Navigator:
         self.folder, self.progress = folder, progress
         self.log = CheckedLog(folder, findings=findings)
         self.findings, self.started, self.config = self.log.findings, self.log.started, self.log.config
-        self._can_pack = not self.log.started.host and _is_resolved(self.config)
         self._file = RecordFile(segment_paths(folder))
         self._base: PackedState | None = None  # the copy against which the next copies are compressed
         state = self.log.first_state()
         self.first = self.log.begins_after + 1
-        requests = LiveRequests(RequestTable())
+        requests = LiveRequests(RequestTable(), self.config)
         saved = self._saved(state, self.first, requests)
         self.marks = Marks(Mark(self.first, state.step, 0, 0, 0, saved), requests, max_bytes)
         self.end: int | None = None  # The position after the last record, or None while it is unknown.
@@ -94,9 +91,8 @@ class Navigator:
         self._frontier = self.first  # All records before this position have been read.
         self._kept = KeptStates(folder, self.started, self.first)
         self._num_kept = 1
-        if self._can_pack:
-            self.arrivals, self._frontier = self._kept.load(self.marks, self._records_from)
-            self._num_kept = len(self.marks.all)
+        self.arrivals, self._frontier = self._kept.load(self.marks, self._records_from)
+        self._num_kept = len(self.marks.all)
         self.cursor = self._cursor_at(self.marks.all[0], state)
 
     @property
@@ -114,7 +110,7 @@ class Navigator:
     def keep(self) -> None:
         """Keep the saved states of a long log in the user's cache, if there are new ones."""
         last = self.marks.last
-        if self.findings or not self._can_pack or len(self.marks.all) == self._num_kept:
+        if self.findings or len(self.marks.all) == self._num_kept:
             return
         record = next(self._records_from(last), None)
         if last.position - self.first >= MIN_RECORDS and record is not None:
@@ -174,7 +170,7 @@ class Navigator:
         num_unsaved = record.sequence - self.marks.last.position
         every = self.marks.every_records
         is_good = isinstance(event, ev.Checkpoint) or num_unsaved >= 2 * every
-        if num_unsaved >= every and is_good and not cursor.state.step_fetched:
+        if num_unsaved >= every and is_good and _is_packable(cursor.state):
             saved = self._saved(cursor.state, record.sequence, self.marks.requests)
             clock_ns = cursor.time_ns - record.mono_ns
             place = record.step, cursor.time_ns, clock_ns, record.offset
@@ -182,7 +178,7 @@ class Navigator:
 
     def _saved(self, state: State, position: int, requests: LiveRequests) -> SavedState:
         # If a broken build's decisions led to the state, a snapshot may not be able to hold the state.
-        if self._can_pack and not self.findings:
+        if not self.findings:
             copy = PackedState.of(state, self.started, position, requests, self._base)
             if copy.base is None and self._base is not None:
                 self._base.unpacked_base = b""
@@ -198,10 +194,8 @@ class Navigator:
         return Cursor(self.log.resumed(records, state, mark.position), state, clock, mark.position)
 
 
-def _is_resolved(config: EngineConfig) -> bool:
-    """Return whether a snapshot can hold a state with these settings."""
-    try:
-        config.check_resolved()
-    except ConfigError:
-        return False
-    return True
+def _is_packable(state: State) -> bool:
+    """Return whether a snapshot can hold everything that the next records need: neither blocks that arrive
+    from a block store, nor tokens that vLLM's asynchronous scheduler computed before a preemption.
+    """
+    return not state.step_fetched and not state.stale and not state.stopped

@@ -1,5 +1,5 @@
-"""A copy of the objects of a state that a snapshot cannot hold. For example, vLLM's rules add data to a state
-that do not fit into a snapshot.
+"""A copy of the objects of a state. Decisions that break a rule may lead to a state that a snapshot cannot
+hold.
 """
 
 from copy import deepcopy

@@ -127,7 +127,8 @@ class KeptStates:
             kept = msgspec.msgpack.decode(body, type=_Kept)
         except (OSError, msgspec.DecodeError):
             return nothing
-        requests, states = LiveRequests(RequestTable(kept.requests)), list[PackedState]()
+        requests = LiveRequests(RequestTable(kept.requests), marks.requests.config)
+        states: list[PackedState] = []
         for each in kept.states:
             base = states[each.base] if each.base >= 0 else None
             states.append(PackedState(each.data, each.live, requests, base))

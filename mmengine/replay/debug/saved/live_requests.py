@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from mmengine.config import EngineConfig
 from mmengine.core.snapshot.body import Known
 from mmengine.core.snapshot.restoring import request_state_of
 from mmengine.core.snapshot.saving import known_of
@@ -63,10 +64,12 @@ class _Stored(NamedTuple):
 
 
 class LiveRequests:
-    """Describes states' live requests, and returns the requests that a description names."""
+    """Describes states' live requests, and returns the requests that a description names. `config`: the
+    states' settings.
+    """
 
-    def __init__(self, table: RequestTable):
-        self.table = table
+    def __init__(self, table: RequestTable, config: EngineConfig):
+        self.table, self.config = table, config
         self._stored: dict[str, _Stored] = {}  # the live requests of the state that was described last
 
     def describe(self, state: State) -> bytes:

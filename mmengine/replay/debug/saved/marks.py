@@ -11,7 +11,7 @@ from mmengine.core.state.state import State
 from mmengine.replay.debug.saved.live_requests import LiveRequests
 from mmengine.replay.debug.saved.packed_state import PackedState
 
-EVERY_RECORDS = 1024  # Minimum number of records between two copies.
+EVERY_RECORDS = 512  # Minimum number of records between two copies.
 MAX_BYTES = 256 * 2**20  # Default maximum size of all copies.
 
 

@@ -69,4 +69,7 @@ class PackedState:
         except msgspec.DecodeError as error:
             raise CorruptLog(f"a saved state cannot be read: {error}") from None
         with paused_collection():  # A long queue has thousands of objects.
-            return snapshot.filled_around(body, lambda state: self.requests.restore(self.live, state))
+            requests = self.requests
+            return snapshot.filled_around(
+                body, requests.config, lambda state: requests.restore(self.live, state)
+            )

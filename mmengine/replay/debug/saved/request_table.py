@@ -21,7 +21,7 @@ from mmengine.replay.debug.saved.compression import compress, decompress
 
 CHUNK_REQUESTS = 64  # Maximum number of requests that are compressed together.
 CHUNK_BYTES = 2**20  # A chunk that has this size gets no further request.
-MAX_DECODED_BYTES = 128 * 2**20  # Maximum size of the unpacked requests that are kept in memory.
+MAX_DECODED_BYTES = 256 * 2**20  # Maximum size of the unpacked requests that are kept in memory.
 OBJECT_BYTES = 2048  # Assumed size of an unpacked request, in addition to its content.
 ENTRY_BYTES = 128  # Size in memory of a request's digest and number.
 
