@@ -40,11 +40,12 @@ Layers = dict[tuple[str, str], list[PackedLinear]]  # Keyed by instruction set a
 def main(
     kinds: Annotated[str, typer.Option(help="Types, separated by commas.")] = ",".join(sorted(BLOCKS)),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    only: Annotated[str, typer.Option(help="Instruction sets, separated by commas.")] = "",
     out: Annotated[Path, typer.Option(help="Markdown file for the table.")] = RESULTS,
 ) -> None:
     """Measure on this machine."""
     torch.set_num_threads(1)
-    isas = [isa for isa in usable_isas()[::-1] if isa != "amx"]
+    isas = [isa for isa in usable_isas()[::-1] if not only or isa in only.split(",")]
     head = ("type", "instruction set", "dtype", "held as", *(f"{rows} rows" for rows in ROWS))
     table = Table("ms of CPU time for 100 million weights", head)
     for kind in kinds.split(","):
@@ -60,7 +61,7 @@ def main(
 
 
 def _dtype(isa: str) -> torch.dtype:
-    return torch.bfloat16 if isa == "avx512_bf16" else torch.float32
+    return torch.bfloat16 if isa in ("avx512_bf16", "amx") else torch.float32
 
 
 def _dtype_name(isa: str) -> str:
@@ -74,6 +75,8 @@ def _layers(kind: str, isas: list[str]) -> Layers:
     made: dict[tuple[str, str], Callable[[], PackedLinear]] = {}
     for isa in isas:
         library, dtype = open_isa(isa), _dtype(isa)
+        if isa == "amx" and not library.mm_allow_amx():
+            raise RuntimeError("this process may not use AMX")
 
         def pack(weight: Callable[[], AnyWeight], library=library) -> Callable[[], PackedLinear]:
             return lambda: PackedLinear(library, weight())

@@ -38,8 +38,8 @@ class ChunkedBlocks:
 
 
 def multiplies_blocks(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
-    """Return whether layers of this dtype may have ChunkedBlocks: float32 without AMX, and bfloat16 with
-    AVX-512's bfloat16 instructions but without AMX.
+    """Return whether layers of this dtype may have ChunkedBlocks: always in float32, in bfloat16 with
+    AVX-512's bfloat16 instructions.
     """
     return dtype in DTYPES and bool(library.mm_linear_blocks(DTYPES[dtype]))
 

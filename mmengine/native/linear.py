@@ -173,7 +173,8 @@ class PackedLinear:
     bfloat16(code * scale). An INT8 or INT4 layer scales the sum of each group in float32; on a CPU with AMX
     it instead rounds the decoded weights to bfloat16, as an FP8 layer does. With `int8_rows`, y has the same
     bits on every CPU. A float32 layer with ChunkedBlocks gives the same bits as one with the decoded weights,
-    and a bfloat16 layer scales sums as an INT8 layer does. With `gate_up` all blocks must have the same type.
+    and a bfloat16 layer scales sums, or with AMX rounds weights, as an INT8 layer does. With `gate_up` all
+    blocks must have the same type.
 
     Raises ValueError for shapes and dtypes that do not fit, and MemoryError when scratch memory for bfloat16
     rows cannot be allocated.

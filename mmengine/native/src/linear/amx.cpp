@@ -1,4 +1,5 @@
 // bfloat16 with AMX: tiles of 16 rows of x by 16 columns of w, 32 values of k at a time.
+#include "linear/blocks_amx.h"
 #include "linear/codes_amx.h"
 #include "linear/int8.h"
 #include "linear/job.h"
@@ -143,6 +144,7 @@ void run_few_codes(const LinearJob& job, const char* x, int row0, int rows, cons
     const char* from = job.panel(panel);
     Turns<TILES> turns = {x, job.steps() * 1024, share.room};
     zero_tiles<TILES>();
+    if (linear.form == MM_BLOCKS) decode_blocks(block_type_of(linear, panel), from, 0, job.steps(), turns);
     for (int group = 0; group < job.groups(); ++group, from += group_bytes(linear)) decode_group(linear, from, turns);
     turns.multiply_last();
     store_tiles<TILES>(sums);
@@ -169,19 +171,26 @@ void run_few(const LinearJob& job, const char* x, int row0, int rows, const Shar
 constexpr int kPiece = 8;
 constexpr int kMostRows = 512;
 
+bool is_decoded(const mm_linear& linear) { return linear.group || linear.form == MM_BLOCKS; }
+
 // Returns the number of steps in a piece: kPiece, rounded down to whole groups of codes.
 int64_t piece_steps(const mm_linear& linear) {
   const int64_t of_group = linear.group ? linear.group / kStep : 1;
   return kPiece / of_group * of_group;
 }
 
-// Returns `steps` steps of a panel from `step` on; codes are decoded to `room`.
-const char* weights(const LinearJob& job, const char* panel, int64_t step, int64_t steps, char* room) {
+// Returns `steps` steps of a panel from `step` on; codes and blocks are decoded to `room`.
+const char* weights(const LinearJob& job, int index, int64_t step, int64_t steps, char* room) {
   const mm_linear& linear = *job.linear;
-  if (!linear.group) return panel + step * 2048;
+  const char* panel = job.panel(index);
+  if (!is_decoded(linear)) return panel + step * 2048;
+  Whole whole = {room};
+  if (linear.form == MM_BLOCKS) {
+    decode_blocks(block_type_of(linear, index), panel, step, step + steps, whole);
+    return room;
+  }
   const int64_t steps_of_group = linear.group / kStep;
   const char* group = panel + step / steps_of_group * group_bytes(linear);
-  Whole whole = {room};
   for (int64_t done = 0; done < steps; done += steps_of_group, group += group_bytes(linear))
     decode_group(linear, group, whole);
   return room;
@@ -190,13 +199,13 @@ const char* weights(const LinearJob& job, const char* panel, int64_t step, int64
 void run_many(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[kMostRows * kPanel];
   int64_t steps = job.steps(), most = piece_steps(*job.linear);
-  int blocks = (int)ceil_div(rows, 32), lines = job.linear->group ? 0 : (int)ceil_div(32, blocks);  // decoders prefetch
+  int blocks = (int)ceil_div(rows, 32), lines = is_decoded(*job.linear) ? 0 : (int)ceil_div(32, blocks);  // decoders prefetch
   configure(16, 16);
   for (int panel = share.panel0; panel < share.panel1; ++panel) {
     const char* next = job.panel(panel + 1);
     for (int64_t step = 0; step < steps; step += most) {
       int64_t piece = steps - step < most ? steps - step : most;
-      const char* w = weights(job, job.panel(panel), step, piece, share.room);
+      const char* w = weights(job, panel, step, piece, share.room);
       for (int i = 0; i < blocks; ++i) {
         int left = rows - i * 32 < 32 ? rows - i * 32 : 32;
         Block block = {x + (i * 2 * steps + step) * 1024,      steps * 1024, w, piece, sums + i * 32 * kPanel,
@@ -218,7 +227,9 @@ int64_t linear_scratch_bytes(const LinearJob& job) {
   return ceil_div(job.m, 16) * job.steps() * 1024;
 }
 
-int64_t linear_thread_bytes(const LinearJob& job) { return job.linear->group ? piece_steps(*job.linear) * 2048 : 0; }
+int64_t linear_thread_bytes(const LinearJob& job) {
+  return is_decoded(*job.linear) ? piece_steps(*job.linear) * 2048 : 0;
+}
 
 void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1) {
   if (job.linear->x_form) return int8_prepare(job, scratch, row0, row1);
@@ -245,7 +256,7 @@ void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& sha
       continue;
     }
     configure(rows < 16 ? rows : 16, rows > 16 ? rows - 16 : 0);
-    const auto few = !job.linear->group ? run_few : rows > 16 ? run_few_codes<2> : run_few_codes<1>;
+    const auto few = !is_decoded(*job.linear) ? run_few : rows > 16 ? run_few_codes<2> : run_few_codes<1>;
     few(job, x, row, rows, share);
   }
   _tile_release();

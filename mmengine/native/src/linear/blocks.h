@@ -18,7 +18,7 @@
 // a pair of bfloat16 numbers by one lookup. The fields of a word belong to consecutive pairs. The last bits of the
 // halves together hold the chunk's last pairs. Q8_0's codes are stored as sign and magnitude. The kernels multiply the
 // numbers code - offset, which bfloat16 represents exactly, and scale each group's sum in float32; a minimum multiplies
-// the sum of the group's x.
+// the sum of the group's x. With AMX they scale the numbers instead (linear/blocks_amx.h).
 #pragma once
 
 #include <cstdint>
@@ -98,14 +98,12 @@ void block_encode_column(const mm_linear& linear, int type, const uint8_t* row, 
 // Unpacks a column of a panel to k weights, with plain C++: the reference for the kernels.
 void block_decode_column(const mm_linear& linear, int type, const char* panel, int column, float* out);
 
-#if !defined(__AMX_BF16__)
 // Decodes values [t, t + count) of k to a float32 panel [count][32]. t and count are multiples of the type's span, or
 // parts of a block in steps of 32.
 void block_decode(int type, const char* panel, int64_t t, int64_t count, float* tile);
 
 // Multiplies a row with a panel: c [32] = x [k] * panel.
 void block_multiply_row(int type, const char* panel, const float* x, int64_t k, float* c);
-#endif
 
 // Calls Kernel<TYPE>::run for a panel's type.
 template <template <int> class Kernel, class... Values>

@@ -1,8 +1,6 @@
 // Multiplies float32 rows with blocks, or decodes blocks, with AVX2, which CPUs with AVX-512 use too.
 #include "linear/blocks.h"
 
-#if !defined(__AMX_BF16__)
-
 #include "linear/blocks_avx2.h"
 
 namespace mm {
@@ -80,5 +78,3 @@ void block_multiply_row(int type, const char* panel, const float* x, int64_t k, 
 }
 
 }  // namespace mm
-
-#endif

@@ -4,8 +4,6 @@
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
-#include <utility>
-
 #include "linear/block.h"
 #include "linear/blocks_bf16.h"
 

@@ -2,6 +2,8 @@
 // numbers, and computes the scales of its groups.
 #pragma once
 
+#include <utility>
+
 #include "linear/blocks.h"
 #include "linear/codes.h"
 
@@ -54,13 +56,19 @@ struct PairDecoder {
     constexpr int in_chunk = P % kPairs;
     words += P / kPairs * F.words() * 128;
     if constexpr (in_chunk >= kWhole) {
-      return looked_up(leftover<in_chunk - kWhole>(words, std::make_integer_sequence<int, F.words()>()));
+      return looked_up(leftover_codes<in_chunk>(words));
     } else {
       constexpr int place = in_chunk % F.pair_fields();
       const __m512i word = load_as<__m512i>(words + in_chunk / F.pair_fields() * 128);
       if constexpr (F.bits == 8) return from_bytes<place>(word);
       return looked_up(place ? _mm512_srli_epi16(word, place * F.bits) : word);
     }
+  }
+
+  // Returns the codes of pair P, whose bits are after the whole fields of a chunk. `words`: the chunk's.
+  template <int P>
+  MM_INLINE_MEMBER static __m512i leftover_codes(const char* words) {
+    return leftover<P % kPairs - kWhole>(words, std::make_integer_sequence<int, F.words()>());
   }
 
  private:

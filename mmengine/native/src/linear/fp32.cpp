@@ -116,7 +116,6 @@ int run_wide(const LinearJob& job, const Share& share) {
   return panel;
 }
 
-#if !defined(__AMX_BF16__)
 constexpr int64_t kDecoded = 128;  // values of k whose decoded weights stay in the first-level cache
 
 // Multiplies the rows with a panel of blocks, which are decoded piece by piece, or in registers for a single row.
@@ -141,12 +140,9 @@ void run_blocks(const LinearJob& job, const Share& share) {
     linear_store(job, sums, kPanel, share.row0, rows, panel);
   }
 }
-#endif
 
 void run_rows(const LinearJob& job, const Share& share) {
-#if !defined(__AMX_BF16__)
   if (job.linear->form == MM_BLOCKS) return run_blocks(job, share);
-#endif
   alignas(64) float sums[kMostRows * kPanel];
   int rows = share.row1 - share.row0, k = job.linear->k, panel = share.panel0;
   if (rows <= kTall && k <= kPiece * 2) panel = run_wide(job, share);

@@ -100,10 +100,7 @@ int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stri
 }
 
 int32_t mm_linear_blocks(int32_t dtype) {
-#if defined(__AMX_BF16__)
-  (void)dtype;
-  return 0;
-#elif defined(__AVX512BF16__)
+#if defined(__AVX512BF16__)
   (void)dtype;
   return 1;
 #else
