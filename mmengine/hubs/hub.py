@@ -35,7 +35,8 @@ class Hub(Protocol):
         """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
     def list_files(self, *, folders: bool = False) -> Mapping[str, HubFile]:
-        """Return the files in the model's top folder by name. The hub's names are not checked.
+        """Return the files in the model's top folder by name. Callers must check the file names, which come
+        from the hub.
 
         `folders`: also return the files in subfolders, by their path with "/".
         """

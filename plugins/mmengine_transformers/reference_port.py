@@ -1,4 +1,6 @@
-"""Attention over one sequence, written in plain torch. The probe runs the decoder with this port."""
+"""Attention over one sequence, written in plain torch. The probe (probe.py) runs the decoder with this
+attention when a model is loaded.
+"""
 
 import torch
 from torch import Tensor

@@ -8,8 +8,8 @@ RING_BYTES = 256 * 2**20
 
 
 class Ring:
-    """The events since the newest base that is at least `seconds` old. Their size is limited to RING_BYTES,
-    except for the events since the newest base.
+    """Bases and the events after them, at least for the last `seconds` seconds. The ring drops its oldest
+    bases while it holds more than RING_BYTES, but never the last base.
     """
 
     def __init__(self, seconds: float):
@@ -42,7 +42,9 @@ class Ring:
         return bool(self._bases) and not self._bases[0].events
 
     def contents(self) -> Written:
-        """Return the events in the ring after STARTED as one log, which begins at the oldest base."""
+        """Return the ring's events as one log that begins at the oldest base. The caller writes STARTED
+        first.
+        """
         if not self._bases:
             return []
         oldest = self._bases[0]

@@ -3,7 +3,8 @@
     python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS
 
 ARGUMENTS are those of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the kill
-points of faults.py, gets the full disk of full_disk.py, and creates a file in FOLDER when it starts.
+points of faults.py, sees the simulated full disk of full_disk.py, and creates a file in FOLDER when it
+starts.
 
 With ENGINE `embedded`, each engine process is a new process with the embedded checkpoint. With `echo`, the
 core, the log, the store and the server are real, but the executor only repeats the prompt. Each echo process
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 STEP_S = 0.005
-# environment variable: a file with the number of seconds by which the wall clock is wrong
+# This environment variable names a file. The file has the seconds by which the test shifts the wall clock.
 CLOCK = "DURABLE_CLOCK"
 SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so small that each round begins a new segment and takes a snapshot
 

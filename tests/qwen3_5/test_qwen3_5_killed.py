@@ -21,7 +21,8 @@ from tests.forked import exit_code_of
 from tests.qwen3_5.mtp_heads import add_head
 from tests.qwen3_5.tiny import make_text
 
-# Few rows and small steps, so that there are many steps to kill at. Prompts share prefixes and so states.
+# Few rows and small steps, so that there are many steps to kill at. Prompts share prefixes, and therefore
+# recurrent states too.
 SETTINGS = {
     "max_model_len": 192,
     "num_blocks": 97,

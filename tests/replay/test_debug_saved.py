@@ -1,5 +1,5 @@
-"""Tests that the debugger's saved states equal the states of a plain fold, share their requests, and stay
-within their limit.
+"""Tests that the debugger's saved states equal the states of a plain fold, store a request that several
+states have once, and stay within their limit of memory.
 """
 
 import gc

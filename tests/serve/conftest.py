@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory):
-    """Return a checkpoint with the embedded one's shape and random weights: only a grammar makes its output
-    JSON.
+    """Return a checkpoint with the embedded checkpoint's shape and random weights. The embedded checkpoint
+    writes JSON without a grammar; this checkpoint does not.
     """
     folder = tmp_path_factory.mktemp("random") / "model"
     shutil.copytree(pytest.importorskip("mmengine_shapes").checkpoint_path(), folder)

@@ -1,4 +1,4 @@
-"""Tests that all comparisons of a schema count against one limit of work."""
+"""Tests that all comparisons between the branches of a schema count against one limit of work."""
 
 import pytest
 
@@ -68,7 +68,9 @@ def test_many_patterns_of_one_string_are_refused():
 
 
 def test_large_multiples_are_refused_by_keyword():
-    """The grammar engine has a state for each remainder: a gigabyte and a minute for ten million."""
+    """The grammar engine has a state for each remainder. Ten million remainders would take a gigabyte and a
+    minute.
+    """
     large = ({"multipleOf": 9_999_991}, {"allOf": [{"multipleOf": one} for one in (101, 103, 107, 109)]})
     many = {"properties": {f"p{n}": {"type": "integer", "multipleOf": 9901 + 2 * n} for n in range(80)}}
     for schema, text in (*((one, "more than 250,000 remainders") for one in large), (many, "take too long")):

@@ -2,9 +2,9 @@
 
     build/vllm/bin/python -m tests.vllm.make_recordings priority drafts asynchronous asynchronous_drafts
 
-The log `images` is that of `python -m tests.vllm.live_run mmengine_vllm.RecordingScheduler`. The log
-`rejected_tokens` is the workload of `tests.vllm.conformance` for "grammars, EAGLE drafts" with seed 0, vLLM
-0.33 and PYTHONHASHSEED=1.
+Two logs come from other commands. `python -m tests.vllm.live_run mmengine_vllm.RecordingScheduler` records
+`images`. The log `rejected_tokens` is the workload of `tests.vllm.conformance` for "grammars, EAGLE drafts"
+with seed 0, vLLM 0.33 and PYTHONHASHSEED=1.
 """
 
 import os
@@ -23,7 +23,8 @@ RUNS = {
     "asynchronous": {"overlaps": True},
     "asynchronous_drafts": {"overlaps": True, "drafts": 3},
 }
-SEEDS = {"asynchronous_drafts": 110}  # a request is admitted again with a block that drafts completed
+# With this seed, a preempted request reuses a block that ends in accepted drafts.
+SEEDS = {"asynchronous_drafts": 110}
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:

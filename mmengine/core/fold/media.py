@@ -1,7 +1,7 @@
 """Applies events about media: which items a step encodes, and which encoder outputs the rows still need.
 
-A row references an encoder output from the chunk that first reads the output until all the item's tokens are
-computed. The open step is the step to which decisions are being added.
+A row begins to reference an encoder output in the first chunk that reads the output. The reference ends when
+all the item's tokens are computed. The open step is the step to which decisions are being added.
 """
 
 from collections.abc import Sequence

@@ -42,7 +42,8 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
     """Return a process pool that normalizes large schemas from untrusted callers, or None.
 
-    None means that threads normalize schemas. `media_decoding="threads"` selects threads.
+    None means that threads normalize schemas. Schemas follow the setting for media:
+    `media_decoding="threads"` selects threads for both.
     """
     if config.media_decoding == "threads":
         return None

@@ -1,6 +1,6 @@
 """Parses a grammar's text in llama.cpp's GBNF or xgrammar's EBNF into rules.
 
-In EBNF, a rule may span several lines.
+A rule may span several lines, as in EBNF.
 """
 
 import re
