@@ -15,7 +15,7 @@ from tests.any_model.catalogue import write
 BROKEN_TORCHVISION = """
 import sys, pathlib
 from mmengine.errors import ModelError
-from mmengine_transformers import network, plugin
+from mmengine_transformers import plugin
 try:
     plugin.check(pathlib.Path(sys.argv[1]))
 except ModelError as error:
