@@ -100,7 +100,7 @@ class EngineConfig(ModelSettings, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
     def without_store(self) -> "EngineConfig":
-        """Return the settings without a block store. A simulation uses them, because it computes all blocks
+        """Return the settings without a block store, for simulations. A simulation computes all blocks
         itself.
         """
         return msgspec.structs.replace(self, block_store="") if self.block_store else self

@@ -81,7 +81,7 @@ def main() -> None:
 
     docs/reference/cli.md lists the exit codes.
     """
-    # If there is a supervisor, it printed this warning before it started this process.
+    # A supervisor has already printed the warning about unknown variables.
     warnings = [clash(), "" if is_supervised() else unknown_variables(os.environ)]
     for warning in filter(None, warnings):
         print(f"mmengine: warning: {warning}", file=sys.stderr)

@@ -31,7 +31,7 @@ class ModelReport:
 
     `refused`: why the model cannot be served, or "" if it can. `unsupported`: requests or features that the
     implementation refuses. `notes`: rules of the model that limit requests. `context`: number of tokens for
-    which `kv_bytes` is computed. `kv_bytes_per_token`: of all layers.
+    which `kv_bytes` is computed. `kv_bytes_per_token`: the sum over all layers.
     """
 
     model: str
@@ -94,8 +94,8 @@ def _architecture(folder: Path) -> str:
 
 
 def _implementation(folder: Path) -> tuple[ModelPlugin, ModelSpec, str]:
-    """Return the plugin that serves a model, the model's sizes, and why the described plugin refuses it: ""
-    unless only transformers' modules serve the model. Raises ModelError if no plugin serves the model.
+    """Return (plugin, sizes, refusal) for a model. `refusal`: why mmengine's own implementation refuses a
+    model that transformers' modules can serve, otherwise "". Raises ModelError if no plugin serves the model.
     """
     plugin = plugin_for(folder)
     try:
@@ -120,8 +120,8 @@ def _describe(plugin: ModelPlugin, folder: Path) -> ModelSpec:
 
 
 def _kv_slots(spec: ModelSpec, tokens: int) -> int:
-    """Return for how many tokens a row of `tokens` tokens has KV, summed over the layers. Blocks behind a
-    window are freed only if the window's layers have block groups of their own.
+    """Return how many KV slots a row of `tokens` tokens holds, summed over the layers. Layers with a sliding
+    window free the blocks before the window only if these layers form their own block group.
     """
     groups = block_groups(spec, tokens)
     held = [len(group.layers) * (min(group.window, tokens) or tokens) for group in groups]

@@ -24,7 +24,9 @@ class ProgressBar:
     def update(
         self, completed: float | None = None, total: float | None = None, text: str | None = None
     ) -> None:
-        """Set the finished amount, the total amount and the text beside the bar. None changes nothing."""
+        """Set the finished amount, the total amount and the text beside the bar. An argument that is None
+        leaves its value unchanged.
+        """
         self._bar.update(self._task, completed=completed, total=total, description=text)
 
     def note(self, text: str) -> None:
@@ -51,7 +53,8 @@ def progress_bar(
         TimeElapsedColumn,
     )
 
-    console = Console(file=sys.stderr)  # `log minimize` replaces sys.stderr while it tests commands.
+    # Keep the current sys.stderr, because `log minimize` replaces sys.stderr while it tests commands.
+    console = Console(file=sys.stderr)
     counts = {"number": (MofNCompleteColumn(),), "percent": (TaskProgressColumn(),), "": ()}
     columns = (
         TextColumn("{task.description}", markup=False),  # A log's name may look like markup.

@@ -20,7 +20,8 @@ SAMPLING, MODEL, FILES = "Sampling (a request file sets these on each line)", "M
 
 
 def read_schema(path: Path) -> bytes:
-    """Return the JSON schema in the file `path` as text, because decoded JSON would hide repeated keys.
+    """Return the JSON schema in the file `path` as undecoded bytes. Decoding would hide repeated keys from
+    later checks.
     Raises InvalidRequest.
     """
     import msgspec  # Lazy: not needed for help

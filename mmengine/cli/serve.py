@@ -253,8 +253,8 @@ def _answer(
 
 
 def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSender | None"]:
-    """Return the listening socket and the heartbeat sender. Under a supervisor, the socket is inherited;
-    without one, the sender is None.
+    """Return the listening socket and the heartbeat sender. A supervised process inherits the socket. Without
+    a supervisor, the sender is None.
     """
     from mmengine.cli.guard import BEATS, SOCKET  # Lazy: help needs no server
     from mmengine.server.lifecycle.heartbeat import HeartbeatSender

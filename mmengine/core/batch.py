@@ -38,7 +38,8 @@ class BlockTables:
     rows. Copying all tables at each step would push other data out of the CPU's cache. `keeps` requires that
     at most one step is in flight, because the previous plan uses the same arrays.
 
-    The batch has the same rows while the state's array of rows is the same object. Tables then only grow.
+    If the array `view.step_rows` is the same object as in the previous step, the batch has the same rows. The
+    rows' tables can then only have grown.
     """
 
     def __init__(self, keeps: bool):

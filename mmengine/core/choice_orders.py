@@ -13,7 +13,7 @@ from mmengine.core.state.request_state import NO_ROW
 from mmengine.request import MAX_CHOICES
 
 _NO_CHOICE = -1
-_MAX_PARTS = 1024  # maximum number of arrays in the trace; then the arrays are joined
+_MAX_PARTS = 1024  # if the trace has more arrays, they are joined into a single array
 
 
 class ChoiceOrders:

@@ -47,10 +47,11 @@ class EncodeItem:
 class EncodePart:
     """A part of an item's encoder work, for a large item that is encoded over several steps.
 
-    The part covers the work from `start` to `until`. The whole item is `work`. All three are counted in the
-    units of encoder_cache/work.py. In the step with the last part (`until` equals `work`) the plan's `encode`
-    also contains the item, as its last entry. A part with `start` 0 begins the item again. Any other part
-    continues after the previous part with the same key, if the key was not dropped meanwhile.
+    The part covers the work from `start` to `until`. `work` is the whole item's work. All three are counted
+    in the units of encoder_cache/work.py. In the step with the last part (`until` equals `work`) the plan's
+    `encode` also contains the item, as its last entry. A part with `start` 0 encodes the item from the
+    beginning. Any other part continues after the previous part with the same key, if the key was not dropped
+    meanwhile.
     """
 
     item: EncodeItem
@@ -211,9 +212,9 @@ class StepResult(msgspec.Struct, eq=False):
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
     "closed", CUT, REPETITION or REPETITION_CLOSED. `errors`: (index, text) for each row that failed while the
     others did not, for example with NaN logits.
-    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first; the pairs of a confidence
-    (token_confidence.py) follow. A row that returned several tokens may have an entry for each token, in
-    order.
+    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first. If the token's confidence was
+    computed, its pairs (token_confidence.py) are last. A row that returned several tokens may have an entry
+    for each token, in order.
 
     In a step with drafts a row returns `counts` tokens: its accepted drafts and one more token. `token_ids`
     then holds the rows' tokens, row by row. `drafts`: the drafts for the next step.

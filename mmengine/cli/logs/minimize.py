@@ -108,8 +108,8 @@ def _first_failing(
 ) -> "Minimizer | None":
     """Return the minimizer of the first script that fails, or None.
 
-    In a log with several processes, the script recovers from each crash and goes on. To search for a crash,
-    the function therefore also tries scripts that end where each process of the log ended.
+    If several processes wrote the log, the whole script recovers from each crash and continues. To find a
+    crash, the function therefore also tries scripts that end before a recovery.
     """
     from mmengine.replay.minimize.minimize import Minimizer, NothingFailed
     from mmengine.replay.minimize.shrink import before_recoveries
@@ -131,7 +131,8 @@ def _recorded(
     deadline: "Deadline",
     progress: "Callable[[Progress], None]",
 ) -> "_Result":
-    """Minimize a failure in the log's recorded decisions, because this build's own decisions do not fail.
+    """Minimize a failure that only the log's recorded decisions show. This build serves the same requests
+    without a failure.
     Raises LogError if the recorded decisions break no rule of this kind.
     """
     from mmengine.replay.minimize.minimize import Progress

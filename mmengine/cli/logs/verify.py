@@ -38,7 +38,7 @@ HELP = (
     "among them.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
-MAX_REQUESTS = 8  # Maximum number of listed requests if a digest differs.
+MAX_REQUESTS = 8  # Maximum number of request ids in a printed list.
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
 _WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
@@ -267,7 +267,9 @@ def _divergence_tables(
 
 
 def _both(differing: list[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield table rows with both values of each differing field. Rows of the first field omit its name."""
+    """Yield table rows with both values of each differing field. The rows of the first field omit the field's
+    name.
+    """
     for number, (field, logged, derived) in enumerate(differing):
         of = f" {field}" if number else ""
         yield f"logged{of}", logged
@@ -368,7 +370,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
             nonlocal before
             start, before = before, before + sizes[log]
             bar.update(start, text=f"verifying {printable(log.name)}")
-            full = last = 0  # Bytes of earlier segments; offset in the current segment.
+            full = last = 0  # The bytes of earlier segments, and the offset in this one.
 
             def move(record: "Record") -> None:
                 nonlocal full, last

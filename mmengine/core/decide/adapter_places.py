@@ -4,10 +4,11 @@ At most `max_loras` adapters run at the same time. Each of them occupies a place
 over if its adapter gets no place or does not fit into `lora_bytes`, and later requests may start before it.
 
 The next free place is reserved for the first request that was passed over, so that the request does not wait
-forever. No later request may take the reserved place for another adapter. To free a place, one running
-adapter, the leaving adapter, has to end: the adapter whose last request began longest ago. Requests with the
-leaving adapter are admitted only if they arrived at most `max_num_seqs` requests after the waiting request.
-Without this allowance, the adapters would take turns after each request and never share a step.
+forever. No later request may take the reserved place for another adapter. To free a place, the scheduler lets
+the leaving adapter's requests end. The leaving adapter is the running adapter whose most recent admission is
+longest ago. New requests with the leaving adapter are admitted only if they arrived at most `max_num_seqs`
+requests after the first passed-over request. Without this allowance, the adapters would take turns after each
+request and never share a step.
 
 Under vLLM's rules no place is reserved.
 """

@@ -25,7 +25,8 @@ class Admission:
     """Admits waiting requests by this engine's rules. A subclass may override the methods below the comment
     "Rules that a subclass may override".
 
-    `stops_at_encoder`: whether a request that lacks space in the encoder also blocks all later requests.
+    `stops_at_encoder`: whether a request whose media exceed the encoder's limits also blocks all later
+    requests.
     """
 
     stops_at_encoder = False
@@ -135,8 +136,8 @@ class Admission:
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
         """Return the number of blocks that must be free so that the request can start with `length` tokens.
 
-        The number includes the request's new or reserved blocks, and the prefix hits that no other request
-        holds.
+        The request needs its new blocks, or its reserved blocks if these are more. Prefix hits that no
+        request holds are free blocks, so they are counted too.
         """
         num_needed = blocks_held(view, start, length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
@@ -158,14 +159,13 @@ class Admission:
         return 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks, prefix hits included, `admission_reserve` "prompt" reserves."""
+        """Return how many blocks the setting `admission_reserve` "prompt" reserves, including prefix hits."""
         return most_blocks(view, len(req_state.tokens))
 
     # Parts of `admit_next`
 
     def _num_reserved(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks, prefix hits included, the setting `admission_reserve` reserves
-        for the request."""
+        """Return how many blocks `admission_reserve` reserves for the request, including prefix hits."""
         match view.config.admission_reserve:
             case "none":
                 return 0

@@ -72,8 +72,8 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit. If items or their runs are not split
-    across chunks, also raise InvalidRequest for an item that is longer than the largest chunk.
+    """Raise InvalidRequest for an item that exceeds an encoder limit. If chunks must not split items or runs,
+    also raise InvalidRequest for an item or run that is longer than the largest chunk.
     """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat

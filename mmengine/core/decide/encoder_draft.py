@@ -79,8 +79,9 @@ class EncoderDraft:
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return an event if changes of the encoder cache remain although the chunk does not run, else None.
-        `given_up`: whether the request was examined and cannot run in this step.
+        """Return EVICTED if the encoder cache must change although the chunk does not run, else None. By this
+        engine's rules the cache never changes then. `given_up`: whether the request was examined and cannot
+        run in this step.
         """
         return None
 

@@ -81,9 +81,10 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
     """Return a start that shares the group leader's blocks, after the leader's prompt was computed.
 
-    The request shares all blocks before the last prompt token; with atomic runs, before the run with this
-    token. If the next block also holds earlier tokens, this block is copied. Returns None while the request
-    waits for the leader, and `_NOTHING_SHARED` if nothing can be shared.
+    The request computes only the last prompt token; with atomic runs, the whole run that contains this token.
+    Full blocks before the first computed token are shared. A block that contains the first computed token and
+    also earlier tokens is copied. Returns None while the request waits for the leader, and `_NOTHING_SHARED`
+    if nothing can be shared.
     """
     leader = view.requests.get(req_state.request.group)
     if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
@@ -107,7 +108,9 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
-    """Return whether both requests' prompts have the same tenant and the same KV."""
+    """Return whether both requests have equal prompts, media, cache salts and adapters, so that they can
+    share KV.
+    """
     return (
         one.media_keys == other.media_keys
         and one.request.media == other.request.media

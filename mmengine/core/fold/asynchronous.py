@@ -37,8 +37,8 @@ def reject_drafts(state: State, flight: Flight, counts: np.ndarray | None) -> No
 
 
 def settled(state: State, flight: Flight, counts: np.ndarray | None) -> np.ndarray:
-    """Return each row's number of computed tokens, int32, without tokens that may still be rejected
-    drafts.
+    """Return each row's number of computed tokens, int32. Tokens that may prove to be rejected drafts do not
+    count.
     """
     tokens = np.zeros(state.config.num_rows, np.int32)
     tokens[flight.sampled] = 1 if counts is None else counts

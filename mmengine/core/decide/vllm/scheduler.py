@@ -40,8 +40,9 @@ class VllmEncoderDraft(EncoderDraft):
         return 0 if self._waits else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return EVICTED for evictions that remain, or None. If the request was `given_up`, its cached items
-        become the most recently used."""
+        """Return EVICTED if the encoder cache must change although the chunk does not run, else None. If the
+        request was `given_up`, its cached items become the most recently used.
+        """
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]
         if used == idle[len(idle) - len(used) :]:
@@ -141,7 +142,8 @@ class VllmRunningRows(RunningRows):
         """Schedule the rows before the first row that lacks blocks. If there are no such rows, preempt a
         request to free blocks for this first row.
 
-        The scheduled rows keep their token counts. The first row's chunk keeps its length.
+        The scheduled rows keep their token counts. The row that lacked blocks keeps the length of its chunk
+        after the preemption.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
         row = int(wanted.rows[short[lacking]])
