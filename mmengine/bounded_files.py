@@ -17,7 +17,8 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Return a file's bytes. Raises OSError with EFBIG for a file with more than `max_bytes` bytes, and with
     ETIMEDOUT for a named pipe into which nothing is written for PIPE_S seconds.
     """
-    # Opening a named pipe waits for a process that writes into the pipe. A non-blocking open does not wait.
+    # A blocking `os.open` on a named pipe waits until another process opens the pipe for writing. A
+    # non-blocking `os.open` returns at once.
     with os.fdopen(os.open(path, _READ), "rb", buffering=0) as file:
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         pieces, left = [], max_bytes + 1

@@ -72,7 +72,9 @@ class Built:
     store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
-        """Close the core, and restore torch's thread count if it is still the count that `build` set."""
+        """Close the grammars, the core and the block store. Restore torch's thread count, unless other code
+        has changed the count since `build`.
+        """
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
         self.grammars.close()
@@ -99,7 +101,7 @@ def build(
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
     `log`: a folder for the event log; None keeps only the last events, in memory. `resume`: continue the log
-    in the folder `log`, if the folder has one; the caller must then call the core's `recover`.
+    in the folder `log`, if the folder contains a log. The caller must then call the core's `recover`.
     `compile_grammar`: a replacement for the grammar engine's compiler, for tests. `takes_adapters`: whether a
     new engine gets MAX_LORAS adapters per step if the settings leave `max_loras` at 0. Raises ModelError,
     ConfigError, LogError.
@@ -276,7 +278,7 @@ def _network(
     asked |= {"quantize": config.quantize} if config.quantize != "none" else {}
     asked |= {"activations": config.activations} if config.activations != "model" else {}
     if placement.device.has_own_memory:
-        gc.collect()  # closed engines and their weights may be in reference cycles
+        gc.collect()  # frees closed engines and their weights, which may be in reference cycles
     where = str(placement.device.torch_device)
     return plugin.load_model(folder, device=where, dtype=name_of(placement.dtype), **asked)
 
@@ -316,8 +318,9 @@ def _placement(device: str, dtype: str, attention: str, folder: Path, config: En
     """Return the placement for the model in `folder`.
 
     The dtype "auto" means bfloat16, with two exceptions. For the embedded checkpoint, "auto" means the
-    device's fastest dtype, whatever dtype the file has. For a GGUF file, "auto" means float32 if
-    `activations` is not int8 and the device can multiply float32 by the file's codes (its quantised weights).
+    device's fastest dtype, whatever dtype the file has. For a GGUF file, "auto" means float32 if the device
+    can multiply float32 by the file's codes (its quantised weights). This exception does not apply if
+    `quantize`, `activations` or `tensor_parallel` differs from its default.
     """
     opened = open_device(device)
     if dtype == "auto":

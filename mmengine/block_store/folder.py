@@ -4,9 +4,9 @@ A value is written to a temporary file, which is synced and then renamed. A file
 therefore always complete. When the folder exceeds its limit, the least recently used values are deleted.
 Several processes may use the folder at once, so a value may vanish because another process deletes it.
 
-A process rescans the folder only after it has written as many bytes as a cleanup frees. Before the rescan,
-the process does not count the files of other processes. Each process can therefore make the folder exceed its
-limit by as many bytes as a cleanup frees.
+A process rescans the folder as soon as its new values exceed a tenth of `max_bytes`, or earlier. Between
+scans, the process does not count the files that other processes write. Each process can therefore make the
+folder exceed its limit by about a tenth.
 """
 
 import os
@@ -26,8 +26,8 @@ ASIDE = ".part"  # suffix for temporary files
 
 
 class FolderStore:
-    """A store in the folder `path`, which is created if it is missing. `max_bytes`: limit for all values
-    together. Raises ConfigError if the folder cannot be created.
+    """A store in the folder `path`, which is created if it is missing. `max_bytes`: maximum total size in
+    bytes. Raises ConfigError if the folder cannot be created.
     """
 
     def __init__(self, path: str, max_bytes: int):
@@ -80,8 +80,8 @@ class FolderStore:
 
     def _get(self, path: Path, buffer: memoryview) -> bool:
         try:
-            # Do not follow links and do not block: in a shared folder, other users may put files of all kinds
-            # into the folder.
+            # Do not follow links and do not block, because other users may put links or named pipes into a
+            # shared folder.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False

@@ -1,7 +1,8 @@
 """Reads matrices with floating-point codes, as compressed-tensors and ModelOpt store them. Does not import
 torch.
 
-The tensors that a matrix `X.weight` [out, in] is stored as say its form, so a folder may mix forms:
+A matrix `X.weight` [out, in] has one of two forms. Tensor names and dtypes show the form, so a folder may mix
+both:
 
 * FP8: `X.weight` e4m3 and `X.weight_scale`: a scale for each row ([out, 1] or [out]), for each block of
   compressed-tensors' `block_structure`, or for the matrix ([1] or a scalar). A weight is code * scale.
@@ -10,8 +11,9 @@ The tensors that a matrix `X.weight` [out, in] is stored as say its form, so a f
   and a weight is code * (scale / global scale). ModelOpt: `X.weight` uint8, `X.weight_scale_2`, and a weight
   is code * (scale * global scale).
 
-Scales for inputs and for the KV cache, which files store too, are not used: inputs are not quantised here
-(https://github.com/vllm-project/compressed-tensors, https://github.com/NVIDIA/Model-Optimizer).
+Files also store scales for inputs and for the KV cache. These scales are ignored, because inputs are not
+quantised here, and an FP8 KV cache has no scales (https://github.com/vllm-project/compressed-tensors,
+https://github.com/NVIDIA/Model-Optimizer).
 """
 
 from collections.abc import Iterator
@@ -33,15 +35,15 @@ STORED_BYTES = {BYTES: 1}
 GROUP = 16  # Values that share a scale in NVFP4.
 PIECE_ROWS = 16  # A piece has a multiple of this number of rows.
 PIECE_VALUES = 2**22  # Approximate maximum number of values that are decoded at once.
-# The compressed-tensors formats whose matrices have one of the two forms, or no codes.
+# Values of `format` in compressed-tensors folders whose matrices may be FP8, NVFP4 or unquantised.
 FORMATS = ("float-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense")
-# ModelOpt's algorithms whose matrices have one of the two forms.
+# Values of `quant_algo` in ModelOpt folders whose matrices may be FP8, NVFP4 or unquantised.
 ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION")
 METHODS = ("modelopt", "modelopt_fp4", "modelopt_mixed")  # Values of quant_method in folders of ModelOpt.
 _CODES: dict[Layout, str] = {"compressed-tensors": "weight_packed", "modelopt": "weight"}
 _GLOBAL: dict[Layout, str] = {"compressed-tensors": "weight_global_scale", "modelopt": "weight_scale_2"}
 _SCALE = "weight_scale"
-# The supported type, num_bits and strategy of a group in compressed-tensors.
+# Supported combinations of type, num_bits and strategy for the weights in a compressed-tensors group.
 _SUPPORTED = tuple(("float", 8, each) for each in ("channel", "tensor", "block")) + (
     ("float", 4, "tensor_group"),
 )
@@ -76,8 +78,8 @@ class FloatCodes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class NvFp4Entry(TensorEntry):
     """An NVFP4 matrix. `shape` is the shape [out, in] of the matrix. The other inherited fields describe the
-    tensor with the codes. `factor`: float32, a weight is code * (scale * factor) or, if `divides`, code *
-    (scale / factor).
+    tensor with the codes. `factor`: the global scale. A weight is code * (scale * factor), or code * (scale /
+    factor) if `divides` is true.
     """
 
     codes: TensorEntry
@@ -155,8 +157,8 @@ def _block_of(group: Fields) -> Block | None:
 
 
 def with_codes(entries: dict[str, TensorEntry], how: FloatCodes) -> dict[str, TensorEntry]:
-    """Return the tensors by canonical name, with a single entry for each matrix, its scales and its global
-    scale.
+    """Return the tensors by canonical name. Each quantised matrix becomes a single entry, which includes its
+    scales and its global scale.
 
     Reads the scales of FP8 matrices and the global scales from the files, but no codes. Raises ModelError if
     a tensor that belongs to a matrix is missing or does not fit.

@@ -117,7 +117,7 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """Return the zeros on the scale of the codes (the stored zero minus 8), as float32 [out, groups]."""
+        """Return the zeros minus 8, as float32 [out, groups]. The codes have the same offset."""
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:

@@ -1,7 +1,8 @@
 """Maps a weights file into memory, so that readers use the page cache of the system without a copy.
 
-If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader.
-Headers and sizes are therefore checked before a file is mapped (mmengine.checkpoint.tensors).
+If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader. To
+refuse files that are already truncated, mmengine.checkpoint.tensors compares headers with file sizes before a
+file is mapped.
 """
 
 import mmap

@@ -23,7 +23,7 @@ def model_file(model: Path, name: str) -> Path:
 
 
 def read_model_json(model: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in a file of the model. Raises ModelError if it is missing or damaged."""
+    """Return the JSON object in a file of the model. Raises ModelError if the file is missing or damaged."""
     return GGUFModel(model).file(name) if is_gguf(model) else read_json(model / name)
 
 
@@ -42,7 +42,9 @@ def model_weight_files(model: Path) -> list[Path]:
 
 
 def model_note(model: Path) -> str:
-    """Return a text on what a model's files leave out, or "". Raises ModelError."""
+    """Return a text for users about a GGUF model's projector, or "" if there is nothing to report. Raises
+    ModelError.
+    """
     return GGUFModel(model).note if is_gguf(model) else ""
 
 

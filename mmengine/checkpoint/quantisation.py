@@ -15,10 +15,10 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES, **float_codes.STORED_BYTES}
-# Describes the quantisation in folders that ModelOpt wrote before config.json did.
+# Older ModelOpt versions describe the quantisation in this file, not in config.json.
 MODELOPT_FILE = "hf_quant_config.json"
-# Values of compressed-tensors' ActivationOrdering that affect only the weights' calibration. The weights'
-# layout is the usual layout.
+# With these values of compressed-tensors' ActivationOrdering, only the calibration uses the activation order.
+# The stored columns keep their usual order.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub); fp8 and nvfp4 from compressed-tensors "
@@ -49,8 +49,8 @@ def quantisation_of(root: Fields) -> Block | Int4 | FloatCodes | None:
 
 
 def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Return the tensors by canonical name, with a single entry for each quantised matrix, its scales and its
-    zeros.
+    """Return the tensors by canonical name. Each quantised matrix becomes a single entry, which includes its
+    scales and its zeros.
 
     Raises ModelError as `fp8.with_scales`, `int4.with_codes` and `float_codes.with_codes` do, and for
     quantised tensors in a folder whose config.json names no quantisation.

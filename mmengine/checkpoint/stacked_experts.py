@@ -1,9 +1,9 @@
 """Reads the experts that a file stacks in a single tensor as separate matrices. Does not import torch.
 
-transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden], the rows of gate and then of up,
-and `X.down_proj` [count, hidden, size]. Some hub folders store each matrix transposed, which the shape
-reveals. A shape that fits both layouts counts as not transposed (transformers' `conversion_mapping.py`). FP8
-scales are stacked and transposed like the matrices.
+transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden] and `X.down_proj` [count, hidden,
+size]. In `X.gate_up_proj`, gate's rows precede up's rows. Some hub folders store each matrix transposed,
+which the shape reveals. A shape that fits both layouts counts as not transposed (transformers'
+`conversion_mapping.py`). FP8 scales are stacked and transposed like the matrices.
 """
 
 from collections.abc import Iterator

@@ -88,7 +88,9 @@ class TensorEntry:
 
     @property
     def is_decoded(self) -> bool:
-        """Return whether the stored numbers are no values, so that only `pieces` returns the values."""
+        """Return whether the stored numbers must be decoded, so that only `pieces` returns the tensor's
+        values.
+        """
         return False
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -97,7 +99,7 @@ class TensorEntry:
 
     @property
     def form_name(self) -> str:
-        """Return the name of the tensor's codes if they are always dequantised, else ""."""
+        """Return the name of the tensor's code format if the codes are always dequantised, else ""."""
         return ""
 
     @property

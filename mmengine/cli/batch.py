@@ -32,7 +32,7 @@ def run_batch_file(
     media_options: Mapping[str, object] | None = None,
     shard: Shard = WHOLE_FILE,
 ) -> int:
-    """Answer every line of `requests`, or of one `shard` of it, into the file `out`.
+    """Answer every line in `requests`, or only the lines in `shard`, and write the answers to `out`.
 
     Return the exit code: 0 if each line got an answer, 1 if some lines got an error, 130 if a signal stopped
     the run. If an earlier run of the same batch began the `log`, the batch continues from the log.

@@ -71,7 +71,7 @@ def _simply_shown(options: "list[Parameter]") -> "list[Parameter]":
     for each in options:
         if getattr(each, "is_flag", False):
             each.metavar = ""
-        # The name of the argument already ends with dots.
+        # Hide the type, because the argument's name already ends with dots.
         elif each.param_type_name == "argument" and each.nargs != 1:
             vars(each).update(display_type_rich=lambda ctx: "")
     return options

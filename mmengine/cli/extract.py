@@ -144,7 +144,7 @@ def extract(what: Extraction, model: Model) -> None:
     job = what.job(model)
     documents = find_documents(what.documents, what.max_bytes)
     _check_files(what, documents)
-    # Documents come from strangers, so pictures, too, are decoded in processes with limits.
+    # Documents are untrusted, so their pictures are decoded in separate processes with limits.
     config = model.config(keeps_media=True, kept_of_log=[], unless_set=("media_decoding=processes",))
     work = WorkFolder(what.work_folder, what.per)
     if not supervisor.is_supervised():
@@ -155,7 +155,9 @@ def extract(what: Extraction, model: Model) -> None:
 
 
 def _check_files(what: Extraction, documents: "list[Document]") -> None:
-    """Raise ConfigError if a file would be overwritten by another, or if a library is missing."""
+    """Raise ConfigError if an output would overwrite an input or another output, or if an output folder or a
+    library is missing.
+    """
     if any(each.is_pdf and not each.error for each in documents):
         try:
             import pypdfium2  # noqa: F401 Lazy: only PDF documents need it
@@ -230,7 +232,7 @@ def _write_boxes(engine: "Engine", results: "Results", job: "Job", work: "WorkFo
 
 
 def _write(what: Extraction, job: "Job", work: "WorkFolder", painter: "Callable[[], PagePainter]") -> int:
-    """Write the table and the page. Return the exit code."""
+    """Write the table and, if requested, the review page. Return the exit code."""
     from collections import Counter  # Lazy, like all imports here: help needs none of them
 
     from mmengine.serve.extraction.results import STATUSES, Results

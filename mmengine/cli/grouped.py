@@ -91,8 +91,8 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
 
 
 def _name(option: OptionInfo, name: str) -> str:
-    """Return the name of the first flag, or the field's name if there are no flags. In Annotated, typer
-    stores the first flag as the default.
+    """Return the name of the first flag, or the field's name if there are no flags. If an option is declared
+    in Annotated, typer stores the first flag in `default`.
     """
     flags = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
     return flags[0].removeprefix("--").replace("-", "_") if flags else name

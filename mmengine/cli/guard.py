@@ -124,7 +124,8 @@ class Guard:
             found, status, usage = os.wait4(-1, os.WNOHANG)
             if found == running.pid:
                 return process.ended(status, usage.ru_maxrss)
-            if found:  # An orphan, which process 1 of a container inherits.
+            # In a container, the supervisor may be process 1, which inherits orphaned processes.
+            if found:
                 continue
             self._turn(self._due(running))
             if self._reloads and running.beat.is_serving:

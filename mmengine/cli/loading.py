@@ -118,7 +118,7 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
         say(f"loading {what}")
     shown = Loading()
     try:
-        with paused_collection():  # Collections would take 10 % of the time.
+        with paused_collection():  # Garbage collections would take 10 % of the time.
             yield shown
     except BaseException:
         shown.end()

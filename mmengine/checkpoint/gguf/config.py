@@ -43,8 +43,8 @@ class Architecture:
 
     `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's rotary embedding needs them
     (`GGUFEntry.paired_heads`). `projectors`: the projector types with which the model takes images.
-    `is_vision`: whether every model of this architecture takes images. `keys`: further metadata keys.
-    `is_hybrid`: whether some layers have delta nets (qwen35.py).
+    `is_vision`: whether every model of this architecture takes images. `keys`: metadata keys that are
+    supported in addition to `_READ`. `is_hybrid`: whether some layers have delta nets (qwen35.py).
     """
 
     name: str  # The class in transformers; for a vision model, the class of its text model.
@@ -84,7 +84,9 @@ ARCHITECTURES = {
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Return the architecture of the model in the file. Raises ModelError for an unsupported one."""
+    """Return the architecture of the model in the file. Raises ModelError if the architecture is not
+    supported.
+    """
     fields = container.fields
     kind = fields.values.get("general.architecture")
     if kind == PROJECTOR:
@@ -194,7 +196,7 @@ def _num_kv_heads(fields: Fields) -> int:
 
 
 def _head_dim(fields: Fields, default: int, *, is_partial: bool = False) -> int:
-    """Return a head's size. `is_partial`: only a part of each head is rotated."""
+    """Return a head's size. `is_partial`: whether the rotary embedding may cover only a part of each head."""
     head_dim = fields.integer("attention.key_length", 2, 1024, default)
     for name in ("attention.value_length", *(() if is_partial else ("rope.dimension_count",))):
         if (other := fields.integer(name, 1, 1024, head_dim)) != head_dim:

@@ -46,7 +46,9 @@ def half(blocks: np.ndarray, start: int) -> np.ndarray:
 
 
 def q2_k(blocks: np.ndarray) -> KBlocks:
-    """Unpack 16 bytes with a scale and a min of 4 bits each, 64 bytes of two-bit codes, d and dmin."""
+    """Unpack 16 bytes, each with a four-bit scale and a four-bit minimum; 64 bytes of two-bit codes; d; and
+    dmin.
+    """
     shared, codes = blocks[:, :16], _two_bits(blocks[:, 16:80])
     return KBlocks(
         codes.view(np.int8), (shared & 15).view(np.int8), half(blocks, 80), shared >> 4, half(blocks, 82)
@@ -101,7 +103,9 @@ def iq4_xs(blocks: np.ndarray) -> KBlocks:
 
 
 def _two_bits(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 64] to codes [blocks, 256]: each 32 bytes contain four times 32 codes."""
+    """Unpack uint8 [blocks, 64] to codes [blocks, 256]. The lowest two bits in 32 bytes are 32 consecutive
+    codes, the next two bits are the next 32 codes, and so on.
+    """
     return (packed.reshape(-1, 2, 1, 32) >> _PAIRS & 3).reshape(-1, VALUES)
 
 

@@ -21,7 +21,7 @@ def pair(model: str | Path, projector: str | Path | None) -> str:
 
 
 def parts_of_pair(name: str | Path) -> tuple[str, str | None]:
-    """Return the model and the projector (None: not named)."""
+    """Return the model, and the projector or None if `name` does not contain a projector."""
     model, mark, projector = str(name).partition(MARK)
     return model, projector if mark else None
 

@@ -1,7 +1,7 @@
 """Reads a GGUF file with a vision projector: the vision tower and its merger, llama.cpp's "mmproj".
 
-A projector file names neither its text model nor the preparation of images. So the projector's sizes are
-compared with the text model's sizes, and each family adds the settings of its processor.
+A projector file does not name its text model, so the projector's sizes are compared with the text model's
+sizes. The file also lacks some image processor settings, which each subclass adds.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Projector(ABC):
-    """An opened projector file. Each family is a subclass. `kind`: its projector type in GGUF files."""
+    """An opened projector file. Each family is a subclass. `kind`: the projector type in GGUF files."""
 
     kind: ClassVar[str]
     container: Container
@@ -96,7 +96,9 @@ class Projector(ABC):
         return _SWAPPED.get(part, part) if self._swaps() else part
 
     def intermediate_size(self, hidden: int) -> int:
-        """Return the size that the file states, or a tensor's size if the file states 0, as old files do."""
+        """Return the MLP's intermediate size from the metadata. If the metadata state 0, as in old files, the
+        size comes from the shape of an MLP matrix.
+        """
         size = self.fields().integer("feed_forward_length", 0, MAX_SIZE, 0)
         shape = self.container.tensors.get("v.blk.0.ffn_up.weight")
         if size or shape is None:

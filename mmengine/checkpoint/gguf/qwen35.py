@@ -4,8 +4,8 @@ values.
 The file's values differ from transformers' in four ways. Norms are stored with 1 added, except the delta
 net's norm. `ssm_a` is -exp(A_log). The convolution has two dimensions. The delta net's value heads are tiled:
 value head h uses key head h % number of key heads. All matrices keep this order (`DeltaConfig.tiled`),
-because moving columns of `ssm_out` would cut blocks. The layers after the model's own are
-multi-token-prediction heads.
+because reordering the columns of `ssm_out` would split quantised blocks. The last layers in the file are the
+multi-token-prediction heads, if the model has any.
 """
 
 import re
@@ -35,7 +35,8 @@ def num_heads(fields: Fields) -> int:
 
 
 def hybrid_config(fields: Fields, num_layers: int) -> dict[str, object]:
-    """Return the fields of config.json that only hybrid models have. `num_layers`: without heads.
+    """Return the fields of config.json that only hybrid models have. `num_layers`: number of layers without
+    the multi-token-prediction heads.
 
     Raises ModelError for sizes that are missing or contradict each other.
     """

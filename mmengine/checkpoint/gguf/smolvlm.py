@@ -9,7 +9,7 @@ from mmengine.checkpoint.gguf.projector import MAX_SIZE, Json, Projector
 from mmengine.checkpoint.gguf.tokenizer import token_id
 
 TILES, VIDEO_FPS, VIDEO_FRAMES = 4, 1, 64  # Constants of SmolVLM2's processor files.
-EPS, WRITTEN_EPS = 1e-6, 1e-5  # transformers' default; the value that the converter writes by default.
+EPS, WRITTEN_EPS = 1e-6, 1e-5  # transformers' default epsilon, and the converter's default.
 _PLACES = {
     "v.patch_embd": "vision_model.embeddings.patch_embedding",
     "v.position_embd": "vision_model.embeddings.position_embedding",

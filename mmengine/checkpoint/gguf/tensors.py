@@ -44,7 +44,8 @@ _PARTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-# The same for a layer's tensors whose whole names differ.
+# GGUF name -> transformers name for a layer's tensors whose transformers names lack the ending `.weight` or
+# `.bias`.
 _NAMED = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 # GGUF name -> transformers name for the tensors of a multi-token-prediction head.
 _HEAD = {
@@ -125,7 +126,7 @@ class GGUFEntry(TensorEntry):
             yield first - begin, found.reshape(high - low, -1)[stored - low]
 
     def _check_signed(self, codes: np.ndarray) -> None:
-        """Raise ModelError if Q8_0 codes include -128, whose bits are those of the byte 0x80."""
+        """Raise ModelError if Q8_0 codes include -128 (the byte 0x80)."""
         if bool((codes.view(np.uint8) == 0x80).any()):
             raise self._wrong("holds -128, which is not a Q8_0 code")
 
@@ -141,8 +142,8 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Return the decoded blocks as rows [n, k], where row i of the result is row `places[i]` in `found`.
-        Raises ModelError for values that no GGUF writer produces.
+        """Join the blocks in `found` to rows with `k` codes. Return the rows with the indices `places`, in
+        this order. Raises ModelError for values that no GGUF writer produces.
         """
         if self.type.coding == Coding("int8", 32):
             self._check_signed(found.codes)

@@ -1,5 +1,5 @@
-"""Reports findings of a `mmengine log` command: logged decisions that break a rule, checked on the state
-before the decision.
+"""Reports the findings of a `mmengine log` command. A finding is a logged decision that breaks a rule, given
+the state before the decision.
 """
 
 import sys
