@@ -52,7 +52,7 @@ def decode_error(error: msgspec.ValidationError) -> DecodeError:
 
 
 def utf16_hint(data: bytes) -> str:
-    """Return what is wrong with data that begin with the byte order mark of UTF-16, or ""."""
+    """Return an error text if the data begin with the byte order mark of UTF-16, else ""."""
     is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return "it begins with the byte order mark of UTF-16; save it as UTF-8" if is_utf16 else ""
 

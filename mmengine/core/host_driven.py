@@ -12,7 +12,7 @@ from mmengine.core.step_result import drafted_event
 
 
 class HostDrivenCore(EngineCore):
-    """An EngineCore whose step is split into two halves, because the host's loop calls its scheduler.
+    """An EngineCore whose step is split into two halves. Between the two halves, the host executes the step.
 
     The host calls `begin_step` and `finish_step` instead of `step`. The host already has the result when it
     calls `finish_step`, so the executor's `collect` must return at once. The log records that a host drove

@@ -17,7 +17,7 @@ class Source(Protocol):
     def drain(self) -> Iterable[ev.Event]: ...
 
     def leavers(self) -> Iterable[ev.Event]:
-        """Return the events of requests that end before the running step's result is applied.
+        """Return the events that end requests before the running step's result is applied.
 
         Only vLLM's scheduling rules use this method.
         """
@@ -68,8 +68,8 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue of observations in memory. It also produces events for passed deadlines: for requests,
-    for replies from block stores, and for idle sessions. `clock`: returns the time in ns.
+    """A queue of observations in memory. For each passed deadline the inbox adds an event. Requests, replies
+    from block stores, and idle sessions have deadlines. `clock`: returns the time in ns.
     """
 
     def __init__(self, clock: Callable[[], int]):

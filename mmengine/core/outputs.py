@@ -23,9 +23,9 @@ class Output(msgspec.Struct, eq=False):
     """One request's new tokens, and its end if the request ended.
 
     `finish_reason`: stop, length, pooled, abort, error, rejected, or None while the request runs. `detail`:
-    what stopped the text (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`:
-    how many prompt tokens were cached. `logprobs`: if the request wants logprobs, a list for each new token,
-    with pairs (token id, logprob) and the chosen token first; the pairs of a confidence follow
+    what stopped the text (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`: how
+    many prompt tokens were cached. `logprobs`: if the request wants logprobs, a list for each new token, with
+    pairs (token id, logprob) and the chosen token first. Pairs that store the token's confidence may follow
     (token_confidence.py). `num_drafts`: how many drafts the step verified for the request. `num_accepted`:
     how many new tokens are accepted drafts. `vector`: float32 [d], a pooled request's result.
     """
@@ -169,9 +169,9 @@ class Stats:
     """Counters since the engine was created. `num_running`, `num_waiting`, `sessions_open`, `kv_blocks_used`
     and `kv_blocks_leased` are current values, not counters.
 
-    `drafts`: drafter number -> counts. `overlap`, only with max_in_flight 2: "ahead" counts the steps that
-    were decided while another step ran. The other keys are the reasons in core/state/overlap.py for deciding
-    a step only after the previous step; they count the steps with that reason.
+    `drafts`: drafter number -> counts. `overlap`: key -> number of steps, only with max_in_flight 2. The key
+    "ahead" counts steps that were decided while another step ran. Each other key counts steps that had to
+    wait for the previous step, and names the reason (core/state/overlap.py).
     """
 
     steps: int = 0

@@ -28,9 +28,7 @@ class RemoteBlocks(Protocol):
         """
 
     def accept(self, request_id: str, count: int) -> None:
-        """Allow a copy of `count` more blocks that ARRIVED events have reported. The step that is dispatched
-        next makes the copy.
-        """
+        """Let the next dispatched step copy `count` more blocks that ARRIVED events have reported."""
 
     def forget(self, request_id: str) -> None:
         """Stop the work for a request that no longer waits. Blocks that were passed to `accept` are still

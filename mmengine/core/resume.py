@@ -19,7 +19,7 @@ from mmengine.events.recovery import Cut, Mode
 from mmengine.events.retention import Undelivered
 from mmengine.version import __version__
 
-BEHIND_ALL = 2**64  # a sequence number that is higher than that of any record
+BEHIND_ALL = 2**64  # higher than any record's sequence number
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,9 @@ class Resume:
     """Options for continuing a log.
 
     `mode`: which kinds of damage are tolerated, as in events/recovery.py. `force`: continue even if the
-    weights, the processor, the dtype or the backend have changed. `cause`: the error that ended the previous
-    process, if a step caused its end. `wanted`: returns whether a delivered answer is needed again.
-    `awaited`: ids of requests in sessions whose answers a caller still waits for. Other requests in sessions
-    are not continued.
+    weights, the processor, the dtype or the backend have changed. `cause`: the error with which a step ended
+    the previous process, or "". `wanted`: returns whether a delivered answer is needed again. `awaited`: ids
+    of session requests for whose answers a caller still waits. Other session requests are not continued.
     """
 
     mode: Mode = "tail"
@@ -46,9 +45,9 @@ class ResumeState:
 
     `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: the
     numbers of the steps whose results the log lacks. `mode` and `cuts`: how the log was repaired.
-    `fingerprints`: those of the model that continued the log last. After a check, they are replaced by the
-    fingerprints of the model that continues the log now. `undelivered`: the observer that collected
-    `answers`. The engine keeps using this observer.
+    `fingerprints`: the fingerprints in the last RECOVERED. After a check, the fingerprints of the model that
+    continues the log now replace them. `undelivered`: the observer that collected `answers`. The engine keeps
+    using this observer.
     """
 
     started: ev.Started

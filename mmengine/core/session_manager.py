@@ -61,8 +61,8 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """Submit a session's request. The request's prompt and media are the session's complete new
-        contents, up to the answer.
+        """Submit a session's request. The request's prompt and media cover the whole session up to the new
+        answer.
 
         The session keeps the prefix that it shares with the prompt, or only the first `num_kept` tokens of
         this prefix, and forgets the rest. The answer is added to the session. The other arguments are

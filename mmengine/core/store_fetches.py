@@ -23,7 +23,7 @@ class StoreFetches(Observer):
         self._remote, self._state, self._inbox = remote, state, inbox
         self._timeout_ns = int(state.config.fetch_timeout_s * 10**9)
         self._filled: list[np.ndarray] = []  # blocks that the currently processed step has filled
-        # (blocks, content ids at that time) for blocks that earlier steps have filled
+        # (blocks, their content ids after the step) for each earlier step that has filled blocks
         self._computed: list[tuple[np.ndarray, np.ndarray]] = []
         # (request id, first block, number of blocks) for fetches that are decided but not in the log yet
         self._fetches: list[tuple[str, int, int]] = []

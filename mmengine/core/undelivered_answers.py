@@ -1,4 +1,4 @@
-"""Collects the answers that no consumer has received completely. It applies the same events as the state.
+"""Collects the answers that no consumer has received completely, from the same events that the state applies.
 
 An engine that continues a log collects the answers while it reads the log, and goes on collecting while it
 runs. Snapshots contain the answers, so a process that continues from a snapshot needs no earlier record.
@@ -158,7 +158,9 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Store the order and the logprobs of the tokens that requests got from `event`."""
+        """Store the logprobs, the pooled vectors, and the token order of choices that `event` adds to
+        answers.
+        """
         if not isinstance(event, ev.Executed):
             return
         for vector in pooled_vectors(event):

@@ -35,7 +35,7 @@ class EncoderCache:
         self.entries: dict[bytes, CacheEntry] = {}
         self.idle: dict[bytes, None] = {}  # unreferenced keys, least recently used first
         self.idle_size = 0
-        # keys removed without an eviction; the plan of the next step tells the executor to drop the tensors
+        # keys of failed or incomplete outputs; the next step's plan tells the executor to drop the tensors
         self.dropped: list[bytes] = []
 
     def has(self, key: bytes) -> bool:
@@ -49,8 +49,8 @@ class EncoderCache:
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
         """Return the keys to evict so that `size` more embeddings fit, or None if this is impossible.
 
-        `extra`: embeddings that the caller will add first. `keep`: entries that must not be evicted, because
-        they will soon be referenced or are already planned for eviction.
+        `extra`: embeddings that the caller will add first. `keep`: entries to leave out, because they will
+        soon be referenced, or because their eviction is already planned.
         """
         room = self.capacity - self.used - extra
         evicted = []

@@ -18,8 +18,8 @@ RING_BYTES = 64 * 2**20
 class MemoryLog:
     """Keeps the last records in memory, for an engine without a log folder. Nothing survives the process.
 
-    The log keeps at most `limit` records, and at most `max_bytes` in their integer columns. The newest record
-    is always kept.
+    The log keeps at most `limit` records, whose prompts and sampled token ids have at most `max_bytes` bytes.
+    The newest record is always kept.
     """
 
     num_bytes, stalled = 0, ""
@@ -51,7 +51,7 @@ class MemoryLog:
 
 
 def _column_bytes(event: Event) -> int:
-    """Return the total size in bytes of the columns in `event` that can be long."""
+    """Return the byte size of EXECUTED's token ids or QUEUED's prompt, or 0 for other events."""
     if isinstance(event, Executed):
         return len(event.token_ids)
     return len(event.prompt) if isinstance(event, Queued) else 0

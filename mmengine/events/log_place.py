@@ -25,7 +25,7 @@ class LogPlace:
         self._segment = segment, os.fstat(fd)
 
     def lost(self) -> str:
-        """Return why new records would be lost, or "". The folder is checked at most every LOOK_S.
+        """Return why new records would be lost, or "". The folder is checked at most every LOOK_S seconds.
         Thread-safe.
         """
         now = time.monotonic()

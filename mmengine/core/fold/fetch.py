@@ -15,8 +15,8 @@ from mmengine.events import vocabulary as ev
 
 
 def ask(state: State, req_state: RequestState) -> None:
-    """If a block store may have useful blocks, let the request wait for OFFERED, in which the store reports
-    them.
+    """Make the request wait for OFFERED if a block store may have useful blocks. OFFERED reports their
+    number.
     """
     asked = state.config.block_store and req_state.may_fetch(state.block_size)
     req_state.store = ASKED if asked else SETTLED

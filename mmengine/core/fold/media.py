@@ -63,8 +63,8 @@ def drop_part(state: State) -> None:
 
 
 def leave_part(state: State, request_id: str) -> None:
-    """After a request ended, give the parts that were computed for its item to another request with the same
-    item. If there is none, drop the parts.
+    """Give an ended request's partly encoded item to another request with the same item. If no request has
+    the item, drop the computed parts.
     """
     part = state.part
     if part is None or part.request_id != request_id:

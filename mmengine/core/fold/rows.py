@@ -69,8 +69,8 @@ def deal_blocks(
     """Distribute the blocks `new` to the rows in order.
 
     Each row gets as many blocks as its next `num_tokens` tokens need. `num_tokens` is an array, or one number
-    for all rows. If `counts` (int32) is given, each row gets as many blocks as given there. With several
-    block groups, `new` contains one block from each group for each block that a row needs.
+    for all rows. If given, `counts` (int32) has each row's number of blocks instead. With several block
+    groups, a row that needs a block gets a block in each group, and `new` contains all these blocks.
     """
     state.blocks.take_new(new)
     if counts is None:
@@ -140,8 +140,9 @@ def fill_with_result(state: State, rows: np.ndarray) -> None:
 
 
 def fill_before_error(state: State, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Record the contents of blocks that the failed rows' new tokens have completed. vLLM appends the tokens
-    and caches the blocks before a grammar rejects the tokens. The rows' numbers of tokens do not change.
+    """Record the contents of blocks that the failed rows' new tokens have completed. vLLM also caches these
+    blocks, because a grammar rejects the tokens only afterwards. The rejected tokens do not count in
+    `num_tokens`.
 
     `sampled`: the step's rows that got tokens, intp.
     """
@@ -285,8 +286,8 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, with its blocks and media, from the request. Row, blocks and media become free once no
-    open or dispatched step computes the row.
+    """Take the row, its blocks and its encoder outputs from the request. They become free once no open or
+    dispatched step computes the row. With `frees_at_once`, only the row itself waits for this step.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]

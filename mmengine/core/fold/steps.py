@@ -1,4 +1,4 @@
-"""Applies events about steps: a step is closed or dispatched, and its result returns or is lost.
+"""Applies events about steps: dispatches, results, failures, and drafts that arrive after a result.
 
 A step is open from its first decision on. DISPATCHED closes the step and adds it to the steps in flight.
 Without overlapping steps there is no DISPATCHED, and the step's result closes the step.
@@ -106,7 +106,8 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        # Remove rejected drafts. A step that verifies drafts is the only step in flight.
+        # Remove rejected drafts. Only by vLLM's asynchronous rules may other steps be in flight beside a step
+        # that verifies drafts.
         if flight.num_drafts is not None:
             reject_drafts(state, flight, counts)
         elif (state.verifies or event.errors) and not state.flights:
@@ -176,8 +177,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """The failed step computed a part of a media item. Count the failure against the request with this item.
-    The request keeps its row, because the step computed no token for it.
+    """Count a failed step against `owner`, the request for whose media item the step computed a part. `owner`
+    keeps its row, because the step computed no token for `owner`.
     """
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
@@ -186,7 +187,9 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """Count a failed step with `num_rows` requests against a request, and make the request a suspect."""
+    """Count a failed step with `num_rows` requests against a request. With `isolates_failures` the request
+    becomes a suspect, which may only join steps with at most half as many rows.
+    """
     if not state.constants.isolates_failures:
         req_state.failures += 1
         return

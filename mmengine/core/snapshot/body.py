@@ -122,9 +122,9 @@ class States(msgspec.Struct, array_like=True):
 class Adapters(msgspec.Struct, array_like=True):
     """The saved LoRA adapters.
 
-    `entries`: (digest, bytes, number of its rows) for each loaded adapter. `idle`: digests of unused
-    adapters, least recently used first. `rows`: row -> its adapter's digest. `known`, `nameless`: the
-    values of AdapterPool's dicts `known` and `nameless`.
+    `entries`: (digest, size in bytes, number of rows that use the adapter) for each loaded adapter. `idle`:
+    digests of unused adapters, least recently used first. `rows`: row -> its adapter's digest. `known`,
+    `nameless`: the values of AdapterPool's dicts `known` and `nameless`.
     """
 
     entries: tuple[tuple[bytes, int, int], ...]
@@ -155,7 +155,8 @@ class Session(msgspec.Struct, array_like=True):
 class Scores(msgspec.Struct, array_like=True):
     """The saved logprobs for an answer and its prompt, and a pooled request's vector.
 
-    `of_prompt`: (1 + k, token ids as int32 bytes, logprobs as float32 bytes). `vector`: float32 bytes.
+    `of_prompt`: (number of logprobs per token, token ids as int32 bytes, logprobs as float32 bytes).
+    `vector`: float32 bytes.
     """
 
     logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None

@@ -75,7 +75,8 @@ def _fill_queue(state: State, body: Body, waiting: list[RequestState]) -> None:
             state.tenants.restore_row(req_state)
     state.waiting.extend(waiting)
     state.tenants.restore_waiting(waiting)
-    # Snapshots of builds without tenants have a single queue. Its number of passed requests is stored here.
+    # In snapshots of builds without tenants, `scan_from` has the number of passed requests in the single
+    # queue.
     passed = body.plain.get("scan_from", 0)
     state.tenants.restore(body.tenants or ((("", 0, 0, passed),) if passed else ()), body.turns)
 

@@ -123,7 +123,8 @@ def _states_of(state: State) -> States:
 def _tokens_of(state: State, started: ev.Started) -> tuple[tuple[int, bytes], ...]:
     """Return (row, token ids) for the rows that have tokens.
 
-    vLLM's asynchronous scheduler reads tokens of a row that its request does not know yet or any more.
+    With vLLM's asynchronous scheduler, tokens are also saved that a row's request does not have yet, or no
+    longer has. The scheduler may still read these tokens.
     """
     if not started.host or state.config.max_in_flight == 1:
         return tuple((row, _row_tokens(state, row)) for row in state.running.tolist())

@@ -3,9 +3,9 @@
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-A snapshot contains all rows' columns, the used token ids and block tables, and the contents of cached blocks.
-All other values of the state are derived from these values. A snapshot also contains the digests of the state
-and of the undelivered answers, which are compared after restoring. No pickle is used.
+A snapshot contains all rows' columns, the used token ids and block tables, the contents of cached blocks, and
+the other fields in body.py. All further values are derived from these fields. A snapshot also contains the
+digests of the state and of the undelivered answers, which are compared after restoring. No pickle is used.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def filled(body: Body) -> State:
 
 def filled_around(body: Body, config: EngineConfig, live: Callable[[State], Live]) -> State:
     """Return the state that a body without requests and digest describes. `config`: the state's settings.
-    `live`: a function that returns the state's live requests and the waiting ones among them, each in order.
+    `live`: a function that returns two ordered lists: the live requests, and the waiting requests among them.
     Raises CorruptLog if the body is invalid.
     """
     with _naming_contradictions():

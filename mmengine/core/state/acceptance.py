@@ -11,7 +11,8 @@ from mmengine.core.state.step_cost import ONE
 
 DRAFTERS = 8  # number of counted drafters; drafters with larger numbers are counted as the last one
 TRIAL = 256  # the weight of one trial
-MEMORY = 24 * TRIAL  # weight at which a row's counts are halved; a drafter's at 16 times this weight
+# A row's counts are halved above this weight, and a drafter's counts above 16 times this weight.
+MEMORY = 24 * TRIAL
 PRIOR = 4 * TRIAL  # weight of the drafter's overall rate in the estimate for a row
 FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # assumed counts of a drafter without trials
 ARRAYS = ("hits", "trials", "drafter_hits", "drafter_trials")

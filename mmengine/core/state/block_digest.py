@@ -75,8 +75,8 @@ class ContentDigests:
                 self._by_content[int(content[block])] = block_digest(before, own, extra)
 
     def drop(self, content: int) -> None:
-        """Remove the digest of a content that no block holds any more. Contents that follow this content
-        already have their digests. These digests were added while a row held this content's block.
+        """Remove the digest of a content that no block holds any more. Contents that follow this content keep
+        their digests, which were added while a row held this content's block.
         """
         self._by_content.pop(content, None)
 

@@ -11,7 +11,8 @@ import numpy as np
 NEVER = np.int32(2**31 - 1)
 # Values of the column `ended`. RUNS_ON: the request continues. STOPPED: a stop condition ended the text.
 # BROKEN: only this row failed, for example with NaN logits. LOST: the row's whole step failed. LEFT: the
-# request has left, but a step in flight still computes the row. CRASHED: the process that computed it died.
+# request has left, but a step in flight still computes the row. CRASHED: the process that computed the row
+# died.
 RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 
 
@@ -65,7 +66,7 @@ class RowColumns(Generic[Array]):
 
 @never_assigned
 class FlightColumns(Generic[Array]):
-    """Columns for steps that overlap. All values are 0 if steps do not overlap."""
+    """Columns for steps that overlap. Without overlapping steps, `in_flight` and `num_pending` are 0."""
 
     in_flight: Int32[Array]  # number of dispatched steps that contain the row
     num_pending: Int32[Array]  # number of tokens that the row will get from these steps

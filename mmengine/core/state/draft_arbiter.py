@@ -53,8 +53,8 @@ class DraftArbiter(ABC):
     """Chooses a draft level for each step, and limits each row's draft count.
 
     Arrays are indexed by [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter.
-    `overlaps`: steps overlap, but the loop waits for each step after which drafters draft. In that case
-    drafting costs time even if the drafters return no drafts.
+    `overlaps`: whether steps overlap. The loop then waits for each step after which drafters draft,
+    so drafting costs time even if the drafters return no drafts.
     """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):
@@ -141,8 +141,8 @@ class DraftArbiter(ABC):
         tokens, and proposed `made` drafts for the next step.
 
         `only_decodes`: whether the step computed no prompts. In a step with prompts, the drafter's head took
-        `reading_ns` to read the prompts. `level`: the draft level after the step, if this level was decided
-        before the previous step had returned; None: the current level.
+        `reading_ns` to read the prompts. `level`: the draft level after the step, if decided when the step
+        was dispatched; None: the current level.
         """
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level

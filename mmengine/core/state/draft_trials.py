@@ -2,9 +2,8 @@
 
 A trial is a period in which drafts are on, to find out whether they save time. All times come from the step
 times in the log, in ns. During a trial, the time of each step with drafts is compared with the time that as
-many tokens take without drafts. The step's time then includes a share of the time for reading prompts. After
-drafts were turned off, the next trial begins when the last trial's loss is small compared with the time since
-then.
+many tokens take without drafts. The step's time then includes a share of the time for reading prompts. The
+next trial begins when the last trial's loss is small compared with the time since drafts were turned off.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
@@ -81,8 +80,8 @@ class DraftTrials:
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return how many steps with `plain_ns` are left until the next trial in this bucket. The waiting
-        times of other buckets with up to 1.5 times as many rows count too."""
+        """Return how many steps are left until the next trial in this bucket, if each step takes `plain_ns`.
+        The waiting times of other buckets with up to 1.5 times as many rows count too."""
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]
         return -(-max(max(untils, default=0) - self.clock_ns, 0) // max(plain_ns, 1))

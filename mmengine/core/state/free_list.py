@@ -66,7 +66,9 @@ class FreeList:
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore what `lines` returned. Raises ValueError if a block occurs twice or block 0 occurs."""
+        """Restore the stack and the queue that `lines` returned. Raises ValueError if a block occurs twice or
+        block 0 occurs.
+        """
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or holds the dummy block")

@@ -15,8 +15,8 @@ where p is estimated for each row and drafter.
 
 Avoiding a loss of time is more important than a gain. A trial turns drafts on to find out whether they save
 time. The trial is compared with the preceding steps without drafts. If a trial loses too much, it ends at
-once. The next trial waits until the loss is small compared with the time since then (draft_trials.py). A loss
-also counts for larger batches, and a gain for smaller batches.
+once. The next trial waits until the loss is small compared with the time since the last trial
+(draft_trials.py). A loss also counts for larger batches, and a gain for smaller batches.
 
 A level change costs time, because a drafter that did not draft must first read the tokens that it
 missed. The level is therefore reviewed only when requests arrive and then every few steps. A shrinking batch
@@ -40,7 +40,7 @@ REST = 8
 RARELY, OFTEN = 128, 64  # steps with drafts between rests: RARELY if drafts gain clearly, else OFTEN
 CLEARLY = ONE + ONE // 4  # with this goodput relative to no drafts, no other level is tried
 LONGEST = 512  # maximum number of steps between reviews
-IN_VAIN = 8  # a trial ends if no row gets drafts in this many first steps with drafters
+IN_VAIN = 8  # a trial ends if no row gets drafts in this many steps from its start
 # A trial must gain 1/MORE over no drafts; another level must gain 1/STAYS over the current level.
 MORE, STAYS = 16, 16
 
@@ -222,7 +222,7 @@ class Goodput(DraftArbiter):
 
     def _turn_off(self, plain_ns: int) -> None:
         if self.bucket != self.full_bucket:
-            self.trials.begin()  # the loss belongs to a batch with more rows
+            self.trials.begin()  # resets the loss, which belongs to a batch with more rows
         self.trials.end(self.bucket, plain_ns)
         self.level = self.levels[self.bucket] = NO_DRAFTERS
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET

@@ -67,8 +67,8 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=slot)
 
     def keep(self, queued: Queued) -> None:
-        """Store the event's grammar in its slot, or mark the slot as the last used one. Raises ValueError if
-        the slot number is out of range, or if the grammar is missing or too long.
+        """Store the event's grammar in its slot, or mark the slot as the most recently used slot. Raises
+        ValueError if the slot number is out of range, or if the grammar is missing or too long.
         """
         slot, grammar = queued.grammar_slot, queued.grammar
         if slot == NO_SLOT:

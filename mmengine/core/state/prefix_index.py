@@ -287,7 +287,7 @@ def _head(extra: bytes) -> int:
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Return the keys of many blocks without extra digests. The keys equal those of `_key`, as a property
-    test checks.
+    """Return the keys of many blocks without extra digests. Each key equals the result that `_key` returns
+    for the block, as a property test checks.
     """
     return parts + parents.view(np.uint64) * _PARENT_FACTOR

@@ -1,8 +1,8 @@
 """Read-only views of a state's parts, for the functions that decide.
 
 A type checker reports every write through a view. Arrays, dicts, pools and caches also refuse writes at run
-time. Lists and requests do not: at run time they are the state's own objects, because reading through a
-wrapper would be slower.
+time. Lists and requests do not refuse writes. At run time they are the state's own objects, because reading
+through a wrapper would be slower.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

@@ -57,8 +57,8 @@ class RequestState:
         return len(self.request.prompt_token_ids)
 
     def may_fetch(self, block_size: int) -> bool:
-        """Return whether a block store could help the request. It can if the request has a full block before
-        its last token, and if its prompt need not be computed for prompt logprobs.
+        """Return whether a block store could help the request. The request must have a full block before its
+        last token. A request that still needs prompt logprobs computes its whole prompt.
         """
         scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
         return len(self.tokens) > block_size and not scored

@@ -22,7 +22,7 @@ IDLE = "idle"  # the reason in SESSIONCLOSED for a session that had no calls for
 
 
 class Chunk(NamedTuple):
-    """What one request added to a session. `start`: its first token's position. `num_outputs`: the
+    """The tokens that a request added to a session. `start`: its first token's position. `num_outputs`: the
     number of answer tokens at its end. The other fields are as in APPENDED.
     """
 

@@ -80,7 +80,7 @@ class State(Columns[np.ndarray]):
         self.num_with_media = 0  # number of rows whose request has media
         self.num_prefills = 0  # number of rows with prefill-only requests
         self.free_rows = list(range(rows - 1, -1, -1))
-        # Row numbers are intp, because numpy would convert another integer type each time they are an index.
+        # Row numbers are intp, because numpy would convert another integer type at each use as an index.
         self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # sorted by rank
@@ -109,7 +109,7 @@ class State(Columns[np.ndarray]):
         self.grammar_slots = GrammarSlots()
         self.sessions = Sessions()
         self.fetching: dict[str, None] = {}  # requests with blocks that are being fetched from a block store
-        self.suspects: dict[str, None] = {}  # requests that run apart from others after a failed step
+        self.suspects: dict[str, None] = {}  # requests that join only small steps after a failed step
         # Only by vLLM's asynchronous rules: row of a preempted request whose tokens are in flight ->
         # (request, whether these tokens are dropped).
         self.stale: dict[int, tuple[RequestState, bool]] = {}
@@ -120,7 +120,7 @@ class State(Columns[np.ndarray]):
         self.flights: deque[Flight] = deque()  # dispatched steps, oldest first
         # row -> encoder keys of its request, for requests that left while a step still computes the row
         self.leaving: dict[int, list[bytes]] = {}
-        self.last_rows = _NO_ROWS  # rows of the previous step, to which SCHEDULED with `rows` None refers
+        self.last_rows = _NO_ROWS  # rows of the previous step; SCHEDULED with `rows` None means these rows
         self.due_places: np.ndarray | None = None  # the result of `due`, until the next event
         self.history = History()
         self.checkpointed_step = 0  # number of the step of the last CHECKPOINT

@@ -97,8 +97,8 @@ class StepCosts:
         """Return the lowest acceptance probability at which a draft is worth its time, in 1/65536; 0:
         unknown.
 
-        The probability is a draft's time divided by a token's best time, and divided by 3 because
-        a step's drafts share some cost.
+        The probability is a draft's time divided by a token's time, with or without drafts, whichever is
+        shorter. The result is divided by 3, because a step's drafts share some cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):

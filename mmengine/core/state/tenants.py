@@ -135,7 +135,7 @@ class Tenants:
         )
 
     def restore(self, saved: Iterable[tuple[str, int, int, int]], turns: int) -> None:
-        """Restore what `saved` returned. All live requests must have joined before."""
+        """Restore the values that `saved` returned. Call `join` for all live requests first."""
         self.turns = turns
         for name, debt, turn, num_passed in saved:
             tenant = self.all[name]
@@ -153,7 +153,7 @@ class Tenants:
         self.of_row[req_state.row] = self._of(req_state).number
 
     def digest_parts(self) -> bytes:
-        """Return several tenants' debts as bytes, or b"" if there is only one tenant."""
+        """Return all tenants' debts and turns as bytes, or b"" for fewer than two tenants."""
         if len(self.all) < 2:
             return b""
         return msgspec.msgpack.encode((self.turns, [each[:3] for each in self.saved()]))

@@ -22,8 +22,9 @@ _NO_BLOCKS = np.zeros(0, np.int32)
 class WindowIndex:
     """Finds the block of a window group that holds the KV of a given content.
 
-    A content is a content id of the prefix index. It stands for all tokens up to the end of the first group's
-    block with the same number. `keys`: content * num_groups + group for each block, or NO_CONTENT.
+    A content is a content id in the prefix index. A row's block in a window group has the content id that the
+    row's block with the same number has in the first group. `keys`: content * num_groups + group for each
+    block, or NO_CONTENT.
     """
 
     def __init__(self, num_blocks: int, num_groups: int):
