@@ -35,7 +35,7 @@ LOADS = {
     "images": (0.4, 1, 1.0, {}),
 }
 # With a longer overload, the number of open requests would reach its limit.
-MAX_SECONDS = {"overload": 40.0}
+MAX_SECONDS = {"overload": 20.0}
 MAX_TOKENS = (8, 48)
 MIN_SLEEP_S = 0.0005  # Shortest sleep between looks at a clock of CPU time.
 

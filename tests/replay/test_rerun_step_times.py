@@ -1,11 +1,15 @@
 """Tests the step times of a what-if simulation: what is fitted to a log, and how times are drawn."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmengine.events import vocabulary as ev
+from mmengine.replay.rerun import simulation
 from mmengine.replay.rerun.calibration import MAX_SLICES, MIN_REQUESTS, Calibration, HeldOut, slices_of
 from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.resampling import DrawnTimes
@@ -110,6 +114,17 @@ def test_delayed_steps_are_spread_like_the_logged_ones(slow_from):
             logged.append(time_of(step))
     assert np.mean(found) == pytest.approx(np.mean(logged), rel=0.05)
     assert np.std(found) == pytest.approx(np.std(logged), rel=0.25)
+
+
+def test_a_request_may_arrive_in_the_time_by_which_it_delays_a_step(monkeypatch):
+    times = fit_times(steps_of(np.random.default_rng(1), 4000, arrival_ns=3_000_000), overlaps=False)
+    during = {key: delays for key, delays in times.delays_ns.items() if key[0] == DURING}
+    drawn = DrawnTimes(replace(times, delays_ns=during), np.random.default_rng(0), overlaps=False)
+    monkeypatch.setattr(simulation, "work_of_plan", lambda plan, num_embeds: work_of(DECODE, 4, 4))
+    for arrival_ns, expected_ns in ((2_000_000, 3.7e6), (8_000_000, 0.7e6)):
+        prices = simulation._Prices(drawn, [arrival_ns])
+        prices.timer = SimpleNamespace(now=lambda: 0)
+        assert np.median([prices.price(None, 0) for _ in range(300)]) == pytest.approx(expected_ns, rel=0.1)
 
 
 def episodes_of(rng, count, length):

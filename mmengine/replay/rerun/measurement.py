@@ -190,6 +190,8 @@ class PricedWatch(Watch):
         number = len(self.measured.steps)
         is_delayed = number < len(self._steps) and self._steps[number].has_arrival
         time_ns = self._times.step_ns(work, begin - self._start_ns)
-        time_ns += self._times.delay_ns(DURING if is_delayed else PLAIN)
+        delay_ns = self._times.delay_ns(DURING if is_delayed else PLAIN)
+        self._times.prolong(delay_ns)
+        time_ns += delay_ns
         self._now = max(self._now, begin + time_ns)
         return self._now

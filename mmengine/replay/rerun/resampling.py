@@ -83,7 +83,11 @@ class DrawnTimes:
         if delays is None:
             return 0
         delay_ns = slowness * delays[int(self._rng.integers(len(delays)))]
-        return self._passed(max(usual_ns + delay_ns, LEAST * usual_ns) - own_ns)
+        return round(max(usual_ns + delay_ns, LEAST * usual_ns) - own_ns)
+
+    def prolong(self, delay_ns: int) -> None:
+        """Count a delay of the last step as time in which the engine was busy."""
+        self._passed(delay_ns)
 
     def host_ns(self, num_rows: int) -> int:
         """Return the engine's own time before a step in ns, or 0 if `step_ns` includes this time."""

@@ -19,7 +19,7 @@ from mmengine.replay.rerun.playback import Clock, Playback, Timer, WaitingExecut
 from mmengine.replay.rerun.resampling import DrawnTimes
 from mmengine.replay.rerun.script import Observation, Script
 from mmengine.replay.rerun.scripted_executor import ScriptedExecutor
-from mmengine.replay.rerun.step_times import StepTimes
+from mmengine.replay.rerun.step_times import DURING, StepTimes
 from mmengine.simulation.meter import Meter
 
 TOGETHER_NS = 1_000_000  # The longest time between the records of observations that were seen together.
@@ -105,8 +105,12 @@ class _Prices:
         following = bisect_right(self._arrivals_ns, now_ns)
         if following == len(self._arrivals_ns):
             return step_ns
-        phase = self._drawn.phase(step_ns, self._arrivals_ns[following] - now_ns)
-        return max(1, step_ns + self._drawn.delay_ns(phase))
+        until_ns = self._arrivals_ns[following] - now_ns
+        delay_ns = self._drawn.delay_ns(DURING)  # A request may also arrive in the time by which it delays.
+        if until_ns >= step_ns + max(0, delay_ns):
+            delay_ns = self._drawn.delay_ns(self._drawn.phase(step_ns, until_ns))
+        self._drawn.prolong(delay_ns)
+        return max(1, step_ns + delay_ns)
 
 
 class _IdleTimer(Timer):
