@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmengine.runtime.drafting.eagle3 import deferred, drafter
+from mmengine.runtime.drafting.head import deferred, drafter
 from tests.spec_decode.draft_control import Granting
 from tests.spec_decode.equality import Asked, answers, assert_same, mixed
 from tests.spec_decode.test_eagle3_batches import SEVEN, Heard, asked_about
