@@ -42,7 +42,7 @@ class ModelSettings(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def num_groups(self) -> int:
         """Return the number of block groups. For each `block_size` tokens, a request gets one block per
-        group, and groups with a window free their blocks later.
+        group. A group with a window frees each block once the window has passed the block.
         """
         return len(self.block_groups) or 1
 

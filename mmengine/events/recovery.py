@@ -40,7 +40,7 @@ Mode = Literal["strict", "tail", "salvage"]
 class Cut:
     """Bytes in a segment that a reader ignores. `what`: the reason. `num_lost`: how many records are missing
     from record `first_lost` on, according to the number of the next record. At the end of the log, where no
-    record follows, it is 0.
+    record follows, `num_lost` is 0.
     """
 
     path: Path
@@ -61,7 +61,8 @@ class Recovery:
     """The bytes that a reader skipped or a writer cut off, as `cuts`.
 
     `torn`: the cut that is a torn tail, or None. `next_sequence`: the next record's number. `is_closed`:
-    whether the log ends with a footer. `tail`: a writer's walk over the last segment.
+    whether the log ends with a footer. `tail`: the Walk from `repair_tail` over the last segment, or
+    None.
     """
 
     mode: Mode
@@ -201,7 +202,8 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     if check is not None:
         check(walk)
     header = walk.scan.header
-    # The path for a segment without records. The footer may already say that this segment follows.
+    # The temporary path for the next segment. If the writer was killed before renaming this file, the footer
+    # may already say that another segment follows.
     begun = part_of(folder, recovery.next_sequence)
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
@@ -224,9 +226,10 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 def mark_continued(path: Path, tail: Walk | None) -> None:
     """Record in the footer at the end of `path` that another segment follows. Add a footer if there is none.
-    An earlier process wrote the segment. A packed segment already has such a footer.
+    An earlier process wrote the segment at `path`. A packed segment already has this footer.
 
-    `tail`: the walk from the repair, so that the segment need not be read again. Raises OSError, CorruptLog.
+    `tail`: the repair's walk. If the repair read the same segment, the segment is not read again. Raises
+    OSError, CorruptLog.
     """
     if path.name.endswith(PACKED_SUFFIX):
         return

@@ -1,8 +1,9 @@
 """Packs full segments, and deletes old segments if a log is too large or too old.
 
-A segment is deleted only if all requests that begin in it or before it were delivered. In addition there must
-be a snapshot from which the rest of the log can be replayed and every undelivered request can be resumed.
-Such a snapshot was taken at the segment's last record or later, and before the first undelivered request.
+A segment is deleted only if all requests that begin in this segment or earlier were delivered. In addition
+there must be a snapshot from which the rest of the log can be replayed and every undelivered request can be
+resumed. This snapshot was taken at the segment's last record or later, and before the first undelivered
+request.
 """
 
 import os
@@ -120,8 +121,8 @@ def pack(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Full:
-    """A full segment. `behind`: the number of the first record after it. `size`, `mtime`: the file's size in
-    bytes and modification time. They are set when the tidying thread has read them.
+    """A full segment. `behind`: the number of the first record after the segment. `size`, `mtime`: the file's
+    size in bytes and modification time, which the tidying thread sets.
     """
 
     path: Path
@@ -136,7 +137,8 @@ class FullSegments:
 
     The writer calls `add`. Another thread may call the other methods. The cost of a call depends on how much
     it packs and deletes, but not on the number of segments. For this reason the folder's segments are listed
-    only when the writer opens the folder, and its snapshots only when a segment is added or deleted.
+    only when the writer opens the folder. The snapshots are listed only when a segment was added, or when the
+    oldest segment should be deleted.
     """
 
     def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
@@ -213,8 +215,9 @@ class FullSegments:
 
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
-    """Delete these segments and their .cut files, so that the log begins with record `first`. Also delete the
-    snapshots that are useless then, because the log lacks the record that follows the snapshot.
+    """Delete these segments and their .cut files, so that the log begins with record `first`. Also delete
+    each snapshot whose next record is no longer in the log, because no replay can continue from this
+    snapshot.
     """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):

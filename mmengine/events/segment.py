@@ -2,7 +2,7 @@ r"""Reads segments, which are a log's files. A segment's name is the number of i
 
     00000000000000000000.mmlog        header, frames, and a footer when the segment is complete
     00000000000000000000.mmlog.zst    a full segment, packed with zstd
-    snapshot-00000000000000012345.mmsnap   the state after that record; earlier segments may be deleted
+    snapshot-00000000000000012345.mmsnap   the state after record 12345; earlier segments may be deleted
 
 Header and footer have 64 bytes each, little endian, with a CRC-32 over their other bytes.
 
@@ -108,8 +108,7 @@ class Scan:
     """Reads the frames in a segment, in order.
 
     `header`: the segment's header, or None before it was read. `footer`: counters over the frames so far.
-    `follows`: the value in the segment's own footer. It is None until a footer was read that agrees with
-    these counters.
+    `follows`: the value in the segment's own footer, or None until `frames` has accepted this footer.
     """
 
     def __init__(self, data: bytes | mmap.mmap):
@@ -177,9 +176,9 @@ def _header(data: bytes | mmap.mmap) -> Header:
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
     """Return the offset at which the next complete frame or footer begins, at `offset` or later, or None.
 
-    A checksum is computed for each position whose bytes begin like a frame. An interrupted write leaves few
-    such positions. If their lengths add up to more than four times the segment, the file was made to waste
-    time, and CorruptLog is raised.
+    A checksum is computed at each position whose bytes begin like a frame or a footer. An interrupted write
+    leaves few such positions. CorruptLog is raised when the checksums have covered more than four times the
+    segment, because then the file was made to waste time.
     """
     patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):

@@ -26,7 +26,7 @@ class Appended(EventBase, frozen=True):
     answer become part of the session if the request ends by stop or length.
 
     `num_opening`: how many of the request's first tokens connect it with the previous turn, for example the
-    previous turn's end and the new turn's header. They are dropped if the previous turn is dropped.
+    previous turn's end and the new turn's header. These tokens are dropped if the previous turn is dropped.
     `is_anchor`: the request's tokens stay when a full session drops older tokens. `film`: 1: the request ends
     inside a video, and the next request may add frames; 2: the request also begins inside a video that the
     previous request left open; 0: neither.
@@ -52,9 +52,9 @@ class Leased(EventBase, frozen=True):
 
 
 class LeaseTaken(EventBase, frozen=True):
-    """Decision: a session keeps only the first `num_kept` blocks in its lease. Its other blocks can be
-    evicted, and the engine may then have to compute their contents again. `reason`: "no free blocks", or
-    "session_blocks" if all leases together exceed this setting.
+    """Decision: a session keeps only the first `num_kept` blocks in its lease. The lease's other blocks can
+    be evicted, and the engine may then have to compute their contents again. `reason`: "no free blocks", or
+    "session_blocks" if all leases together have more blocks than the setting `session_blocks` allows.
     """
 
     session_id: str

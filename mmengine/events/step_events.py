@@ -28,12 +28,12 @@ class Scheduled(EventBase, frozen=True):
     """Decision that opens a step: which running rows compute tokens, and how many tokens each row computes.
 
     `rows`: int32; None: the same rows as in the previous step. `num_tokens`: int32, each row's token count;
-    None: one token each. `new_blocks`: int32, blocks that the rows get in order, as many as each row's tokens
-    need. `encode`: (key, row, index in the request's media) for each item that the encoder computes. `evict`:
-    keys for encoder outputs that leave the cache to make room. `num_drafts`: how many tokens at each row's
-    end are drafts; None: no row has drafts. `drafters`: each row's drafter number; None: drafter 0.
-    `num_decided`: under vLLM's rules, how many running rows, in order, have their work in this step decided;
-    0: all rows.
+    None: one token each. `new_blocks`: int32, blocks that the rows get in order. `block_counts`: int32, how
+    many new blocks each row gets; None: as many as the row's tokens need. `encode`: (key, row, index in the
+    request's media) for each item that the encoder computes. `evict`: keys for encoder outputs that leave the
+    cache to make room. `num_drafts`: how many tokens at each row's end are drafts; None: no row has drafts.
+    `drafters`: each row's drafter number; None: drafter 0. `num_decided`: under vLLM's rules, the step's work
+    is decided for the first `num_decided` running rows; 0: for all rows.
     """
 
     rows: bytes | None
@@ -51,12 +51,12 @@ class Admitted(EventBase, frozen=True):
     """Decision: a waiting request gets a row and joins the open step. If no step is open, this decision opens
     one.
 
-    `num_tokens`: how many tokens the step computes. If they reach beyond the request's known tokens, the rest
-    are placeholders for drafts. `cached_blocks`: int32, prefix hits. Their tokens count as computed.
-    `new_blocks`: int32, the request's other blocks. `encode`, `evict`: as in SCHEDULED. `num_computed`: how
-    many tokens have KV when the step starts; AS_CACHED (-1): the tokens in the prefix hits. `copy`: (source,
-    destination) if a block is only partly shared, so that its KV is copied. `swap_in`: the request's host
-    blocks are copied to the first new blocks.
+    `num_tokens`: how many tokens the step computes. Tokens beyond the request's known tokens are placeholders
+    for drafts. `cached_blocks`: int32, prefix hits. Their tokens count as computed. `new_blocks`: int32, the
+    request's other blocks. `encode`, `evict`: as in SCHEDULED. `num_computed`: how many tokens have KV when
+    the step starts; AS_CACHED (-1): the tokens in the prefix hits. `copy`: (source, destination), the blocks
+    between which KV is copied if a block is only partly shared. `swap_in`: the request's host blocks are
+    copied to the first new blocks.
     """
 
     request_id: str
@@ -76,7 +76,8 @@ class AdmittedWithState(Admitted, frozen=True):
 
     `state_slot`: the slot for the row's state. `state_from`: the slot with the state after the cached blocks,
     which is copied to `state_slot`; NO_STATE (-1): the row begins with zeros. `num_shared`: the length, in
-    tokens, of the longest prefix in the prefix cache, even if no state was kept after this prefix.
+    tokens, of the request's longest prefix whose blocks are cached, even if no state was kept after this
+    prefix.
     """
 
     state_slot: int = 0
@@ -107,9 +108,9 @@ class StatesKept(EventBase, frozen=True):
 
 
 class Evicted(EventBase, frozen=True):
-    """Decision under vLLM's rules: the encoder outputs `keys` leave the cache. They were evicted for a chunk
-    that then could not be scheduled in this step. `used`: unreferenced outputs that become the most recently
-    used ones in the cache's LRU order.
+    """Decision under vLLM's rules: the encoder outputs `keys` leave the cache. The scheduler evicted these
+    outputs for a chunk, and then could not schedule the chunk in this step. `used`: unreferenced outputs that
+    become the most recently used outputs in the cache's LRU order.
     """
 
     keys: tuple[bytes, ...]
@@ -139,15 +140,15 @@ class Dispatched(EventBase, frozen=True):
 
 
 class Executed(EventBase, frozen=True):
-    """Observation: the result of the oldest step in flight, or of the open step if no step is in flight. An
-    index in a field is an index among the rows that sampled, in step order.
+    """Observation: the result of the oldest step in flight, or of the open step if no step is in flight. In
+    the fields, an index counts only the rows that sampled, in step order.
 
     `token_ids`: int32, the rows' sampled tokens, row by row. `counts`: how many tokens each row got: its
     accepted drafts and one more token; None: one token each. `stops`: (index, kind) for each row whose text
     ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed while
-    the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. For
-    rows that want confidences, further pairs follow with negative ids: -1 the logprob under the grammar, -2
-    the entropy, and -3 - token id the logprobs of the likeliest allowed tokens.
+    the other rows did not. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs. Rows
+    that want confidences have further pairs with negative ids. Id -1 has the token's logprob under the
+    grammar, and id -2 the entropy. Id -3 - t has the logprob for each of the likeliest allowed tokens t.
 
     `drafts`: int32, drafts for the next step. `num_drafts`: how many drafts each row has; None: no drafts.
     `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the

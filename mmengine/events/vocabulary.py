@@ -43,8 +43,9 @@ DEADLINE = "deadline"  # the reason in CANCELLED if the request's deadline has p
 
 
 class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
-    """Constants that determine how a reader applies the decisions in a log. They depend on the scheduler that
-    decided. The defaults belong to mmengine's own scheduler, and vLLM's scheduler sets other values.
+    """Constants that determine how a reader applies the decisions in a log. The constants depend on the
+    scheduler that made these decisions. The defaults belong to mmengine's own scheduler, and vLLM's scheduler
+    sets other values.
 
     `isolates_failures`: a failed step's requests become suspects and run apart from other requests.
     `keeps_broken_blocks`: blocks from a row with NaN logits stay in the prefix cache. `frees_at_once`: a
@@ -53,11 +54,12 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     begin up to this many tokens after the block. `salts_media`: an item's key in the encoder cache depends on
     the request's salt and adapter, and not only on the item's hash. `media_held_ahead`: how many tokens after
     an item must be computed before the item's encoder output is released. `fills_with_results`: a block whose
-    last token a step samples becomes a prefix hit with this step's result, and not when the row's next step
-    is scheduled. `knows_contents`: the log tells the contents of all cached KV blocks. It is False if the log
-    began while requests ran, or if KV came from a connector. `is_asynchronous`: vLLM's AsyncScheduler
-    decided. Drafts in flight count as pending tokens, each row that samples gets placeholders for drafts, and
-    a preempted request keeps its tokens in flight.
+    last token a step samples enters the prefix cache with this step's result. Otherwise the block enters the
+    cache when the row's next step is scheduled. `knows_contents`: the log tells the contents of all cached KV
+    blocks. It is False if the log began while requests ran, or if KV came from a connector.
+    `is_asynchronous`: vLLM's AsyncScheduler made the decisions. Then drafts in flight count as pending
+    tokens, each row that samples gets placeholders for drafts, and a preempted request keeps its tokens in
+    flight.
     """
 
     isolates_failures: bool = True
@@ -92,10 +94,10 @@ class Started(EventBase, frozen=True):
     version of the scheduling rules. `config`: the engine's settings, with all automatic values resolved.
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
     how many KV blocks there are, including block 0, which pads batches. `constants`: how a replay applies the
-    decisions. `is_host_driven`: a host called the two halves of each step, so the log says when each step was
-    collected. `host`: the engine whose scheduler decided, such as "vllm 0.32.0"; "": mmengine. With another
-    host, a recorder wrote the log, and the order of events within a step follows
-    docs/reference/recorded-logs.md.
+    decisions. `is_host_driven`: a host called `begin_step` and `finish_step` (HostDrivenCore), so the log
+    says when each step was collected. `host`: the engine whose scheduler made the decisions, such as "vllm
+    0.32.0"; "": mmengine. With another host, a recorder wrote the log, and the order of events within a step
+    follows docs/reference/recorded-logs.md.
     """
 
     schema: int
@@ -177,8 +179,8 @@ class Finished(EventBase, frozen=True):
     """Decision: the request ended. `reason`: stop, length, repetition (the answer repeated itself), pooled
     (the result is a vector), abort, error, or rejected (the queue was full).
 
-    `detail`: a text for people. `code`: if there is no complete answer, the reason for programs; None after
-    stop, length, repetition and pooled.
+    `detail`: a text for people. `code`: the error code if there is no complete answer; None after stop,
+    length, repetition and pooled.
     """
 
     request_id: str

@@ -49,8 +49,8 @@ TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds to the next run of `tidy`, after a s
 
 
 class LogWriter:
-    """Appends to a new log or, with the recovery mode `reopen`, to an existing log. `recovery` holds the
-    bytes that were then cut off the log's end.
+    """Appends to a new log or, with the recovery mode `reopen`, to an existing log. For an existing log,
+    `recovery` describes the bytes that were cut off the log's end.
 
     `sync_always`: call fdatasync at each commit, so that commits survive power cuts. `segment_bytes`: the
     size at which a segment is full. `tidy` packs full segments unless `pack_full` is False, and deletes old
@@ -121,7 +121,7 @@ class LogWriter:
             if part != part_of(self._folder, self.next_sequence):
                 part.unlink(missing_ok=True)
         # A segment that begins with the next record's number has no records. The first new segment replaces
-        # it.
+        # this segment.
         paths = [path for path in segment_paths(self._folder) if path.stem != f"{self.next_sequence:020d}"]
         self._path = paths[-1] if paths else None
         for path, after in pairwise(paths):
@@ -210,8 +210,8 @@ class LogWriter:
         """Write all bytes in `data`. If OSError is raised, the next call cuts off the bytes that were
         written.
 
-        After a failed sync the bytes are also written again, because a successful second sync would not prove
-        that the first bytes are on the disk.
+        After a failed sync, the bytes are also cut off, and the next commit writes these bytes again. A
+        second sync alone could succeed although the bytes never reached the disk.
         """
         self._cut()
         self._torn = True

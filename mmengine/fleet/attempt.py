@@ -84,7 +84,7 @@ class ReplicaChoice:
             self.avoided = (*self.avoided, replica)[-MAX_AVOIDED:]
 
     def note_silent(self) -> None:
-        """Record that the replica to which the key leads sent nothing."""
+        """Record that the replica to which the key leads became silent."""
         self._num_failed += 1
 
     def note_reached(self, replica: str) -> None:
@@ -125,7 +125,7 @@ class Attempt:
     ):
         self._carrier, self._limits, self._choice = carrier, limits, choice
         self._request, self._receiver = request, receiver
-        self._replica = ""  # its name, when it has answered
+        self._replica = ""  # the replica's name; "" before its first message
 
     async def run(self) -> None:
         """Forward the replica's messages until the answer ends.

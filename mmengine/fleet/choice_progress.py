@@ -56,7 +56,7 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """Return the outputs of a request's choices that are in `logs`, each choice from its first token on.
+    """Return the outputs in `logs` for each choice of a request, from the choice's first token on.
 
     Each log maps core ids (one id per choice) to answers. A choice that moved between replicas is in several
     logs.
@@ -111,8 +111,8 @@ def _news(
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Return the logprobs, with confidences, from the first token up to the first gap. Each log has only the
-    logprobs from the token at which its replica continued.
+    """Return the logprobs, with confidences, up to the first token whose logprobs are in no log. Each log has
+    only the logprobs from the token at which its replica continued.
     """
     joined: Logprobs = []
     for each in sorted(answers, key=_num_given):

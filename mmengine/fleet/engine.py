@@ -53,17 +53,18 @@ from mmengine.serve.text.request_output import Completion, RequestOutput, engine
 COUNT_TRIES = 3  # maximum number of attempts to count a prompt's tokens on a replica
 STRANDED_S = 5.0  # seconds that a request may wait for a message before the fleet counts as not ready
 LEFT = "the ingress ends; the request is kept and continues when another ingress serves with the same --log"
-FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # ReplicaRequest has fields for these
+# Options that are sent as `ReplicaRequest.options`. ReplicaRequest has separate fields for the other options.
+FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}
 
 
 class FleetEngine(AsyncAnswers):
-    """An engine for servers whose requests are computed by replicas.
+    """Has an engine's interface for servers, and lets replicas compute the requests.
 
     `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
     further request raises QueueFull. When this process ends, the streams of all callers break. `durable`:
-    lets requests with `hold` survive, so that the next ingress continues them; this engine closes it.
-    `box_unit`: returns how the model writes boxes, or raises InvalidRequest. An instance must be created on
-    its event loop.
+    stores requests with `hold`, so that the next ingress continues these requests. This engine closes
+    `durable`. `box_unit`: returns how the model writes boxes, or raises InvalidRequest. An instance must be
+    created on its event loop.
     """
 
     metrics: FleetMetrics
@@ -247,7 +248,7 @@ class FleetEngine(AsyncAnswers):
     ) -> None:
         """Run a request to its end. `outputs`: outputs that a previous ingress received."""
         salt = channel.options.cache_salt
-        if prompt.has_media:  # hashing it may take long
+        if prompt.has_media:  # hashing media may take long
             key = await asyncio.to_thread(affinity, prompt, salt)
         else:
             key = affinity(prompt, salt)

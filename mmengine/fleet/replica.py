@@ -98,7 +98,7 @@ class Replica:
             return _refusal(error)
 
     def _take_rest(self, request_id: str, run: "_Run") -> None:
-        """Discard the last outputs of a request that its ingress has left."""
+        """Discard the last outputs of a request that no ingress reads any more."""
         with suppress(MMEngineError):
             while run.stream.backlog:
                 run.stream.take()
@@ -188,12 +188,12 @@ class Replica:
 
 
 class _Run:
-    """A request that an ingress reads. `num_outputs`: number of tokens in its answer so far."""
+    """A request whose outputs an ingress reads. `num_outputs`: number of tokens in the answer so far."""
 
     def __init__(self, stream: Stream, route: str, num_outputs: int):
         self.stream, self.route, self.num_outputs = stream, route, num_outputs
         self.reason = ""  # why the request must move
-        self.is_left = False  # whether the ingress has left
+        self.is_left = False  # whether the ingress has stopped reading
         self.gone = asyncio.Event()  # set when the engine no longer has the request
         self._come = asyncio.Event()
 

@@ -1,8 +1,8 @@
 """Reads the logs of replicas, one per process: which requests a replica had, and which tokens it computed.
 
-If no process holds a log's lock, the log's process has ended, and the log shows everything that the
-process did. If the lock is held, the process may still compute the open requests in its log. No other replica
-computes these requests until they have ended there.
+If no process holds a log's lock, the log's process has ended, and the log shows everything that the process
+did. If the lock is held, the process may still compute the open requests in its log. No other replica
+computes these requests until this process has ended them.
 """
 
 import asyncio

@@ -26,14 +26,15 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.request_output import Completion, RequestOutput, engine_failed, split_output
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # between two attempts
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.3  # seconds between two attempts
 
 
 class RequestKeeper(Protocol):
     """Stores a request that must survive when its ingress ends."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request. Called after a replica's log has recorded it, and before the caller is told.
+        """Store the request. Called after a replica's log has recorded the request, and before the caller
+        learns that the request was accepted.
 
         Raises an error if the request is refused.
         """
@@ -48,8 +49,8 @@ class RoutedRequest:
     `request` must have a seed. `key`: the routing key that selects replicas. `moved`: called with the reason
     for each move. With a `keeper` the request survives this process, and at most one replica computes it at
     any time: the next replica begins when the log of the previous replica shows that the request has ended
-    there. Once accepted, such a request waits for a replica without a time limit, and a failure becomes its
-    answer.
+    there. After its acceptance, a request with a keeper waits for a replica without a time limit. If the
+    request then fails, the caller gets the failure as the answer.
     """
 
     def __init__(
@@ -154,7 +155,8 @@ class RoutedRequest:
                 if self._keeper is not None and move.replica:
                     self.is_unheard = False  # this replica may still have the request
                     await self._keeper.released(move.replica, names)
-                # A request that crashes replicas gets no token before each crash.
+                # New tokens clear the earlier deaths, because a request that crashes replicas gets no token
+                # before each crash.
                 deaths = move.is_death + (deaths if _num_tokens(choices) == tokens_before else 0)
                 if is_done():
                     self._deaths = deaths
@@ -237,7 +239,9 @@ class RoutedRequest:
             self._ends.append(message.end)
 
     def _put(self, choice: ChoiceProgress, output: RequestOutput) -> None:
-        """Forward an output; `_complete` forwards the last output."""
+        """Add an output to its choice. Forward all outputs except the request's last output, which
+        `_complete` forwards.
+        """
         choice.add(output)
         if self.is_over:
             self._last = output

@@ -22,8 +22,9 @@ _WIDE_BYTES = 2**15  # a tile of at least this many bytes gets 8 warps instead o
 def _join(top, mass, total, other_top, other_mass, other_total):
     """Join the softmaxes over two sets of keys.
 
-    A softmax is, for each query, the highest score (`top`), the sum of the weights (`mass`) and the weighted
-    sum of V (`total`). The code calls fma explicitly, so that all compilations round alike.
+    A softmax is stored as three values for each query: the highest score (`top`), the sum of the weights
+    (`mass`) and the weighted sum of V (`total`). The code calls fma explicitly, so that all compilations
+    round alike.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)

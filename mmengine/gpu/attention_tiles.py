@@ -26,7 +26,7 @@ class Work(NamedTuple):
     """
 
     rows: int  # rows per tile: queries times heads per KV head
-    width: int  # rows per tile for which a part has space
+    width: int  # rows per tile that a part stores, at most `rows`
     programs: int
     totals: Tensor  # [parts, kv_heads, width, d]
     sums: Tensor  # [2, parts, kv_heads, width]

@@ -29,8 +29,9 @@ class Tile(NamedTuple):
 
 # A layer uses the widest of these tiles that divides its columns into at least MANY tiles. In a decode step
 # with a single row tile, about 2 MB of weights are then in flight: as much as a GPU's memory delivers during
-# its latency. sm_90's wgmma needs at least 64 rows; a step with a single row is memory-bound even when it
-# computes 64. Below sm_90, all tiles fit into the 99 KiB of shared memory that smaller GPUs have.
+# its latency. These tiles have 64 rows, because sm_90's wgmma needs at least 64. A step with a single row is
+# memory-bound, so the empty rows cost little time. Below sm_90, all tiles fit into the 99 KiB of shared
+# memory that smaller GPUs have.
 MANY = 64
 TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))
 # float32 does not use tensor cores, because they would round it to TF32.

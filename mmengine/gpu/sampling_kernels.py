@@ -175,10 +175,9 @@ def draw(
 ) -> torch.Tensor:
     """Return an int64 tensor [r] with a sampled token for each row of the float32 logits [r, vocab].
 
-    The tokens equal those of filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if
-    (logit - `largest`) / `temperature` is at least `least`. `largest`, `temperature` (above 0) and `least`
-    are float32 [r]. `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is
-    contiguous.
+    filters.apply_temperature and gumbel.gumbel_noise give the same tokens. A token is a candidate if (logit -
+    `largest`) / `temperature` is at least `least`. `largest`, `temperature` (above 0) and `least` are float32
+    [r]. `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is contiguous.
     """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
@@ -266,7 +265,9 @@ def _partial(rows: int, vocab: int, device: torch.device) -> tuple[torch.Tensor,
 
 
 def _best(scores: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best token of all chunks. Ties go to the first chunk."""
+    """Return each row's highest score over all chunks, and the token with this score. Ties go to the first
+    chunk.
+    """
     highest = scores.amax(-1, keepdim=True)
     behind = tokens.amax() + 1
     return highest[:, 0], torch.where(scores == highest, tokens, behind).amin(-1)

@@ -40,7 +40,7 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend frame by frame with torch, as a reference. Waits for the device to read the frame lengths."""
+    """Attend frame by frame with torch, as a reference. Reading the frame lengths waits for the device."""
     sizes = [size for size in starts.diff().tolist() if size]
     frames = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat([F.scaled_dot_product_attention(*frame) for frame in frames], 1).transpose(0, 1)

@@ -52,7 +52,7 @@ class HuggingFace:
             repo_id=name.repo, repo_type="model"
         )
         commit = name.revision or "main"
-        with suppress(OSError):  # A commit has no ref.
+        with suppress(OSError):  # A commit id has no ref file.
             commit = (folder / "refs" / commit).read_text().strip()
         snapshot = folder / "snapshots" / commit
         return snapshot if snapshot.is_dir() else None

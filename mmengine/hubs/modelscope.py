@@ -61,7 +61,8 @@ class ModelScope:
         if self._is_offline:
             raise not_asked(name, "HF_HUB_OFFLINE is set")
         with self._told(None):
-            # Without an environment variable, the client chooses between two endpoints.
+            # Without an environment variable, the client chooses between two endpoints. All later calls use
+            # the chosen endpoint.
             endpoint = self._api.resolve_endpoint_for_read(name.repo)
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
             files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=folders)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mmengine.errors import ModelError
 
-HUB_VARIABLE = "MMENGINE_HUB"  # Environment variable that names the hub for names without a prefix.
+HUB_VARIABLE = "MMENGINE_HUB"  # Environment variable with the hub for names without a hub prefix.
 HUGGING_FACE, MODELSCOPE = "hf", "modelscope"
 TITLES = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}
 _NAME = re.compile(
@@ -19,8 +19,9 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(/[\w.-]{1,127}){0,7}")
 class HubName(NamedTuple):
     """A model's name at a hub.
 
-    `revision`: a branch, a tag or a commit; None: the hub's main branch. `tag`: picks a GGUF file, such as
-    Q4_K_M; None: the safetensors files, or the default GGUF file of a model that has only GGUF files.
+    `revision`: a branch, a tag or a commit; None: the hub's main branch. `tag`: a name such as Q4_K_M that
+    picks a GGUF file; None: the safetensors files, or the default GGUF file of a model that has only GGUF
+    files.
     """
 
     hub: str  # A key in TITLES.

@@ -9,8 +9,8 @@ from mmengine.errors import InvalidRequest
 
 
 class BoxUnit(NamedTuple):
-    """`kind`: "thousandths" of the image's sides, or "pixels" in the resized image. The resized
-    image's sides are multiples of `patch` pixels.
+    """A unit for box coordinates. `kind`: "thousandths" of the image's sides, or "pixels" in the resized
+    image. The resized image's sides are multiples of `patch` pixels.
     """
 
     kind: Literal["thousandths", "pixels"]

@@ -52,8 +52,8 @@ def read_decoder(
     mixers: tuple[str, ...] = ("full_attention",),
     windowed: bool = False,
 ) -> DecoderConfig:
-    """Read a decoder's sizes from the file. The file does not contain the other options, so they are
-    arguments. Raises ModelError that names the field.
+    """Read a decoder's sizes from the file. Options that the file does not contain are arguments. Raises
+    ModelError that names the field.
 
     `head_dim`: the value if the file has no such field; None means hidden_size / heads. `rope`: reads the
     rotary options from the fields and head_dim. `mixers`: the allowed values in layer_types. `windowed`:
@@ -111,8 +111,8 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
 
 
 def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
-    """Do the same as `read_experts` for a model family in which the config does not name the layers with
-    experts. `layers`: the layers with experts.
+    """Read the experts' sizes and the router's options, for a model family whose config does not say which
+    layers have experts. `layers`: the layers with experts.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"

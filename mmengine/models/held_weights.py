@@ -47,8 +47,8 @@ class HeldWeights:
         these tensors are held in GGUF's blocks; otherwise they are held as dequantised values.
         """
         for entry in entries:
-            # If a dequantised tensor also has a coding, `text` names the coding. The type is recorded only if
-            # `text` names GGUF types anyway.
+            # `text` normally describes a dequantised tensor with a coding by the coding. The tensor's GGUF
+            # type is recorded only if `text` names GGUF types anyway.
             if entry.blocks is not None and (as_codes or self._types or entry.coding is None):
                 (self._types if as_codes else self._dequantised).add(entry.blocks.name)
             elif entry.form_name:
@@ -95,7 +95,9 @@ def holds_blocks(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def faster_as_codes(blocks: Iterable[Blocks | None]) -> bool:
-    """Return whether the kernels multiply matrices in these blocks faster as codes."""
+    """Return whether the kernels multiply matrices with these blocks faster as int8 or int4 codes than as
+    blocks.
+    """
     library = native.load()
     numbers = [each.number for each in blocks if each is not None]
     return library is not None and prefers_codes(library, numbers)

@@ -1,5 +1,5 @@
-"""Finds or downloads a model's files. A user names the model by a folder, a GGUF file, a hub id, or not at
-all for the embedded checkpoint.
+"""Finds or downloads a model's files. A user gives a folder, a GGUF file or a hub id. Without a name, the
+embedded checkpoint is used.
 """
 
 from pathlib import Path

@@ -9,8 +9,8 @@ from mmengine.checkpoint.rope import RopeConfig
 class ExpertsConfig:
     """The experts in the layers that have a mixture: `count` SwiGLUs in each layer.
 
-    A token's output is the sum over the outputs from its `top_k` likeliest experts. They are weighted by the
-    router's probabilities, a float32 softmax over all experts.
+    A token's output is the sum over the outputs from its `top_k` likeliest experts. These outputs are
+    weighted by the router's probabilities, a float32 softmax over all experts.
     """
 
     count: int
@@ -68,8 +68,8 @@ class DecoderConfig:
     qk_norm: bool = False  # Whether each head in q and k is normed before rotation.
     tied: bool = False  # Whether the LM head uses the embedding's matrix.
     rotary_dim: int = 0  # How many values at a head's beginning are rotated; 0: all.
-    # Whether each head's output is multiplied by the sigmoid of a gate. q_proj computes the gate after the
-    # head's q.
+    # Whether each head's output is multiplied by the sigmoid of a gate. In q_proj's output, each head's gate
+    # follows the head's q.
     gated: bool = False
     norm_offset: bool = False  # Whether norms add 1 to their weights and round once.
     delta: DeltaConfig | None = None

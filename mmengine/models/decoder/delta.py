@@ -2,9 +2,9 @@
 
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
-Here q and k are L2-normalised. If a row has many tokens, they are computed in chunks with matrix products.
-If a row has few tokens, they are computed one after another. Both ways use float32. Values are rounded where
-transformers rounds them, and chunks follow `torch_chunk_gated_delta_rule` in transformers. The CPU kernels
+Here q and k are L2-normalised. A row with many tokens is computed in chunks with matrix products, and a row
+with few tokens is computed token by token. Both ways use float32. Values are rounded where transformers
+rounds them, and chunks follow `torch_chunk_gated_delta_rule` in transformers. The CPU kernels
 (native/src/layers/delta.cpp) compute all tokens one after another.
 """
 
@@ -68,7 +68,9 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute together all rows in the mask `alone`, which have one token each. Writes to `mixed`."""
+        """Compute all rows in the mask `alone` together. Each row in the mask has a single token. Writes to
+        `mixed`.
+        """
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)

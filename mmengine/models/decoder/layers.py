@@ -115,8 +115,8 @@ def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Ma
 
 
 def gates_behind(config: DecoderConfig) -> Tensor:
-    """Return the order, int64 [rows], that moves the gates to the end. The rows are those of the joined q, k
-    and v, where q has a gate after each head.
+    """Return row indices, int64 [rows], that move the gates to the end of the joined q, k and v. In the
+    stored order, q has a gate after each head.
     """
     heads, size = config.num_heads, config.head_dim
     q = torch.arange(2 * heads * size).view(heads, 2, size)

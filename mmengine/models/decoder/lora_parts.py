@@ -1,5 +1,5 @@
-"""Converts a LoRA adapter to additions to a decoder's linear layers. A linear layer may join several modules
-that the adapter names separately.
+"""Converts a LoRA adapter to low-rank products that a decoder's linear layers add to their outputs. A linear
+layer may join several modules that the adapter names separately.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,8 +39,9 @@ def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[
 
 
 def _joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Return name -> modules that the linear layer joins, in the order of their outputs. The names are
-    those in DECODER_LINEARS."""
+    """Return the modules that each linear layer joins, in the order of their outputs. The keys are names from
+    DECODER_LINEARS.
+    """
     beginning = layer_name(layer)
     found: dict[str, tuple[str, ...]] = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -38,9 +38,9 @@ R = TypeVar("R", Tensor, Codes)
 
 
 class NativeTextDecoder:
-    """A decoder with the methods of TextDecoder that uses the CPU kernels. Steps must not overlap, because
-    they share scratch memory. `experts`: the mixtures in the layers that have experts. `has_vocabulary`:
-    False for a decoder without embedding and LM head, whose `embed` and `logits` must not be called.
+    """Has the methods of TextDecoder, and uses the CPU kernels. Steps must not overlap, because they share
+    scratch memory. `experts`: the mixtures in the layers that have experts. `has_vocabulary`: False for a
+    decoder without embedding and LM head, whose `embed` and `logits` must not be called.
     """
 
     batch_invariant = True

@@ -11,7 +11,8 @@ RmsNorm = Callable[[Tensor, Tensor, float], Tensor]  # Arguments: x [t, n], weig
 
 def rms_norm_of(dtype: torch.dtype, *, once: bool = False) -> RmsNorm:
     """Return the RMS norm for a dtype. In 16 bits, values are rounded before and after the multiplication by
-    the weight. With `once` they are rounded only after it, and the weight must be float32.
+    the weight. With `once`, values are rounded only after this multiplication, and the weight must be
+    float32.
     """
     if dtype == torch.float32:
         return _rms_norm

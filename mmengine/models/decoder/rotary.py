@@ -11,8 +11,8 @@ from mmengine.checkpoint.rope import RopeConfig
 
 
 class Rotary:
-    """Computes a model's cosines and sines. `axis`: int64 [head_dim / 2], for each frequency the row of
-    positions (time, height or width) that it uses.
+    """Computes a model's cosines and sines. `axis`: int64 [head_dim / 2], the row of positions (time, height
+    or width) that each frequency uses.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
@@ -52,8 +52,9 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Return the frequencies, float32 [head_dim / 2], with the same bits as `modeling_rope_utils` in
-    transformers. The kind "linear" divides all frequencies by the factor. The kind "llama3" divides only
-    frequencies whose wavelength exceeds the original training context, with a smooth transition.
+    transformers. The kind "linear" divides all frequencies by the factor. The kind "llama3" divides
+    frequencies with wavelengths above `original_positions / low_freq_factor`, and keeps wavelengths below
+    `original_positions / high_freq_factor`. Frequencies between these limits are interpolated.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     plain = 1.0 / rope.theta**exponents
