@@ -28,7 +28,7 @@ class MediaCache(Generic[V]):
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
-        self.hits = 0  # Counts cached values, and values that another caller computed meanwhile.
+        self.hits = 0  # Counts lookups that found a value or waited for another caller's value.
         self.misses = 0
         self.num_bytes = 0
         self._max_bytes = max_bytes
@@ -90,7 +90,9 @@ class MediaCache(Generic[V]):
                 self._evict()
 
     def forget(self, key: bytes) -> None:
-        """Remove `key` and its value, if cached, because the value was found not to match the key."""
+        """Remove the value for `key`, if cached. A caller uses this method if the value may not match the
+        key.
+        """
         with self._lock:
             _, size = self._values.pop(key, (None, 0))
             self.num_bytes -= size

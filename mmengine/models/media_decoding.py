@@ -13,8 +13,8 @@ Encoded = bytes | Path  # An encoded file, as bytes or as a path.
 
 
 class FrameTimes(NamedTuple):
-    """For a video that is a list of frames: the frames per second, and the frames' indices in the original
-    video; None if unknown.
+    """The timing for a video that was sent as a list of frames. `fps`: frames per second. `indices`: the
+    frames' indices in the original video. None: unknown.
     """
 
     fps: float | None = None
@@ -58,9 +58,10 @@ MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 
 
 class DecoderRecipe(NamedTuple):
-    """How another process makes a decoder: it calls `module.decoder(settings)`. Importing the module must
-    load neither torch nor a tokenizer. `done`: the word for the decoder's work in error messages, such as
-    "decoded" (a past participle).
+    """Describes how another process makes a decoder. The process calls `module.decoder(settings)`.
+
+    Importing the module must load neither torch nor a tokenizer. `done`: the word for the decoder's work in
+    error messages, such as "decoded" (a past participle).
     """
 
     module: str

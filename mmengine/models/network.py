@@ -98,13 +98,15 @@ class Network:
             return LoadedAdapter(self._text.adapter(tensors), vision)
 
     def measure_encoder(self) -> EncoderCost | None:
-        """Return the encoder's cost, or None on a GPU, where an item is always encoded at once."""
+        """Return the encoder's measured cost. Return None without a vision tower, and on a GPU, where no item
+        is encoded in parts.
+        """
         vision = self._vision
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """Return a capturable encoder, or None if the device has no attention kernel for frames with
-        different lengths."""
+        """Return a capturable encoder. Return None without a vision tower, or if the device has no attention
+        kernel for frames with different lengths."""
         if self._vision is None or self._vision.ops is None:
             return None
         return CapturedVision(self._vision, self._vision.ops, largest)
@@ -150,8 +152,8 @@ def load_network(
     "int8" to quantise a layer's input rows before they are multiplied by integer codes.
 
     Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
-    be used, for kernels that do not run on the device, and for a number of ranks that does not divide the
-    model.
+    be used, for kernels that do not run on the device, and for a number of ranks over which the model cannot
+    be split.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -208,7 +210,8 @@ def text_decoder(
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)
-    # The kernels compute all layers in one call, but ranks must exchange sums within a layer.
+    # The kernels compute all layers in a single call. Ranks must exchange sums within a layer, so torch
+    # computes a sharded decoder.
     sizes = delta_sizes(config)
     usable = shard is None and fits(config.head_dim, device, dtype) and (sizes is None or sizes.fits)
     library = native.load() if usable else None

@@ -35,8 +35,8 @@ class MediaSource:
 class MediaInput:
     """A media item and its input for the encoder.
 
-    `patches`: uint8 [num_patches, channels * temporal * patch²], in the encoder's order, in which the patches
-    in a merge x merge window are adjacent. `source`: input from which `Processor.restore` can make the same
+    `patches`: uint8 [num_patches, channels * temporal * patch²], in the encoder's order: patches in the same
+    merge x merge window are adjacent. `source`: input from which `Processor.restore` can make the same
     patches again; None if the client sent no encoded bytes.
     """
 
@@ -54,8 +54,8 @@ class Prepared:
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    # If the prompt is a piece of a session's conversation: how many of its first tokens end the previous
-    # piece.
+    # For a piece in a session: how many tokens precede the piece's own content. These tokens close an open
+    # video, or end the previous turn and open a turn.
     num_opening: int = 0
 
 
@@ -77,11 +77,11 @@ class Tokenizer(Protocol):
         """
 
     # A tokenizer may also have `text_bytes: Sequence[bytes] | None`, the bytes that each id adds in `decode`.
-    # It makes detokenization faster. It may be set only if `decode` joins these bytes and decodes them as
-    # UTF-8, with U+FFFD for invalid bytes.
+    # This attribute makes detokenization faster. A tokenizer may set the attribute only if `decode` joins
+    # these bytes and decodes them as UTF-8, with U+FFFD for invalid bytes.
 
 
-# Which turn begins with a piece of a prompt: the first turn of the chat, a later turn, or ("") none.
+# The turn that a piece in a session begins: the session's first turn, a later turn, or no turn ("").
 Opens = Literal["first", "next", ""]
 
 
@@ -172,8 +172,8 @@ class Processor(Protocol):
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """Additional methods for a processor that can convert a conversation piece by piece, which sessions
-    need.
+    """Additional methods for a processor that can convert a conversation piece by piece. Sessions require
+    these methods.
     """
 
     @property
@@ -259,8 +259,7 @@ class EncoderSize(NamedTuple):
 
 class EncoderCost(NamedTuple):
     """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: the
-    number of patches in a frame for which attention takes as long as all other operations
-    (encoder_cache/work.py).
+    frame size in patches at which attention takes as long as all other operations (encoder_cache/work.py).
     """
 
     work_ns: int
@@ -272,8 +271,8 @@ class CapturableEncoder(Protocol):
     made.
 
     A step's items are written to the inputs, and computed in the smallest captured size that is large enough.
-    They do not attend to unused patches. All steps run in order on one stream, so a step overwrites the
-    inputs only after the previous step was computed.
+    The items' patches do not attend to unused patches. All steps run in order on one stream, so a step
+    overwrites the inputs only after the previous step was computed.
     """
 
     patches: Any  # uint8 [p, patch_width] on the device. The caller writes a step's items to the beginning.
@@ -284,8 +283,8 @@ class CapturableEncoder(Protocol):
     def place(self, size: EncoderSize, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> Any:
         """Write all inputs except `patches` for a step with these items, without waiting for the device.
 
-        Returns the tensor in which `compute(size)` stores the items' features, in the format of `encode`.
-        They are valid until the next `compute`. `grids` may be empty. Raises ValueError as `encode` does.
+        Returns the tensor in which `compute(size)` stores the items' features, in the format of `encode`. The
+        features are valid until the next `compute`. `grids` may be empty. Raises ValueError as `encode` does.
         """
 
     def compute(self, size: EncoderSize) -> None:
@@ -314,8 +313,8 @@ class VisionLanguageModel(Protocol):
     """
 
     spec: ModelSpec
-    # Whether a token's result, bit by bit, does not depend on the other tokens in the batch, except through
-    # attention.
+    # Whether other tokens in the batch leave each bit in a token's result unchanged, unless the token attends
+    # to them.
     batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Progress = Callable[[int, int], None]  # Takes how many bytes were read so far, and how many bytes there are.
+Progress = Callable[[int, int], None]  # Arguments: bytes read so far, and total bytes.
 _weights: ContextVar[Progress | None] = ContextVar("weights", default=None)
 _step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 

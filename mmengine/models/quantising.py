@@ -13,7 +13,7 @@ from mmengine.native.linear import Codes
 
 Quantize = Literal["none", "int8", "fp8"]
 Activations = Literal["model", "int8"]
-FP8_ROWS = 16  # How many rows share a scale: half of a kernel panel's columns.
+FP8_ROWS = 16  # How many rows share a scale; half as many as the rows in a kernel panel.
 CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
 _MOST_FP8 = 448.0  # The largest e4m3 value.
 
@@ -26,7 +26,7 @@ def quantise(rows: torch.Tensor, coding: Coding) -> Codes | None:
 
 
 def _groups(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Return float32 [m, groups, size], padded with zeros."""
+    """Split rows [m, k] into groups along k, float32 [m, groups, size]. Zeros pad the last group."""
     return F.pad(rows.float(), (0, -rows.shape[1] % size)).unflatten(1, (-1, size))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LEAST_BYTES = 64 * 2**20  # Smaller files are read fast enough without prefetching.
+LEAST_BYTES = 64 * 2**20  # Files that are smaller in total load fast enough without prefetching.
 _STEP = 512 * 2**10  # Bytes per call: Linux prefetches only the beginning of a larger range.
 
 

@@ -130,7 +130,7 @@ class WeightReader:
         return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
     def held(self, *names: str, alike: bool = False) -> AnyWeight:
-        """Return the joined matrix in the format in which the kernels can hold it.
+        """Return the joined matrix in a format that the kernels support.
 
         The format is GGUF's blocks if all tensors are stored in them. It is codes if the reader quantises, or
         if all tensors are stored with the same coding. Otherwise it is `dtype`. `alike`: blocks must have the

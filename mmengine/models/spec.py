@@ -19,7 +19,7 @@ class LayerAttention:
     tanh(score / softcap); 0: unchanged. `scale`: multiplies scores; 0: head_dim ** -0.5. `has_sinks`: each
     head has a learned score that takes part in the softmax but has no value. `sees_runs`: tokens also attend
     to later tokens in the same run (ModelSpec.runs), within the window. `value_dim`: the size of a value
-    head; the KV pool is filled up with zeros to head_dim. 0: head_dim.
+    head, which the KV pool pads with zeros to head_dim; 0: head_dim.
     """
 
     kv_layer: int
@@ -55,7 +55,7 @@ class ModelSpec:
     num_deepstack: int  # The encoder returns (1 + num_deepstack) * hidden_size features for a media token.
     patch_width: int  # How many values a patch has; 0 for a model without an encoder.
     merge_size: int = 2  # An embedding is made from merge_size x merge_size patches.
-    weights_held: str = ""  # A text for users: in which quantised formats matrices are in memory, or "".
+    weights_held: str = ""  # A text for users that says how quantised matrices are held in memory, or "".
     state: StateSpec | None = None  # The layers with recurrent states in place of KV, if any.
     # One entry for each attention layer, in order. (): all layers are plain and have their own KV.
     attention: tuple[LayerAttention, ...] = ()
@@ -75,7 +75,7 @@ class ModelSpec:
 
     @property
     def kv_places(self) -> tuple[int, ...]:
-        """Return the index of the KV pool's layer that each attention layer reads."""
+        """Return, for each attention layer, the layer in the KV pool that the attention layer reads."""
         owners = sorted({layer.kv_layer for layer in self.attention})
         layers = (owners.index(layer.kv_layer) for layer in self.attention)
         return tuple(layers) or tuple(range(self.num_attention_layers))

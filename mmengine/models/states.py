@@ -56,9 +56,9 @@ class StepStates(Generic[T]):
     new tokens. The first `certain` new tokens are certain, and the others are drafts.
 
     A step can also keep copies of a row's state. For row i these are the entries kept_starts[i] to
-    kept_starts[i + 1] in `kept_after` and `kept_slots`. `kept_after` counts tokens after the state in the
-    row's slot, ascending, from 1 to stayed + certain. For each entry, the state after this number of tokens
-    is also written to the slot in `kept_slots`.
+    kept_starts[i + 1] in `kept_after` and `kept_slots`. An entry in `kept_after` is a number of tokens after
+    the state in the row's slot, from 1 to stayed + certain. A row's entries ascend. The state after this
+    number of tokens is also written to the entry's slot in `kept_slots`.
     """
 
     conv: T  # [s, layers, taps - 1, width], oldest input first; the model's dtype.

@@ -23,8 +23,9 @@ class ChunkedBlocks:
     """A weight [n, k] that is stored in GGUF blocks and delivered in chunks. `dtype`: the layer's dtype.
 
     `runs`: for each run of panels of the same type, the index of the first panel, and the type's number in
-    GGUF files. A chunk is the index of its first row, and rows of one type as uint8 [m, bytes per row].
-    Requires `multiplies_blocks`. In a bfloat16 layer a block of Q8_0 must not contain the code -128.
+    GGUF files. A chunk is a pair: the index of its first row, and rows with the same type, uint8 [m, bytes
+    per row]. Requires `multiplies_blocks`. In a bfloat16 layer a block of Q8_0 must not contain the code
+    -128.
     """
 
     n: int
@@ -38,8 +39,8 @@ class ChunkedBlocks:
 
 
 def multiplies_blocks(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
-    """Return whether layers of this dtype may have ChunkedBlocks: always in float32, in bfloat16 with
-    AVX-512's bfloat16 instructions.
+    """Return whether layers of this dtype may have ChunkedBlocks. The result is True for float32. For
+    bfloat16 the CPU must have AVX-512's bfloat16 instructions.
     """
     return dtype in DTYPES and bool(library.mm_linear_blocks(DTYPES[dtype]))
 
@@ -52,9 +53,10 @@ def prefers_codes(library: ctypes.CDLL, types: Iterable[int]) -> bool:
 
 
 def runs_of(types: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...] | None:
-    """Return the runs of matrices that are joined along their rows, or None if a panel would mix types.
+    """Return the runs for ChunkedBlocks if matrices are joined along their rows, or None if a panel would mix
+    types.
 
-    `types`: the number of rows and the type's number of each matrix.
+    `types`: (row count, type number) for each matrix.
     """
     runs: list[tuple[int, int]] = []
     row = 0

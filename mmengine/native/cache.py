@@ -81,7 +81,7 @@ def library_name(isa: str, openmp: Path | None) -> str:
 
 
 def wheel_library_name(isa: str) -> str:
-    """Return the name that a wheel gives the library of the current sources."""
+    """Return the file name under which a wheel stores the library for the current sources."""
     return _file_name(isa, [isa, wheel_flags(isa)])
 
 

@@ -20,8 +20,8 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 
 
 def usable_isas() -> list[str]:
-    """Return the supported instruction sets of this CPU, best first. If MMENGINE_NATIVE_ISA is set, the list
-    starts with that instruction set.
+    """Return the supported instruction sets of this CPU, best first. If MMENGINE_NATIVE_ISA is set,
+    instruction sets that are faster than this choice are left out.
 
     Raises NativeKernelsError if the CPU has none of them, or if MMENGINE_NATIVE_ISA names an unknown
     instruction set or one that this CPU lacks.

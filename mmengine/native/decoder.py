@@ -47,9 +47,9 @@ class Decoder:
     ) -> Tensor:
         """Return the normed hidden states [t, hidden] for `embeds` [t, hidden].
 
-        `deepstack`: None, or [n, t, hidden] to add after the first n layers. `cos`, `sin`: float32
-        [t, rotary_dim / 2]. `attention`: an AttentionPort; if the port has a `step_address`, the kernels
-        read and write the KV cache themselves. `aux_rows`: n layer indices, and a tensor [t, n * hidden] with
+        `deepstack`: None, or [n, t, hidden], whose entry i is added after layer i. `cos`, `sin`: float32 [t,
+        rotary_dim / 2]. `attention`: an AttentionPort; if the port has a `step_address`, the kernels read and
+        write the KV cache themselves. `aux_rows`: n layer indices, and a tensor [t, n * hidden] with
         contiguous rows that receives the inputs of these layers; index num_layers stands for the final norm's
         input. `states`: required by a decoder with delta nets, refused by all others. `lora`: adapter
         additions to the linear layers, in the order of DECODER_LINEARS within each layer.

@@ -32,9 +32,9 @@ class Sizes:
     """A decoder's dimensions.
 
     `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: how many values of a head are rotated; 0:
-    all. `gated`: qkv's output ends with one gate per head of q; the gate's sigmoid multiplies the attention
-    output. `norm_once`: a bfloat16 norm is rounded only once, after multiplying by its weight. `delta`:
-    dimensions of the gated delta nets; None for a decoder without delta nets.
+    all. `gated`: qkv's output ends with a gate vector for each head of q; the vector's sigmoid multiplies the
+    head's attention output. `norm_once`: a bfloat16 norm is rounded only once, after multiplying by its
+    weight. `delta`: dimensions of the gated delta nets; None for a decoder without delta nets.
     """
 
     hidden_size: int
@@ -50,7 +50,7 @@ class Sizes:
 
     @property
     def num_rows(self) -> int:
-        """How many heads qkv's output has: those of q, k, v and the gates."""
+        """Return how many heads qkv's output has for q, k, v and the gates together."""
         return self.num_heads * (2 if self.gated else 1) + 2 * self.num_kv_heads
 
 
@@ -59,7 +59,7 @@ class DeltaWeights(NamedTuple, Generic[L]):
 
     ba: L  # hidden to 2 * heads: the inputs of beta and the decay
     conv: Tensor  # [taps, width]
-    decay: Tensor  # float32 [heads], negative; log(decay) = field * softplus(input + dt_bias)
+    decay: Tensor  # float32 [heads], negative: log(decay) = this value * softplus(input + dt_bias)
     dt_bias: Tensor  # float32 [heads]
     norm: Tensor  # [value_dim]
 

@@ -24,8 +24,8 @@ STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # the a
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """A gated delta net's dimensions. `num_heads`: heads of v, a multiple of `num_key_heads` (of q and k).
-    `tiled`: see DeltaConfig.
+    """A gated delta net's dimensions. `num_key_heads`: heads of q and of k. `num_heads`: heads of v, a
+    multiple of `num_key_heads`. `tiled`: see DeltaConfig.
     """
 
     num_key_heads: int

@@ -2,4 +2,6 @@
 
 
 class NativeKernelsError(Exception):
-    """The kernels cannot be compiled or loaded. The log line "CPU kernels are off …" ends with the text."""
+    """The kernels cannot be compiled or loaded. The log line "CPU kernels are off …" ends with this error's
+    text.
+    """

@@ -83,7 +83,8 @@ def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
 def open_isa(isa: str) -> ctypes.CDLL:
     """Load the library for an instruction set that this CPU supports. Raises NativeKernelsError.
 
-    For "amx", the caller must first call `mm_allow_amx()` and get 1. A process may load several libraries.
+    The kernels for "amx" may run only after the library's function `mm_allow_amx()` has returned 1. A process
+    may load several libraries.
     """
     openmp = openmp_library()
     if (built := _open_wheel_library(isa, openmp)) is not None:

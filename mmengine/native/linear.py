@@ -81,7 +81,9 @@ class ChunkedWeight:
 
 
 class Form(enum.IntEnum):
-    """A weight's code format: e4m3, or integers with 8 or 4 bits. The values match the kernels' enum."""
+    """A weight's format: e4m3 codes, integer codes with 8 or 4 bits, or GGUF blocks. The values match the
+    kernels' enum.
+    """
 
     FP8 = 1
     INT8 = 2
@@ -127,7 +129,9 @@ AnyWeight = ChunkedWeight | ChunkedCodes | ChunkedBlocks
 
 
 def multiplies_float32(library: ctypes.CDLL) -> bool:
-    """Return whether float32 layers may have INT8 or INT4 codes: on CPUs without bfloat16 instructions."""
+    """Return whether float32 layers may have INT8 or INT4 codes. The result is True on CPUs without bfloat16
+    instructions.
+    """
     return bool(library.mm_linear_codes_fp32())
 
 
@@ -172,9 +176,9 @@ class PackedLinear:
     again after adding a residual. An FP8 layer gives the same bits as a bfloat16 layer with the weight
     bfloat16(code * scale). An INT8 or INT4 layer scales the sum of each group in float32; on a CPU with AMX
     it instead rounds the decoded weights to bfloat16, as an FP8 layer does. With `int8_rows`, y has the same
-    bits on every CPU. A float32 layer with ChunkedBlocks gives the same bits as one with the decoded weights,
-    and a bfloat16 layer scales sums, or with AMX rounds weights, as an INT8 layer does. With `gate_up` all
-    blocks must have the same type.
+    bits on every CPU. A float32 layer with ChunkedBlocks gives the same bits as a float32 layer with the
+    decoded weights. A bfloat16 layer with ChunkedBlocks rounds as an INT8 layer does, with and without AMX.
+    With `gate_up` all blocks must have the same type.
 
     Raises ValueError for shapes and dtypes that do not fit, and MemoryError when scratch memory for bfloat16
     rows cannot be allocated.
@@ -221,7 +225,8 @@ class PackedLinear:
         `float32`: y is float32. `out`: tensor that receives y. `residual`: added to y; must have y's shape,
         dtype and stride, and may be `out`. A row's values must be contiguous; rows may be strided.
         """
-        shape, stride = x.shape, x.stride()  # Python calls cost as much as a short product: ask once.
+        # A call from Python takes as long as a short product, so shape and stride are read only once.
+        shape, stride = x.shape, x.stride()
         m, width, k = shape[0], self._width, self._k
         dtype = torch.float32 if float32 else self.dtype
         if shape != (m, k) or x.dtype != self.dtype or (m and k and stride[1] != 1):

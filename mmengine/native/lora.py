@@ -14,7 +14,7 @@ from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
 
 LANES = 16  # rows of a (ranks) or of b (output columns) that are packed side by side
-DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # a layer's parts in the order of MM_LORA_LINEARS
+DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # a decoder layer's linear layers, as in MM_LORA_LINEARS
 
 
 class LoraPart(NamedTuple):
@@ -132,7 +132,8 @@ class LoraStep:
 
 
 def add_all(library: ctypes.CDLL, packed: PackedAdapter, x: Tensor, y: Tensor) -> None:
-    """Add the adapter's first linear layer to y [m, n] for all rows of x [m, k]. Rows must be contiguous.
+    """Add the adapter's product for its first linear layer to y [m, n], for all rows of x [m, k]. Rows must
+    be contiguous.
     Raises MemoryError.
     """
     step = LoraStep([(packed, np.arange(len(x), dtype=np.int32))])

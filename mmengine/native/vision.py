@@ -27,7 +27,9 @@ class _Segments(ctypes.Structure):
 
 
 class VisionKernels:
-    """The kernels for a tower with these heads. Tensors are on the CPU and have contiguous rows."""
+    """The kernels for a tower with `num_heads` heads and `head_dim` values per head. Tensors are on the CPU
+    and have contiguous rows.
+    """
 
     def __init__(self, library: ctypes.CDLL, num_heads: int, head_dim: int, dtype_code: int) -> None:
         self._num_heads, self._head_dim, self._code = num_heads, head_dim, dtype_code

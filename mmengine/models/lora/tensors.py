@@ -1,5 +1,5 @@
-"""Loads an adapter's matrices as tensors, grouped by the linear layers into which the model joins its
-modules.
+"""Loads a LoRA adapter's matrices as tensors. The model may join several modules, such as q, k and v, in a
+linear layer. The matrices for such a layer are returned together.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,9 @@ class AdapterTensors:
         self._device, self._dtype = device, dtype
 
     def parts(self, *modules: str) -> tuple[LoraPart, ...]:
-        """Return the additions to a linear layer that joins the outputs of these modules, in this order."""
+        """Return the adapter's parts for a linear layer whose output joins these modules' outputs in this
+        order.
+        """
         found, offset = [], 0
         for module in modules:
             pair = self._files.pairs.get(module)

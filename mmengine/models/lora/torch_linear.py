@@ -1,5 +1,5 @@
-"""Adds LoRA adapters' products to linear layers in torch, on CPUs without compiled kernels and on GPUs. It
-has not been run on a GPU yet.
+"""Adds LoRA adapters' products to linear layers in torch, on CPUs without compiled kernels and on GPUs. This
+module has not been run on a GPU yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ class AddedRows(NamedTuple):
 
 
 def add_parts(x: Tensor, y: Tensor, parts: Sequence[LoraPart]) -> None:
-    """Add the adapter's product for x [m, k] to all rows in y [m, n]."""
+    """Add each part's scaled product with x [m, k] to y [m, n], in place."""
     for a, b, offset, scale in parts:
         y[:, offset : offset + len(b)] += (x @ a.t() @ b.t()) * scale
 
 
 def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
-    """Return the linear layer with these additions for a step's tokens."""
+    """Return a linear layer that adds each entry's parts to its rows in the output of `linear`."""
     if not added:
         return linear
 

@@ -1,8 +1,8 @@
 """Finds a multi-token-prediction (MTP) head in a checkpoint, and checks its tensors. Does not import torch.
 
 The head norms the target's normed hidden state and the next token's embedding, projects both to one state
-(`mtp.fc`), and computes a decoder layer and a norm. Embedding and LM head are the target's. The canonical
-names of the layer and of its norm are those of a decoder, so that the decoder's code reads them.
+(`mtp.fc`), and computes a decoder layer and a norm. The head uses the target's embedding and LM head. The
+head's layer and final norm have a decoder's canonical names, so that the decoder's code can read them.
 """
 
 import re
@@ -41,7 +41,7 @@ def is_mtp(stored: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MtpNames(TensorNames):
-    """Maps stored names to the head's canonical names. `target`: the target's rules."""
+    """Maps stored names to the head's canonical names. `target`: the rules for the target's names."""
 
     target: TensorNames
 

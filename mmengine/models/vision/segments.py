@@ -112,8 +112,8 @@ def rotated(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> Tensor:
-    """Do the same as `attend_torch`, but only for the patches `rows`. `qkv` has all patches, already
-    rotated.
+    """Do the same as `attend_torch`, but only for the patches `rows`. `qkv` contains all patches, with q and
+    k already rotated.
     """
     q, k, v = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 2, 0, 3)
     mixed = []

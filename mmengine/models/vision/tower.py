@@ -38,7 +38,8 @@ _MAX_CACHED_PATCHES = 16384
 _MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated at once.
 
 
-# A function from qkv, and a tensor that may be overwritten (or None), to the attention output.
+# A function that returns the attention output for qkv. The second argument is a tensor that the function may
+# overwrite, or None.
 Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -196,7 +197,7 @@ class VisionTower:
         return numbers
 
     def _attention(self, pack: Rotation) -> Attend:
-        """Return the function that computes attention. It may write to its second argument."""
+        """Return the function that computes attention. The function may write to its second argument."""
         ops, kernels, num_heads = self.ops, self._kernels, self.config.num_heads
         if ops is not None:
             there = pack.there()

@@ -1,5 +1,6 @@
-"""Measures a vision tower's speed on this machine. It times one layer's linear layers, and its attention, for
-a few hundred patches."""
+"""Measures a vision tower's speed on this machine. The measurement times the linear layers and the attention
+in a single transformer layer, for a few hundred patches.
+"""
 
 import time
 from collections.abc import Callable

@@ -9,10 +9,12 @@ from functools import wraps
 from mmengine.processing.chat.template_work import MAX_WIDTH, Work, check_size, refuse
 
 MAX_SLOW_CHARS = 2**16  # Maximum length of a text for a filter that searches the text again for each match.
-MAX_SEPARATOR_CHARS = 256  # Maximum length of the texts that such a filter and strftime_now take.
+# Maximum length of the other arguments to such a filter or to tojson, and of strftime_now's format.
+MAX_SEPARATOR_CHARS = 256
 MAX_COMPARED = 2**28  # Maximum number of character comparisons in a search from the right, and in stripping.
 _SLOW = frozenset(("pprint", "striptags", "urlize", "wordwrap", "xmlattr"))
-_AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))  # These read no whole value.
+# Filters that do not read the whole value.
+_AT_ONCE = frozenset(("length", "count", "first", "last", "default", "d"))
 # Filters that do not convert a list to a text.
 _CHOOSING = ("max", "min", "random", "reject", "rejectattr", "select", "selectattr", "unique")
 _OF_ENTRIES = frozenset((*_CHOOSING, "attr", "batch", "dictsort", "groupby", "items", "list", "map"))
@@ -80,8 +82,8 @@ def _check_text(name: str, work: Work, text: str, sizes: list[int], rest: Sequen
 
 
 def check_call(work: Work, method: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    """Refuse a call of a method of a built-in value if the result could be too large or the call could take
-    too long.
+    """Refuse a method call on a built-in value if the result could be too large or the call could take too
+    long.
     """
     owner = getattr(method, "__self__", None)
     if not isinstance(owner, str | bytes | int | float | list | tuple | dict):
@@ -116,7 +118,9 @@ def check_numbers(values: Iterable[object]) -> None:
 
 
 def check_format(work: Work, text: str | bytes, values: Iterable[object]) -> None:
-    """Refuse a format whose result could be too large. Each field counts as long as the longest value."""
+    """Refuse a format whose result could be too large. Each field is assumed to be as long as the longest
+    value.
+    """
     shown = _shown(text)
     values = list(values)
     if _WIDTH.search(shown):

@@ -188,7 +188,7 @@ def _check_integers(operator: str, left: int, right: int) -> None:
 
 
 class _Counted(NodeTransformer):
-    """Adds filters that count work to the operations that Jinja does not let an environment intercept."""
+    """Wraps operations that a Jinja environment cannot intercept in filters that count the work."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -213,7 +213,7 @@ class _Counted(NodeTransformer):
         return node if is_constant else _filtered(node, _VALUE)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        if node.test is not None:  # The test skips items for which the body does not run, so count the items.
+        if node.test is not None:  # Count items that the test rejects too: the body does not run for them.
             node.iter = _filtered(node.iter, _ITEMS)
         return self._repeated(node)
 

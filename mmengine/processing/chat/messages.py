@@ -19,7 +19,7 @@ MAX_PARTS = 4096
 MAX_ALL_PARTS = 2**16  # Maximum number of parts in all messages together.
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
-_VALUE_CHARS = 8  # Number of characters for which a number, or an entry of a list or object, counts.
+_VALUE_CHARS = 8  # A number, or an entry in a list or object, counts as this many characters.
 _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
@@ -103,7 +103,7 @@ class _Reader:
             raise InvalidRequest(f"{where} has no role; it must be a string such as user")
         fields = {}
         for name, value in message.items():
-            if value is None:  # Templates test whether a field is present.
+            if value is None:  # Templates treat a field that is present as set.
                 continue
             if name == "content":
                 fields["content"] = self._content(value, where)

@@ -19,8 +19,9 @@ _BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
-    """A rendered piece. `text`: the piece with the template's text around the piece. `opening`: the part at
-    the beginning of `text` that ends the preceding turn.
+    """A rendered piece. `text`: the piece with the template's text around the piece. `opening`: the beginning
+    of `text`, before the piece's own content, with which the template ends the preceding turn and opens this
+    turn.
     """
 
     text: str

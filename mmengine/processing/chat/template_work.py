@@ -1,11 +1,10 @@
 """Counts the work that a chat template does while it renders, measures the sizes of its values, and raises an
 error beyond the limits.
 
-A value is measured as if every list and object inside the value were copied, because the value's text and
-comparisons with the value cost as much as the copies. For example, nest lists thirty levels deep, such that
-each list contains the next list twice: the outermost list is small in memory, but its text has a gigabyte. No
-value of a template may be larger than MAX_CHARS, so a single operation takes bounded time. The limits on
-steps, time and characters bound the number of operations.
+A list or object that appears several times inside a value counts each time, because writing or comparing the
+value visits each occurrence. For example, thirty nested lists that each contain the next list twice are small
+in memory, but their text takes a gigabyte. No value of a template may be larger than MAX_CHARS, so a single
+operation takes bounded time. The limits on steps, time and characters bound the number of operations.
 """
 
 import time
@@ -19,7 +18,7 @@ MAX_CHARS = 2**24  # Maximum size of a value in characters; each entry of a list
 MAX_MADE = 2**28  # Maximum number of characters in all texts that a rendering makes.
 MAX_STEPS = 5_000_000  # Maximum number of loop iterations, calls, filters and operators.
 MAX_SECONDS = 10.0  # Maximum processor time of a rendering in seconds.
-MAX_WIDTH = 10_000  # Maximum width of a field, and of any other number that a method or filter gets.
+MAX_WIDTH = 10_000  # Maximum width of a field, and maximum for any other integer argument.
 MAX_BITS = 4096  # Maximum number of bits in an integer.
 _LOOK_STEPS = 64  # Number of steps between two readings of the clock.
 _ENTRY_CHARS = 16
@@ -71,7 +70,7 @@ class Work:
         size = num_entries = 0
         while waiting:
             one = waiting.pop()
-            if type(one) is str:  # Exact types are tested first, because a value may have a million entries.
+            if type(one) is str:  # An exact test is fast; a value may have a million entries.
                 size += len(one)
                 continue
             if type(one) is int:

@@ -33,7 +33,7 @@ class ChatTokenizer:
 
     `special`: text -> id for each special token. Added tokens that the file does not mark as special (such as
     <think> or <tool_call>) are ordinary text with an id of their own. `marked`: the entries of `special`, and
-    the media placeholders of templates that are not tokens. The ids of these placeholders are below 0, so no
+    media placeholders that have no token in the vocabulary. These placeholders have ids below 0, so no
     finished prompt contains them.
     """
 
@@ -213,11 +213,11 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
     For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
-    A slice ends at a token's end, well before the last character that was read. The next slice begins at this
-    cut. The cut is exact if the next slice begins with the same tokens. Whether byte-level BPE joins two
-    tokens depends on these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time",
-    2024). Tokens that are neighbours in a slice are therefore neighbours in the whole text. If no cut is
-    exact, which happens only in crafted text, half of the slice's tokens are counted.
+    The cut between two slices is at a token's end, well before the last character that was read. The cut is
+    exact if the next slice begins with the same tokens. Whether byte-level BPE joins two tokens depends on
+    these two tokens alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024). Tokens that
+    are neighbours in a slice are therefore neighbours in the whole text. If no cut is exact, which happens
+    only in crafted text, half of the slice's tokens are counted.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False

@@ -190,8 +190,8 @@ class MediaFetcher:
     def _first(self) -> Wanted | None:
         """Return the first fetch that may start.
 
-        The fetches of the oldest prompt may start even if other prompts hold all the bytes. Otherwise several
-        prompts could wait for each other forever.
+        The fetches of the oldest prompt may start even if other prompts have used up `max_bytes_in_flight`.
+        Otherwise several prompts could wait for each other forever.
         """
         limits, oldest = self.limits, next(iter(self._holders), None)
         has_bytes = self.num_bytes + limits.max_bytes <= limits.max_bytes_in_flight
