@@ -48,9 +48,9 @@ class Registry(Generic[Thing]):
     points have these names. `is_one`: returns whether an imported object is valid. `kind`: what messages call
     a valid object.
 
-    `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun}
-    and {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value},
-    {error} (includes the error's type) or {reason}, {advice} and {others}.
+    `error`: the exception class to raise. `unknown`: the message for an unknown name, with {name}, {noun} and
+    {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value}, {error}
+    (with the error's type), {reason} (without the type), {advice} and {others}.
     """
 
     def __init__(

@@ -329,7 +329,7 @@ def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:
-    """Return a key for everything besides the patches that determines the encoder's output."""
+    """Return a key for everything, except the patches, that determines the encoder's output."""
     patches = json.dumps(astuple(media.settings.patches))
     return f"{described.version} {media.encoder} {patches}".encode()
 

@@ -70,8 +70,8 @@ def broken_host_blocks(state: State) -> Iterator[str]:
 
 
 def broken_windows(state: State) -> Iterator[str]:
-    """Check that each row holds, in a group with a window, the blocks that the row's next queries read.
-    Between steps, the row must hold no further blocks of this group.
+    """Check that, in each block group with a sliding window, a row holds the blocks that the row's next
+    queries read. Between steps, the row must hold no further blocks in this group.
     """
     rows = state.running
     if state.num_groups == 1 or not len(rows):
@@ -99,7 +99,8 @@ def broken_windows(state: State) -> Iterator[str]:
 
 
 def _wrong_contents(state: State, rows: np.ndarray, tables: np.ndarray, filled: np.ndarray) -> Iterator[str]:
-    """Check that a row's blocks in window groups have the recorded contents of its blocks in the first group.
+    """Check that each block in a window group has the same content as the row's block with the same number in
+    the first group.
     `filled` marks the full blocks: bool [group, row, number].
     """
     groups, places, numbers = filled.nonzero()

@@ -1,10 +1,11 @@
 """Checks a log's records while a replay reads them, because a log may come from an untrusted source.
 
 A record is either an observation (an input of the engine, such as an arrival or a result) or a decision of
-the scheduler. A false observation raises CorruptLog with the record's number. A record that would make a
-replay take too much memory or never end also raises CorruptLog. A decision that breaks a rule of the state is
-a finding (findings.py) instead. If the state can take the decision, the fold applies the decision anyway.
-Otherwise the iteration ends before the decision's record, and readers return their result up to this record.
+the scheduler. An observation that contradicts the earlier records raises CorruptLog with the record's number.
+A record that would make a replay take too much memory or never end also raises CorruptLog. A decision that
+breaks a rule of the state is a finding (findings.py) instead. If the state can take the decision, the fold
+applies the decision anyway. Otherwise the iteration ends before the decision's record, and readers return
+their result up to this record.
 """
 
 from collections.abc import Callable, Iterator
@@ -144,7 +145,7 @@ class CheckedLog:
             yield record
 
     def naming(self, record: Record | None = None) -> "_Naming":
-        """Handle an error that `record` (default: the current record) causes in a `with` block.
+        """Return a context manager that handles an error caused by `record` (default: the current record).
 
         If the record is a decision, or if an earlier decision broke a rule, the error becomes the log's last
         finding, and both the `with` block and the iteration end. Otherwise a CorruptLog that names the record
@@ -153,7 +154,9 @@ class CheckedLog:
         return _Naming(self, record)
 
     def _handle(self, error: Exception, record: Record | None) -> bool:
-        """Return whether an error became a finding. Raises CorruptLog if a false observation caused it."""
+        """Return whether an error became a finding. Raises CorruptLog if an observation caused the error, and
+        no earlier decision broke a rule. A malformed column always raises CorruptLog.
+        """
         if isinstance(error, LogError):
             return False
         if isinstance(error, _CannotFold):
@@ -288,8 +291,8 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
 
 
 def _constants(started: ev.Started, config: EngineConfig) -> tuple[ev.FoldConstants, ...]:
-    """Return the constants that STARTED may have. Earlier recorders wrote the constants of vLLM's newest
-    version, without `fills_with_results`.
+    """Return the constants that STARTED may have. Earlier recorders did not set `fills_with_results`, and
+    took `media_ahead` and `media_held_ahead` from vLLM's newest version.
     """
     exact = constants_of(config, started.host)
     if not started.host:

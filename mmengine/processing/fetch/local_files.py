@@ -13,7 +13,7 @@ from mmengine.errors import ConfigError
 from mmengine.processing.fetch.file_types import HEAD_BYTES, is_media
 from mmengine.processing.fetch.refusals import refused
 
-MAX_PATH_CHARS = 4096  # Maximum length of a path or a file: URL in an untrusted message.
+MAX_PATH_CHARS = 4096  # Maximum length of a path or a `file:` URL in an untrusted message.
 MAX_DEPTH = 64  # Maximum number of folders between the media folder and a file.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK, because opening a pipe must not wait for the pipe's other end. Pipes are refused after opening.
@@ -35,8 +35,8 @@ class LocalFiles:
     def read(self, name: str, max_bytes: int) -> bytes:
         """Read a regular file below the root. `name`: a path or a `file:` URL.
 
-        Links are not followed. Raises FetchRefused. The text for a missing file equals the text for a file
-        outside the root.
+        Links are not followed. Raises FetchRefused. A missing file and a file outside the root give the same
+        error text, so that the sender cannot find out which files exist there.
         """
         parts = self._parts(name)
         try:

@@ -13,7 +13,7 @@ _POLL_S = 0.1  # Seconds between two checks whether a waiting prompt was given u
 
 
 class Wanted(NamedTuple):
-    """A URL or file to fetch. `host`: the host whose limit includes this fetch; "" for a file."""
+    """A URL or file to fetch. `host`: the host whose running fetches include this fetch; "" for a file."""
 
     name: str
     fetching: "PromptFetch"
@@ -43,8 +43,9 @@ class PromptFetch:
         self._given_up = False
         self.found: dict[str, bytes] = {}  # URL or path -> bytes.
         self.error: tuple[str, Exception] | None = None  # The first error: (the item's name, exception).
-        self.num_bytes = 0  # Bytes held by the fetcher, which writes this field and the next.
-        self.num_running = 0
+        # Bytes that the fetches hold or reserve. MediaFetcher adds the reservations.
+        self.num_bytes = 0
+        self.num_running = 0  # Number of running fetches, counted by MediaFetcher.
 
     def expect(self, number: int) -> None:
         self._missing = number

@@ -1,4 +1,4 @@
-"""Reads the images, videos and options that callers pass beside the messages, not inside them."""
+"""Reads the images, videos and options that callers pass as separate arguments, not inside the messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -19,7 +19,7 @@ from mmengine.models.box_unit import Box, BoxUnit
 from mmengine.structured_output.json_pointer import join_pointer
 
 KEY = "bbox_2d"  # The key under which models write boxes.
-MARK = "x-mmengine-box"  # The keyword that marks another schema as a box.
+MARK = "x-mmengine-box"  # Schema keyword that marks a value with any other key as a box.
 _MAX_DEPTH = 64
 
 
@@ -57,7 +57,9 @@ def frame_of(image: Image.Image) -> ImageFrame:
 def box_pointers(
     value: object, is_marked: Mapping[str, bool], pointer: str = ""
 ) -> Iterator[tuple[str, object]]:
-    """Yield (JSON pointer, value) for the boxes in an answer: under KEY, and at pointers in `is_marked`."""
+    """Yield (JSON pointer, value) for each box in an answer. A value is a box if its key is KEY, or if
+    `is_marked` maps its pointer to True.
+    """
     pending = [(pointer, "", value)]
     while pending:
         place, key, each = pending.pop()

@@ -1,5 +1,5 @@
-"""The decoder that a worker process runs, which converts encoded images and videos to patches, and the check
-of a prompt's length. Imports neither torch nor a tokenizer.
+"""Builds the decoder that a worker process runs, and checks the length of a prompt. The decoder converts
+encoded images and videos to patches. This module imports neither torch nor a tokenizer.
 """
 
 import importlib
@@ -15,7 +15,9 @@ from mmengine.processing.media.sources import Access, MediaPart
 
 
 class _Recipe(msgspec.Struct, frozen=True):
-    """The parameters of a decoder. `module`, `name`: module and name of the class of the settings."""
+    """The parameters of a decoder. `module`, `name`: module and name of the settings' class. `limit`, `who`:
+    see `recipe`.
+    """
 
     module: str
     name: str
@@ -25,7 +27,7 @@ class _Recipe(msgspec.Struct, frozen=True):
 
 
 def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
-    """Return the recipe from which `decoder` (below) builds the decoder.
+    """Return the recipe from which `decoder` builds a MediaDecoder in the worker process.
 
     `limit`: maximum prompt length in tokens. `who`: what sets this limit, for errors.
     """

@@ -16,7 +16,7 @@ _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"p
 
 
 class FormatError(ValueError):
-    """Why a file is refused. The text is the end of a sentence that begins with the file's name."""
+    """Raised for a refused file. The error text continues a sentence that begins with the file's name."""
 
 
 def image_format(data: bytes) -> str | None:
@@ -62,7 +62,7 @@ def _check_bmp(data: bytes) -> None:
 
 
 def container_format(file: BinaryIO) -> str | None:
-    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes do not tell it.
+    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes do not identify the format.
 
     Leaves the position of the file after the bytes that were read.
     """

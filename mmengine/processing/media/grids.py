@@ -1,8 +1,8 @@
 """Media settings of models with dynamic resolution ("smart resize").
 
-Each side of an image is rounded to a multiple of an embedding's side length, the aspect ratio is kept, and
-the pixel count is brought into a range. Video frames are sampled at a rate. Sizes and sampling follow
-transformers' processors for these models.
+Each side of an image is rounded to a multiple of the side length, in pixels, that an embedding covers. The
+aspect ratio is kept, and the pixel count is brought into a range. Video frames are sampled at a rate. Sizes
+and sampling follow transformers' processors for these models.
 """
 
 import json
@@ -32,7 +32,8 @@ from mmengine.processing.media.video import MAX_RESIZED_PIXELS as MAX_VIDEO_PIXE
 from mmengine.processing.media.video import load_video, span_of
 
 MAX_RESIZED_PIXELS = 2**24  # Maximum size of one image: 16,384 embeddings.
-# This module resizes pixels bicubically. Encoders scale and normalise them on their device.
+# The only supported values in a model folder. This module resizes images bicubically, and encoders scale and
+# normalise the pixels on their device.
 _DONE = {"do_normalize": True, "do_rescale": True, "do_resize": True, "resample": 3}
 
 
@@ -51,7 +52,7 @@ class VideoSettings:
     fps: float  # Number of frames to sample per second.
     do_sample_frames: bool
     cap_pixels_per_frame: bool
-    max_video_tokens: int  # Limit per frame with cap_pixels_per_frame.
+    max_video_tokens: int  # Limit per frame if cap_pixels_per_frame is set.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Checks an image from any source and converts the image to RGB, and does the same for arrays of pixels. Each
-pixel has the value that transformers gets from Pillow.
+"""Checks images and arrays of pixels, and converts them to RGB. Each pixel has the value that transformers
+gets from Pillow.
 
 Transparent images are composited on white (as in transformers), EXIF rotation is applied, 16-bit grey is
 scaled (not clipped) to 8 bits, and Pillow converts CMYK. An animation is refused, because an answer about a

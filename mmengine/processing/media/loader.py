@@ -57,7 +57,7 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """Loads media through the cache. `hash_key`: identifies everything besides the patches that determines
+    """Loads media through the cache. `hash_key`: identifies everything, except the patches, that determines
     the encoder's output, such as the weights.
     """
 
@@ -117,8 +117,8 @@ class MediaLoader:
 
 
 def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    """Return the encoded bytes and the options. For a video on disk, return the file in place of the bytes,
-    and for pixels that the caller decoded, return None.
+    """Return the encoded bytes and the options. For a video on disk, the file's path replaces the bytes.
+    Returns None for pixels that the caller decoded.
     """
     source = part.source
     data: bytes | Path | None
@@ -136,7 +136,7 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
     """Return the input with which another process can decode a part.
 
-    Returns None for pixels that the caller decoded, even if only one frame of a video has such pixels. Raises
+    Returns None for pixels that the caller decoded, even if the caller decoded only a single frame. Raises
     InvalidMedia, InvalidRequest.
     """
     source, times = part.source, None

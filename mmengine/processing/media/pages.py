@@ -89,8 +89,8 @@ def _scale(page: "PdfPage", dpi: float) -> float:
     if not (0 < width < math.inf and 0 < height < math.inf):
         raise ValueError
     scale = min(dpi / POINTS_PER_INCH, math.sqrt(MAX_PAGE_PIXELS / (width * height)))
-    # For a narrow page, such as one point by a million, each side has at least one pixel, and at most
-    # MAX_PAGE_PIXELS.
+    # A narrow page, such as 1 point by 1,000,000, needs this second limit, because its short side is rounded
+    # up to a pixel.
     return min(scale, MAX_PAGE_PIXELS / max(width, height))
 
 

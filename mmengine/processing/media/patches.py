@@ -1,8 +1,8 @@
 """Computes the sizes to which frames are resized, and cuts frames into patches. The vision encoder reads each
 patch as a row.
 
-The size rule is transformers' "smart resize": each side is rounded to a multiple of an embedding's side
-length, the aspect ratio is kept, and the pixel count is brought into a range.
+The size rule is transformers' "smart resize". Each side is rounded to a multiple of the side length, in
+pixels, that an embedding covers. The aspect ratio is kept, and the pixel count is brought into a range.
 """
 
 import math
@@ -23,8 +23,8 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Return the side length of an embedding in pixels. The sides of resized frames are multiples of
-        this length.
+        """Return the side length, in pixels, that an embedding covers. The sides of resized frames are
+        multiples of this length.
         """
         return self.patch_size * self.merge_size
 

@@ -104,7 +104,7 @@ def load_video(
 ) -> DecodedMedia:
     """Load a video as patches.
 
-    `source`: a file, an array of frames, or a list of frames; or a tuple of such a source and its metadata.
+    `source`: a file, an array of frames, a list of frames, or a tuple (source, metadata).
     `check_length`: called with the number of embeddings before frames are decoded. Raises InvalidMedia, and
     the exceptions that `check_length` raises.
     """

@@ -39,8 +39,8 @@ MAX_BACKWARD = 1024
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
-    """Return the PyAV option by which invalid bytes in metadata, such as titles, are replaced and cause no
-    error. Since version 19, this is PyAV's default.
+    """Return the PyAV option that replaces invalid bytes in metadata, such as titles, without an error. Since
+    version 19, PyAV does so by default, and the result is {}.
     """
     return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
@@ -137,7 +137,8 @@ class VideoFile:
             raise self._damaged() from None
         if not num_frames:
             raise InvalidMedia(f"{self.where} has no frames")
-        # The header contains the true number. Edit lists in the file may hide a few frames.
+        # The header states how many frames the complete file has. A tolerance is needed, because edit lists
+        # in the file may hide a few frames.
         if packets < 0.9 * self._stream.frames:
             raise InvalidMedia(
                 f"{self.where} is cut short: {packets} of its {self._stream.frames} frames are there"

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 MAX_FPS = 1000.0  # Maximum frame rate; a higher rate in a file is ignored.
-_MAX_RATIO = 1.5  # Largest accepted ratio between the stated rate and the mean rate of the times.
+_MAX_RATIO = 1.5  # Largest accepted ratio between the stated rate and the mean rate of the frame times.
 _MATRIX_BYTES = 36
 
 
@@ -16,9 +16,9 @@ def frame_rate(seconds: float, num_frames: int, stated: float) -> float | None:
     """Return a video's frames per second, or None if the file has neither times nor a usable rate.
 
     `seconds`: the time from the first frame to the last; 0 if unknown. `stated`: the rate in the file or
-    FFmpeg's estimate; 0 if unknown. Browsers record videos without a rate, for which FFmpeg reports the 1,000
-    ticks of the clock. Therefore, if the stated rate contradicts the mean rate of the frame times, the mean
-    rate is used.
+    FFmpeg's estimate; 0 if unknown. Browsers record videos without a rate. For such a video, FFmpeg reports
+    the clock's 1,000 ticks per second. Therefore, if the stated rate contradicts the mean rate of the frame
+    times, the mean rate is used.
     """
     fps = stated if 0 < stated <= MAX_FPS else 0.0
     mean = (num_frames - 1) / seconds if seconds > 0 else 0.0
@@ -32,7 +32,8 @@ def _contradicts(fps: float, mean: float, num_frames: int) -> bool:
     at `mean`.
     """
     is_far = max(fps, mean) > _MAX_RATIO * min(fps, mean)
-    # A file may hide frames. Up to two frames may be missing, or half the intervals if there are few frames.
+    # A file may hide frames. A difference up to two frames is therefore no contradiction. In a short video,
+    # the tolerance is half the intervals.
     missing = abs(num_frames / fps - num_frames / mean) * mean
     return is_far and missing > min(2, (num_frames - 1) / 2)
 

@@ -18,7 +18,7 @@ import msgspec
 from mmengine.errors import ErrorCode
 
 MAX_HEADER = 2**20
-MAX_INLINE = 2**18  # Maximum size of pixels sent inline: copies of few bytes are cheap
+MAX_INLINE = 2**18  # Maximum size of pixels sent inline, because small copies are cheap.
 MAX_PIXEL_BYTES = 2**30
 _LENGTH = struct.Struct("<I")
 _CHUNK = 2**20
@@ -33,9 +33,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """An image or video to decode. The contents of the item's files follow the message. `sizes` are the
-    lengths of these contents in bytes. If `is_path` is set for a file, the file's path follows instead of its
-    contents.
+    """An image or video to decode. The item's files follow the message. If `is_path` is set for a file, the
+    file is sent as a path, otherwise as its contents. `sizes`: the number of bytes sent for each file.
     """
 
     modality: str
@@ -63,7 +62,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Says that an item was not decoded. `text`, `code` and `path` are those of the error."""
+    """Says that an item was not decoded. `text`, `code` and `path` come from the error."""
 
     kind: Literal["media", "request", "memory", "bug"]
     text: str

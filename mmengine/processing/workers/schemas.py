@@ -1,9 +1,9 @@
 """Normalises large JSON schemas in worker processes. The pool of these processes has the same class as the
 media decoders' pool (decoders.py).
 
-The normalisation is Python code. For a schema of a megabyte it takes a second, during which the engine's
-threads and the event loop would repeatedly wait for the GIL. A large schema is therefore sent to a worker
-process as text, and is sent back normalised.
+The normalisation is Python code, and takes a second for a schema with 1 MB. During this second, the engine's
+threads and the event loop would repeatedly wait for the GIL. The engine therefore sends a large schema as
+text to a worker process, which returns the normalised schema.
 """
 
 import msgspec

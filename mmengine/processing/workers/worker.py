@@ -34,7 +34,7 @@ from mmengine.processing.workers.messages import (
 MAX_FILES = 64  # Maximum number of open descriptors.
 # While the model uses all cores, a decoder with this niceness gets a quarter of a core. With niceness 19 it
 # would get a fiftieth, and an image would take seconds. Yet the time between tokens would not improve,
-# because the steps of long prompts determine it.
+# because the steps that prefill long prompts determine this time.
 NICENESS = 5
 MAX_ERROR_CHARS = 2000  # Maximum length of a decoder's error text.
 

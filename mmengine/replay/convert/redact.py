@@ -11,8 +11,8 @@ dropped. Lengths, shapes, times and settings are kept.
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
 A redacted token does not depend on media that begin at the token's own position. The reason is a drafter with
-a KV cache: a block's key then includes the next block's first token, but not the media that begin at that
-token.
+a KV cache. With such a drafter, a block's key includes the next block's first token, but not the media that
+begin at this token.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def redact(source: Path, target: Path, key: bytes, findings: Findings | None = N
     The copy has the source's decisions. If the source verifies, the copy verifies too. A wrong digest in the
     source stays wrong in the copy. If the state cannot take a decision, this decision is the last record
     written. `findings`: see CheckedLog. `key`: at least 16 unguessable bytes, which are not stored. If
-    several logs are redacted with one key, equal values get equal new names in all of them.
+    several logs are redacted with the same key, equal values get equal hashes in all these logs.
 
     Raises LogError for a folder that cannot be written, and for a log without its beginning. Also raises
     `verify`'s errors.

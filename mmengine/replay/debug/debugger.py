@@ -244,7 +244,7 @@ class Debugger:
             return None
         cursor = next(self.navigator.walk(position - 1))
         record = cursor.record
-        assert record is not None  # A record changed the value, so it exists.
+        assert record is not None  # `search_back` found the change in this record.
         old, owners = value(Facts(cursor)), self._owners(text, cursor)
         said = event_text(cursor.state, record.event)
         after = next(self.navigator.walk(position))

@@ -16,8 +16,8 @@ from mmengine.replay.debug.navigator import Cursor
 
 
 class RequestFacts(NamedTuple):
-    """A live request. `row`: its row, or -1 while it waits. `preempted`: whether it has been
-    preempted before.
+    """A live request. `row`: its row, or -1 while it waits. `preempted`: whether the request was ever
+    preempted.
     """
 
     request_id: str

@@ -35,7 +35,9 @@ OBJECT_NAMES = {"request": "req", "block": "block", "row": "row", "entry": "entr
 
 
 class Comparison(NamedTuple):
-    """A comparison in a filter. `object`: the kind and id of the object with the field, or None."""
+    """A comparison in a filter. `object`: the kind and id of the object that has the field; None for a field
+    in FIELDS.
+    """
 
     object: tuple[str, str] | None
     field: str
@@ -138,8 +140,8 @@ def event_named(word: str) -> str | None:
 
 
 def checked_object(kind: str, name: str) -> tuple[str, str]:
-    """Return (kind, name) after checking the name. Raises InvalidRequest for a block or row that is not a
-    number.
+    """Return (kind, name) after checking the name. Raises InvalidRequest if a block or row is not a number,
+    or if the key prefix for an entry is not hexadecimal.
     """
     if kind in ("block", "row") and not (name.isascii() and name.isdigit() and len(name) < 10):
         raise InvalidRequest(f"{name!r} is not the number of a {kind}")

@@ -62,7 +62,8 @@ class Cursor:
 
 
 class Navigator:
-    """A log, with the state at `position`. When the position moves back, `state` becomes another object.
+    """A log, with the state at `position`. After a move back, or forward to a saved state or beyond, `state`
+    is another object.
 
     `max_bytes`: maximum size of the copies of states in memory. `findings`: see CheckedLog. `progress` is
     called with the position from time to time while records are read for the first time. Raises `verify`'s
@@ -195,7 +196,8 @@ class Navigator:
 
 
 def _is_packable(state: State) -> bool:
-    """Return whether a snapshot can hold everything that the next records need: neither blocks that arrive
-    from a block store, nor tokens that vLLM's asynchronous scheduler computed before a preemption.
+    """Return whether a snapshot can hold everything that the next records need. A snapshot can hold neither
+    blocks that arrive from a block store, nor tokens that vLLM's asynchronous scheduler computed before a
+    preemption.
     """
     return not state.step_fetched and not state.stale and not state.stopped

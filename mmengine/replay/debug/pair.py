@@ -79,8 +79,8 @@ class Pair:
 
     def align(self) -> str:
         """Move the other debugger to the position that corresponds to this debugger's position. Before the
-        first difference, this is the step with the same number; after the difference, the last arrival.
-        Return a text that names the position.
+        first difference, move to the step with the same number. After the difference, move to the position
+        with equally many arrivals. Return a text that names the position.
         """
         navigator, places = self.debugger.navigator, self.places()
         record = navigator.record

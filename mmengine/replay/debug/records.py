@@ -27,8 +27,8 @@ class RecordFile:
         self._unpacked: dict[Path, bytes] = {}  # Ordered by use. The most recently used segment is last.
 
     def records(self, position: int, offset: int = 0) -> Iterator[Record]:
-        """Yield the records from `position` on. `offset`: the byte in the segment at which a frame begins,
-        which must not be after the record at `position`. 0 means unknown.
+        """Yield the records from `position` on. `offset`: where a frame begins in the segment, in bytes; 0 if
+        unknown. This frame must not begin after the record at `position`.
 
         Ends at a torn tail. Raises CorruptLog for damage before the tail.
         """

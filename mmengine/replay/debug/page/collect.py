@@ -155,8 +155,8 @@ class PageData:
 
 
 def _objects(facts: Facts, state: State) -> dict[str, object]:
-    """Return the facts about each object, keyed by its kind and name. Blocks that are free and hold nothing
-    are left out.
+    """Return the facts about each object, keyed by its kind and name. Free blocks without cached content are
+    left out.
     """
     pool = state.blocks
     used = np.flatnonzero((pool.references > 0) | (pool.content >= 0)).tolist()

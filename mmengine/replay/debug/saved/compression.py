@@ -1,4 +1,4 @@
-"""Compresses and unpacks the parts of saved states, with a bound on their size."""
+"""Compresses parts of saved states, and unpacks them up to a maximum size."""
 
 import zstandard
 

@@ -1,5 +1,5 @@
-"""A copy of the objects of a state. Decisions that break a rule may lead to a state that a snapshot cannot
-hold.
+"""Copies the objects of a state. The debugger uses these copies after a decision that breaks a rule, because
+a snapshot may not be able to hold the resulting state.
 """
 
 from copy import deepcopy
@@ -11,8 +11,8 @@ from mmengine.core.state.state import State
 
 
 class CopiedState:
-    """A copy of a state's objects. The zeros at the end of each row are left out of the two
-    widest columns.
+    """A copy of a state's objects. For `token_ids` and `block_table`, the two widest columns, the zeros at
+    the end of each row are left out.
     """
 
     def __init__(self, state: State):
@@ -47,8 +47,8 @@ def _trimmed(values: np.ndarray) -> np.ndarray:
 
 
 def _copied(state: State) -> State:
-    """Return a deep copy of the state without its two widest columns. Requests and settings are shared,
-    because they never change.
+    """Return a deep copy of the state without `token_ids`, `block_table` and `block_tokens`. Requests and
+    settings are shared, because they never change.
     """
     shared = [state.config, state.constants, state.policy]
     shared += [req_state.request for req_state in state.requests.values()]

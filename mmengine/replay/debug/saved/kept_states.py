@@ -25,13 +25,13 @@ from mmengine.replay.debug.saved.packed_state import PackedState
 from mmengine.replay.debug.saved.request_table import Chunk, RequestTable
 from mmengine.version import __version__
 
-MIN_RECORDS = 100_000  # Shorter logs are not kept, but read again.
+MIN_RECORDS = 100_000  # For shorter logs, no states are kept.
 MAX_CACHED_BYTES = 2**30  # for all logs together; the least recently used files are deleted
 _DIGEST_BYTES = 32
 
 
 class _KeptMark(msgspec.Struct, array_like=True):
-    """A mark. `state`: index into the kept states."""
+    """A position with a saved state. `state`: index into the kept states."""
 
     position: int
     step: int
@@ -42,7 +42,7 @@ class _KeptMark(msgspec.Struct, array_like=True):
 
 
 class _KeptState(msgspec.Struct, array_like=True):
-    """A packed state. `base`: index of its base among the kept states, or -1."""
+    """A packed state. `base`: index of the kept state against which `data` is compressed, or -1."""
 
     data: bytes
     live: bytes
