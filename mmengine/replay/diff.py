@@ -65,8 +65,8 @@ def diff(
     shapes: bool = False,
     findings: tuple[Findings, Findings] | None = None,
 ) -> LogDifference:
-    """Return the first difference between two logs. A log whose state cannot take a decision counts as ending
-    before this decision.
+    """Return the first difference between two logs. If a decision cannot be applied to a log's state, the log
+    counts as ending before this decision.
 
     `match`: how requests correspond, either by equal ids or by equal arrival numbers. `shapes`: compare user
     content only by its size, such as the number of tokens. `findings`: an object for each log, see

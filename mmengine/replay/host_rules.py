@@ -8,8 +8,8 @@ from typing import NamedTuple
 from mmengine.core.decide.deciders import nearest_compat
 from mmengine.events import vocabulary as ev
 
-# A key in STARTED's `fingerprints`. Its text lists features of the host that mmengine's copies of the host's
-# rules do not model.
+# A key in STARTED's `fingerprints`. The value is a text with the host's features that mmengine's copies of
+# the host's rules do not model.
 UNMODELLED = "not_derived"
 _SETTING = "vllm."
 

@@ -208,8 +208,8 @@ def _computed(state: State) -> Iterator[str]:
             row = int(rows[over[0]])
             num_computed = int(state.num_computed[row])
             yield f"row {row} has computed {num_computed} tokens, but only {int(most[over[0]])} {text}"
-    # The last known token gives the logits for the next token. Therefore the last known token is not computed
-    # before its step.
+    # The last known token gives the logits for the next token. Therefore a row without scheduled or running
+    # work must have a known token that is not computed yet.
     idle = (state.scheduled[rows] + state.in_flight[rows] == 0) & (state.ended[rows] == RUNS_ON)
     idle &= (state.num_tokens[rows] < state.max_total[rows]) & (
         state.num_computed[rows] >= state.num_tokens[rows]

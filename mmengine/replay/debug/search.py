@@ -52,7 +52,7 @@ class Steps:
 
 
 class EventsOf:
-    """Stops at records that name a request, and at steps that compute tokens for the request."""
+    """Stops at records that name a request, and at EXECUTED records that contain tokens for the request."""
 
     def __init__(self, name: str):
         self._name = name

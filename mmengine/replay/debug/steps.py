@@ -16,7 +16,7 @@ from mmengine.replay.debug.views import Block, Cell, Table, Text
 from mmengine.replay.queries.reasons import Reason, Reasons
 from mmengine.replay.timeline import is_scheduling
 
-RECENT_RECORDS = 1024  # Number of records before a position in which drafts are counted.
+RECENT_RECORDS = 1024  # Drafts are counted in this many records before a position.
 MAX_DECISIONS = 100_000  # Maximum number of decisions in a step.
 
 
@@ -66,8 +66,8 @@ def waits(navigator: Navigator) -> tuple[int, dict[str, Reason]]:
 
 
 def drafts_view(navigator: Navigator) -> Table:
-    """Return a table with the drafts that rows have now, and with the numbers of drafts that each live
-    request had and accepted in the last records.
+    """Return a table that counts each live request's drafts: the current drafts, and the drafts that were
+    verified and accepted in the last RECENT_RECORDS records.
     """
     start = max(navigator.first, navigator.position - RECENT_RECORDS)
     counts: dict[str, list[int]] = {}
@@ -110,8 +110,8 @@ def _count(state: State, event: ev.Executed, counts: dict[str, list[int]]) -> No
 
 def decisions_here(navigator: Navigator) -> tuple[int, list[ev.Event], list[ev.Event], str]:
     """Return four values about the open or next step: its number, its logged decisions from this position on,
-    the decisions that this build's rules make from this position's state on, and the error that ended these
-    rules, or "".
+    the decisions that this build's rules make from this position's state on, and the exception that the rules
+    raised, as text, or "".
     """
     logged: list[ev.Event] = []
     step = -1

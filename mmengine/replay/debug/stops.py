@@ -52,7 +52,7 @@ def evaluated(code: CodeType, facts: Facts) -> object:
 
 class Stop:
     """A breakpoint, which stops before each record for which its condition holds. If the condition reads only
-    the state, it stops only where the condition becomes true.
+    the state, the breakpoint stops only where the condition becomes true.
     """
 
     kind = "breakpoint"
@@ -127,5 +127,5 @@ def shown(value: object) -> str:
 
 
 def value_of(kind: str, name: str) -> Callable[[Facts], object]:
-    """Return a function that reads a request, a block, a row or an entry."""
+    """Return a function that reads the request, block, row or encoder cache entry with this name."""
     return lambda facts: find_object(facts, kind, name)

@@ -54,13 +54,15 @@ class DerivedEngine:
         return bool(self.state.flights)
 
     def note(self, event: ev.Noted) -> bool:
-        """Return whether the decisions after the noted call can still be derived: True only for a call that
-        changes no decision, because the rules ignore the call.
+        """Return True if the noted call is a stall, because a stall changes no decision. After any other
+        noted call, this build's rules cannot derive further decisions.
         """
         return event.kind == "stall"
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError."""
+        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError for drafts
+        that the state cannot have.
+        """
         rows = np.array([self.state.requests[name].row for name in names], np.int32)
         observed = replace(event, rows=rows.tobytes())
         check_observation(self.state, observed)
@@ -101,8 +103,8 @@ class DerivedEngine:
         return [] if self.state.is_open else [name for name, _ in self.schedule().rows]
 
     def stalled(self) -> str:
-        """Return a text that says what is waiting although no step is in flight and KV blocks are free, or
-        "".
+        """Return the `no_progress` message if requests could run, KV blocks are free, and no step is in
+        flight. Otherwise return "".
         """
         state, free = self.state, self.state.blocks.num_free
         could_run = any(not req_state.waits_for_grammar for req_state in state.requests.values())

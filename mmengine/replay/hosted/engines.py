@@ -44,7 +44,9 @@ class HostEngine(Protocol):
         """Apply a noted call. Return whether the decisions after the call can still be derived."""
 
     def draft(self, event: ev.Drafted, names: list[str]) -> None:
-        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError."""
+        """Set these requests' drafts. Raises KeyError for a request that has ended, and ValueError for drafts
+        that the state cannot have.
+        """
 
     def schedule(self) -> Outcome:
         """Run a scheduling call, and return its outcome."""
@@ -64,8 +66,8 @@ class HostEngine(Protocol):
         """
 
     def stalled(self) -> str:
-        """Return a text that says what is waiting although no step is in flight and KV blocks are free, or
-        "". Must be called after `left_over` returned nothing.
+        """Return the `no_progress` message if requests could run, KV blocks are free, and no step is in
+        flight. Otherwise return "". Must be called after `left_over` returned nothing.
         """
 
     def rule_of(self, found: Difference, logged: Outcome, derived: Outcome, waiting: list[str]) -> str:
@@ -110,8 +112,8 @@ def plugin_module(module: str, name: str) -> ModuleType:
 
 
 def own_rules(name: str, started: ev.Started) -> HostRules:
-    """Return the rules for a log whose decisions the host's own scheduler derives. No rules of this build
-    apply. The result has a caveat if the scheduler cannot replay this log.
+    """Return the HostRules for a log whose decisions the host's own scheduler derives, in place of this
+    build's rules. The result has a caveat if the scheduler cannot replay this log.
     """
     missing = [each for each in started.fingerprints.get(UNMODELLED, "").split("; ") if each]
     lacking = ", ".join(each for each in missing if each not in _DERIVED_BY_HOST)

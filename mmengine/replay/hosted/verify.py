@@ -23,7 +23,8 @@ from mmengine.replay.hosted.outcome import CALL_EVENTS, Outcome, RecordedRows, f
 from mmengine.replay.tape import INVARIANT, RECENT, Diverged
 from mmengine.replay.verify_report import Divergence, VerifyReport
 
-MAX_WAITING = 2**20  # The largest value of the setting. vLLM has no such limit, so it refuses no request.
+# The largest value that `max_waiting` can have. vLLM has no limit for waiting requests.
+MAX_WAITING = 2**20
 _NOT_COMPARED = (ev.Checkpoint, ev.Delivered, ev.Stalled, ev.Started)
 PROGRESS = "progress"  # Name of an invariant: a call schedules something if it can.
 _CALL_ORDER = {ev.Preempted: 0, ev.Evicted: 1, ev.Scheduled: 2, ev.Admitted: 3}
@@ -137,8 +138,9 @@ class HostedVerifier:
 
     def finish(self) -> None:
         """Compare the last call, and store in the report which requests the rules would schedule next. If the
-        host was killed, the ends that follow from the last result may be missing in the log. Raises Diverged
-        if requests are left but none can be scheduled.
+        host was killed, the log may lack the ends that follow from the last result. Therefore ends that are
+        missing at the log's end are not reported. Raises Diverged if requests are left but none can be
+        scheduled.
         """
         self._compare_call()
         engine = self._engine

@@ -56,7 +56,8 @@ class KVProjection:
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
         self._adapters: dict[bytes, str] = {}  # Maps an adapter's digest to its name.
-        # Not empty if the beginning of the log was deleted.
+        # At a log's true beginning, `held` is empty. If the beginning was deleted, the first state has
+        # contents.
         held = np.flatnonzero(self._content != NO_CONTENT)
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())
@@ -136,7 +137,7 @@ class KVProjection:
         chain: list[int] = []
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():
             digest = self._digests.get(int(content[block]))
-            if digest is None:  # The preceding blocks were deleted from the log.
+            if digest is None:  # The log's beginning, which filled the preceding blocks, was deleted.
                 continue
             self._is_announced[block] = True
             self._announced[digest] += 1

@@ -244,8 +244,9 @@ def _live_at(folder: str, step: int) -> tuple[str, ...]:
 
 
 class _Translated(SinkWrapper):
-    """A log that another build can read. Its event STARTED contains the other build's decision rules. STARTED
-    omits the settings that have their default values, because the other build may not have all settings.
+    """A log that another build can read. The STARTED event names the version of the other build's decision
+    rules. STARTED omits the settings that have their default values, because the other build may not have all
+    settings.
     """
 
     def __init__(self, inner: LogWriter, rules: int):

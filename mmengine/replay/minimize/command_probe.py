@@ -1,8 +1,8 @@
 """A probe that runs a user's command on a log to find out whether the log fails. An mmengine command runs in
 this process, and any other command runs as a process.
 
-A Python process that imports mmengine takes almost a second to start, and minimizing runs the command several
-hundred times.
+Running mmengine in this process saves minutes: a Python process that imports mmengine takes almost a second
+to start, and minimizing runs the command several hundred times.
 """
 
 import io

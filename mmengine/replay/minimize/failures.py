@@ -69,7 +69,8 @@ def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) ->
 
 
 def enough_steps(script: Script) -> int:
-    """Return the number of steps after which a script that has not failed counts as not failing.
+    """Return the maximum number of steps in a replay. A script that does not fail within this number counts
+    as not failing.
 
     The limit ensures that a replay ends even if the answer lengths in the log are wrong.
     """

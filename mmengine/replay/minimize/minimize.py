@@ -23,9 +23,10 @@ from mmengine.request import MediaItem
 
 # A function that returns a script's failure within a number of steps.
 Probe = Callable[[Script, int], Failure | None]
-FEW = 6  # Every merge is tried if there are at most this many requests.
-# Writing the result takes at most this multiple of the last replay's duration. The limit includes the replay
-# of a candidate that is still running.
+# If there are at most this many requests, each merge is tried with all lengths within the last block.
+FEW = 6
+# The time reserved for writing the result, as a multiple of the best script's replay time. The reserve also
+# covers a candidate's replay that is still running.
 REPRODUCED_IN = 4
 SPARE_SECONDS = 0.5
 MAX_ROUNDS = 8  # Maximum number of rounds. The minimizer stops after a round that makes nothing smaller.
@@ -198,8 +199,8 @@ class Minimizer:
                 return
 
     def _merges(self) -> None:
-        """Replace two requests by a single long request that holds as much memory as both. As in `_pressure`,
-        all lengths within the last block are tried.
+        """Replace two requests by a single long request that holds as much memory as both. If there are at
+        most FEW requests, all lengths within the last block are tried, as in `_pressure`.
         """
         self._phase = "merging requests"
         before = 0

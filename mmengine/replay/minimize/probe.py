@@ -23,8 +23,8 @@ class TestParts(NamedTuple):
     """The parts of the pytest file that is written with the minimized log.
 
     The parts are the test's name, its docstring, its imports, and the function's body. In the body, `log` is
-    the log's folder. `module`: the whole text below the file's docstring, in place of imports and body; "":
-    not used.
+    the log's folder. `module`: if not empty, the whole text below the file's docstring, in place of imports
+    and body.
     """
 
     name: str

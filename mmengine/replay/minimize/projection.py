@@ -51,7 +51,7 @@ class Piece:
 
     @property
     def num_cells(self) -> int:
-        """The memory that the piece takes besides its event, in cells."""
+        """The number of array elements and request ids that the piece has in addition to its event."""
         shares = self.shares.values()
         return len(self.rows) + len(self.owners) + sum(len(one.values) + len(one.ends) for one in shares)
 
@@ -180,7 +180,9 @@ class Projection:
         return None
 
     def _own(self, piece: Piece, event: ev.Event) -> ev.Event:
-        """Return an event that concerns a remaining request or the whole engine."""
+        """Return the event without references to removed requests. The event concerns a remaining request or
+        the whole engine.
+        """
         replace = msgspec.structs.replace
         match event:
             case ev.Queued():

@@ -103,9 +103,8 @@ class Recording:
             writer.close()
 
     def _is_same(self, failure: Failure) -> bool:
-        """Return whether a candidate's failure is the log's failure. For a wrong prefix hit, the numbers of
-        hits must be equal, too, because the failure changes when the request whose blocks were hit is
-        removed.
+        """Return whether a candidate's failure is the log's failure. For a wrong prefix hit, the numbers in
+        the texts must be equal, too, because they change when the request whose blocks were hit is removed.
         """
         if failure.kind == "hits":
             return failure[:2] == self.failure[:2]

@@ -83,8 +83,8 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def before_recoveries(script: Script) -> list[Script]:
-    """Return a script for each process in the log that crashed. The script ends before the process that
-    continued.
+    """Return a script for each crashed process in the log. The script ends where another process continues
+    the log.
     """
     ends = [n for n, each in enumerate(script.observations) if isinstance(each.event, ev.Recovered)]
     return [replace(script, observations=script.observations[:end]) for end in ends]
@@ -126,9 +126,7 @@ def shorten_answer(script: Script, name: str, count: int) -> Script:
 
 
 def shorten_stop(script: Script, name: str, count: int) -> Script:
-    """Return the script with an answer that stops after `count` tokens. The reason for the stop is that of
-    the original script.
-    """
+    """Return the script with an answer that stops after `count` tokens. The stop reason stays the same."""
     answer = script.answers[name]
     sooner = replace(answer, tokens=answer.tokens[:count], runs=answer.runs[answer.runs[:, 0] < count])
     return replace(script, answers={**script.answers, name: sooner})
@@ -201,7 +199,7 @@ def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
 
 
 def move_answers_to_prompts(script: Script, count: int) -> Script:
-    """Move `count` tokens from each answer to the prompt. An answer that is shorter loses all its tokens."""
+    """Move `count` tokens from each answer to the prompt. Each answer keeps at least a single token."""
     for event in [event for event in script.requests if event.sampling.max_tokens]:
         name, asked = event.request_id, event.sampling.max_tokens
         moved = min(count, asked - 1)

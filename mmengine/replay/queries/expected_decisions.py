@@ -1,8 +1,8 @@
 """Compares each logged decision about a request with the decision that this build's rules make on the same
 state.
 
-The query `why` adds these differences to its sentences, so that no sentence gives a reason that contradicts
-the state.
+The query `why` adds each difference to its sentence about the decision. Otherwise the sentence could give a
+reason that contradicts the state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -72,7 +72,9 @@ class Rules:
         return Expected(True, next((event for event in events if event.request_id == request_id), None))
 
     def lease(self, logged: ev.LeaseTaken) -> Note:
-        """Compare a lease that the log takes. Must be called before the event is applied."""
+        """Return a note on how a logged LEASE_TAKEN differs from the rules' decision. Must be called before
+        the event is applied.
+        """
         found = self.decision()
         if found.is_known and not isinstance(found.event, ev.LeaseTaken):
             try:
@@ -89,7 +91,9 @@ class Rules:
         return f" This build's rules would have taken {text}.", {"rules": found.event.session_id}
 
     def preemption(self, logged: ev.Preempted, found: Expected) -> Note:
-        """Compare a preemption that frees blocks. Must be called before the event is applied."""
+        """Return a note on the victim of a logged preemption that frees blocks, compared with the rules'
+        decision `found`. Must be called before the event is applied.
+        """
         view, policy = self._view, self._view.config.policy
         expected = found.event
         # vLLM decides row by row. In its log, all preemptions of a call precede the scheduled rows.
@@ -114,7 +118,9 @@ class Rules:
         return text, {}
 
     def preemption_outside(self, logged: ev.Preempted) -> Note:
-        """Compare a preemption after a failed step, a crash or a cache reset."""
+        """Return a note on how a logged preemption after a failed step, a crash or a cache reset differs from
+        the rules' decision.
+        """
         found = self.end_of(logged.request_id)
         if not found.is_known or isinstance(found.event, ev.Preempted):
             return AGREED
@@ -124,7 +130,9 @@ class Rules:
         return " This build's rules would not have preempted the request.", facts
 
     def admission(self, logged: ev.Admitted, found: Expected) -> Note:
-        """Compare an admission. Must be called before the event is applied."""
+        """Return a note on how a logged admission differs from the rules' decision `found`. Must be called
+        before the event is applied.
+        """
         expected = found.event
         if not found.is_known or expected == logged:
             return AGREED
@@ -167,8 +175,8 @@ class Rules:
                 yield f"{name} {own!r}; the log has {other!r}"
 
     def rows(self, row: int, logged: ev.Scheduled, found: Expected) -> Note:
-        """Compare the number of tokens that a running row computes. Must be called before the event is
-        applied.
+        """Return a note on how the number of tokens that a running row computes differs from the rules'
+        decision `found`. Must be called before the event is applied.
         """
         if not found.is_known or found.event == logged:
             return AGREED
@@ -196,7 +204,9 @@ class Rules:
         return 1 if event.num_tokens is None else int(np.frombuffer(event.num_tokens, np.int32)[places[0]])
 
     def end(self, logged: ev.Finished) -> Note:
-        """Compare a request's end. Must be called before the event is applied."""
+        """Return a note on how a request's logged end differs from the rules' decision. Must be called before
+        the event is applied.
+        """
         found = self.end_of(logged.request_id)
         expected = found.event
         if not found.is_known or expected == logged:
@@ -218,7 +228,7 @@ class Rules:
         return found.sentence() if found is not None and found.kind != OTHER else ""
 
     def _place(self, row: int) -> str:
-        """Return the row's position in the order in which the policy preempts requests."""
+        """Return a clause with the row's position in the order in which the policy preempts requests."""
         view, running = self._view, self._view.running.tolist()
         count = len(running)
         if row not in running:

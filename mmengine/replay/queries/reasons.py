@@ -51,7 +51,7 @@ class Reason(msgspec.Struct, frozen=True):
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """Return the reason as an English clause. `other` appears with its id."""
+        """Return the reason as an English clause, which names the request `other` by its id."""
         return _SENTENCES[self.kind].format(r=self)
 
 
@@ -178,7 +178,7 @@ class Reasons:
                 self._found[name] = self._without_decision(name, needed)
 
     def _without_decision(self, name: str, needed: int) -> Reason:
-        """Return the reason for a row that could get tokens although all decisions of the step are made."""
+        """Return the reason for a row that wants tokens, but that no decision in the step schedules."""
         view = self._view
         is_vllm = isinstance(self._scheduler, VllmScheduler)
         if is_vllm and needed <= view.blocks.num_free and not view.preempted_in_step:

@@ -52,8 +52,8 @@ class Selection(NamedTuple):
     def of(self, lines: Iterable[RequestLine], limit: int) -> tuple[list[RequestLine], int]:
         """Return at most `limit` lines, and the total number of selected requests.
 
-        With an order, lines are sorted by their values, largest first. The first lines are the requests that
-        have no value yet, because they still wait or run. Without an order, the last lines are returned.
+        If `sort` is set, lines without a value come first, because their requests still wait or run. The
+        other lines follow by their values, largest first. If `sort` is None, the last lines are returned.
         """
         found = [line for line in lines if self.has(line)]
         if self.sort is None:

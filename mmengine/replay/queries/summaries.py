@@ -23,9 +23,9 @@ from mmengine.replay.timeline import fold, taken_tokens
 
 @dataclass(slots=True)
 class RequestLine:
-    """A request's summary. Times are in ns since the request's arrival, or -1 if the event did not happen.
-    But `queued_ns` is a time on the log's clock, and `wall_ns` is the Unix time of the arrival (0 if
-    unknown). `admitted_ns` is the time of the first admission.
+    """A request's summary. Most times are in ns since the request's arrival, or -1 if the event did not
+    happen. `queued_ns` is the arrival on the log's clock, and `wall_ns` is the arrival's Unix time, or 0 if
+    unknown. `admitted_ns` is the time of the first admission.
     """
 
     request_id: str
@@ -177,7 +177,7 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 
 def step_lines(log: CheckedLog | Path, findings: Findings | None = None) -> Iterator[StepLine]:
-    """Yield a line for every step in a log that ran or failed. `log`: the log or its folder. Steps that were
+    """Yield a line for each step that ran or failed. `log`: the log or its folder. Steps that were
     decided before the log's first record are omitted. `findings`: see CheckedLog. Raises `verify`'s errors.
     """
     log = CheckedLog(log, findings=findings) if isinstance(log, Path) else log

@@ -1,4 +1,4 @@
-"""Summarizes the steps in which a request was not scheduled, in a sentence."""
+"""Writes a sentence that summarizes the steps in which a request was not scheduled."""
 
 from collections import Counter
 from typing import Any, NamedTuple

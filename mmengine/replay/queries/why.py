@@ -115,7 +115,8 @@ class _Inquiry:
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
-        # Maps a session to the last record that took leased blocks from it.
+        # Maps a session to the last record that took leased blocks from the session, and to this record's
+        # note.
         self._taken: dict[str, tuple[Record, Note]] = {}
 
     def claims(self) -> list[Claim]:

@@ -298,8 +298,8 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return the number of drafts that a step accepted: all tokens that a row gained were drafts, except the
-    row's last.
+    """Return the number of drafts that a step accepted. The last token that a row gains is sampled, and the
+    row's other new tokens are accepted drafts.
     """
     if counts is None:
         return 0

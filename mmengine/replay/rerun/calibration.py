@@ -22,8 +22,10 @@ MIN_STEPS = 25  # Minimum number of timed steps in each half.
 MAX_SLICES = 40
 SEEDS = (0, 1, 2)  # A predicted latency is the median of simulations with these seeds.
 ALLOWED = {"p50": 0.10, "p99": 0.20}  # Relative errors that are always accepted.
-OF_DIFFERENCE = 1.5  # An error may also be this many times the relative difference between the logged halves.
-STEADY = 1.1  # A larger factor between the halves' step times is named with the wrong predictions.
+# An error is also accepted up to this multiple of the relative difference between the logged halves.
+OF_DIFFERENCE = 1.5
+# If the halves' step times differ by a larger factor, the refusal names this factor, too.
+STEADY = 1.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ _NO_QUEUED = ev.Queued("", b"", SamplingParams())
 
 class _Listed(msgspec.Struct, array_like=True):
     """The live requests of a state. `numbers`: their numbers in the table, in the state's order. `waiting`:
-    the indices into `numbers` of the waiting requests, in the queue's order. Both are int32 differences.
-    `changed`: (index into `numbers`, values) of requests whose values differ from those in the table.
+    the indices into `numbers` of the waiting requests, in the queue's order. Both lists store int32
+    differences between neighbours. `changed`: (index into `numbers`, values) for each request whose values
+    differ from the table's values.
     """
 
     numbers: bytes
@@ -42,7 +43,7 @@ class _Listed(msgspec.Struct, array_like=True):
 
 
 class _Stored(NamedTuple):
-    """A request in the table, with the values that it has there."""
+    """A live request with its number in the table, and with the values that the table stores."""
 
     number: int
     req_state: RequestState
@@ -53,7 +54,7 @@ class _Stored(NamedTuple):
     held_media: set[int]
 
     def is_equal(self, other: RequestState, plain: tuple[object, ...]) -> bool:
-        """Return whether `other` has the values in the table. `plain`: its plain values."""
+        """Return whether `other` has the stored values. `plain`: the result of `_plain(other)`."""
         return (
             plain == self.plain
             and other.tokens is self.tokens
@@ -101,8 +102,8 @@ class LiveRequests:
         return _sums(_listed(description).numbers)
 
     def restore(self, description: bytes, state: State) -> Live:
-        """Return new objects for a description's live requests, and the waiting ones among them. `state`:
-        the state to which they belong. Raises CorruptLog for damaged bytes.
+        """Return new objects for a description's live requests, and a list with the waiting requests.
+        `state`: the state to which the objects belong. Raises CorruptLog for damaged bytes.
         """
         listed = _listed(description)
         requests = self.table.take(_sums(listed.numbers).tolist(), state)
@@ -111,7 +112,9 @@ class LiveRequests:
         return requests, [requests[place] for place in _sums(listed.waiting).tolist()]
 
     def in_use(self) -> np.ndarray:
-        """Return the numbers of the requests that the next description may name."""
+        """Return the numbers of the requests in the last description. The next description may use these
+        numbers again.
+        """
         return np.array([each.number for each in self._stored.values()], np.int64)
 
     def _store(self, req_state: RequestState, plain: tuple[object, ...]) -> _Stored:
@@ -121,7 +124,9 @@ class LiveRequests:
 
 
 def _are_same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays are the same object or empty. No array of a request is changed in place."""
+    """Return whether two arrays are the same object, or are both empty. Because a request's arrays are never
+    changed in place, the same object has the same values.
+    """
     return one is other or not len(one) and not len(other)
 
 

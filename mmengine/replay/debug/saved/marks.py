@@ -89,8 +89,8 @@ class Marks:
 
 
 def states_of(marks: list[Mark]) -> list[SavedState]:
-    """Return the marks' copies and the bases of these copies. Each is listed once, a base before
-    its copies.
+    """Return the marks' copies and their bases. Each state is listed once, and a base precedes the copies
+    that are compressed against the base.
     """
     found: dict[int, SavedState] = {}
     for mark in marks:

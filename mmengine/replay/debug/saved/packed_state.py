@@ -21,15 +21,16 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 class PackedState:
     """A copy of a state. `live`: the description of its live requests, which are in `requests`. `data`: the
-    compressed content. `base`: the earlier copy against which `data` is compressed, or None. Much content,
-    such as a large block pool, differs little between states.
+    compressed content. `base`: the earlier copy against which `data` is compressed, or None. A base makes
+    `data` small, because much content, such as a large block pool, differs little between states.
     """
 
     __slots__ = ("base", "data", "live", "requests", "unpacked_base")
 
     def __init__(self, data: bytes, live: bytes, requests: LiveRequests, base: "PackedState | None" = None):
         self.data, self.live, self.requests, self.base = data, live, requests, base
-        self.unpacked_base = b""  # the body of a base, while later copies use it
+        # The uncompressed body while later copies are compressed against this copy, otherwise empty.
+        self.unpacked_base = b""
 
     @classmethod
     def of(
@@ -40,8 +41,8 @@ class PackedState:
         requests: LiveRequests,
         base: "PackedState | None" = None,
     ) -> "PackedState":
-        """Return a copy. The copy is compressed against `base` if this makes it small. Otherwise the copy has
-        no base, and later copies can use it as their base.
+        """Return a copy. The copy is compressed against `base` if the result is smaller than half the base's
+        data. Otherwise the copy has no base, and later copies can use the new copy as their base.
         """
         live = requests.describe(state)
         body = msgspec.msgpack.encode(body_without_requests(state, started, position - 1))

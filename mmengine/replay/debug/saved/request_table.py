@@ -55,14 +55,14 @@ class RequestTable:
         self._open_bytes = 0
         last = self._chunks[-1] if self._chunks else Chunk(0, 0, b"")
         self._next = last.first + last.count
-        # digest of a request -> its number, or None if the digests of loaded chunks are not known yet
+        # Maps a request's digest to its number. None until the digests of loaded chunks are computed.
         self._numbers: dict[bytes, int] | None = None if self._chunks else {}
         self._decoded: dict[int, _Unpacked] = {}  # by number; the last used request is last
         self._decoded_bytes = 0
         self.num_bytes = sum(len(each.data) + ENTRY_BYTES * each.count for each in self._chunks)
 
     def add(self, known: Known) -> int:
-        """Store a request, and return its number. An equal request has the same number."""
+        """Store a request, and return its number. Equal requests get the same number."""
         packed = _encoder.encode(known)
         digest, numbers = _digest(packed), self._all_numbers()
         found = numbers.get(digest)
@@ -95,7 +95,7 @@ class RequestTable:
         return found
 
     def drop_others(self, used: np.ndarray) -> None:
-        """Delete the chunks that have none of the requests with the numbers `used`, ascending."""
+        """Delete the chunks without used requests. `used`: the used requests' numbers, ascending."""
         starts = np.searchsorted(used, [each.first for each in self._chunks])
         ends = np.searchsorted(used, [each.first + each.count for each in self._chunks])
         pairs = zip(self._chunks, (starts < ends).tolist(), strict=True)
@@ -151,8 +151,8 @@ class RequestTable:
         return _Unpacked(req_state, OBJECT_BYTES + 2 * len(packed))
 
     def _remember(self, numbers: list[int], fresh: dict[int, _Unpacked]) -> None:
-        """Store the unpacked requests `fresh`, and mark all `numbers` as the last used ones. The least
-        recently used requests are forgotten if all would be too large.
+        """Store the unpacked requests `fresh`, and mark the requests `numbers` as used last. If the stored
+        requests exceed MAX_DECODED_BYTES, the least recently used requests are deleted.
         """
         decoded = self._decoded
         if not fresh:
