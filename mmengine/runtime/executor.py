@@ -61,9 +61,9 @@ class TorchExecutor:
     """Computes steps on one device.
 
     On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step, and
-    `collect` waits for its end (not yet run on a GPU). If rows have grammars, sampling a step needs the
-    tokens of the previous step. If the previous step is not collected yet, its `collect` launches this
-    sampling.
+    `collect` waits for its end (not yet run on a GPU). If rows have grammars or reasoning budgets, a step's
+    sampling needs the previous step's tokens. The sampling is then launched after `collect` has read the
+    previous step.
 
     If a whole step fails, its `collect` raises an error. An MMEngineError is raised unchanged. Any other
     exception becomes ExecutorFailed, or ExecutorLost if the device no longer answers.
@@ -88,9 +88,9 @@ class TorchExecutor:
         `positions_of`: the plugin's function `positions`. `config`: settings in which num_blocks and
         eos_token_ids are known. `placement`: must have the dtype of the model. `matchers`: the grammars of
         the rows; if None, requests with grammars fail. `drafters`: preferred drafters come first, and a
-        drafter's index is its number in the log. `head`: a draft head, which comes after `drafters` and uses
-        the same block tables. `recorder`: captures decode-only steps and the encoder. By default it records
-        CUDA graphs on a GPU, unless `config` disables them.
+        drafter's index is its number in the log. `head`: a draft head, which is numbered after `drafters` and
+        uses the model's block tables. `recorder`: captures decode-only steps and the encoder. By default it
+        records CUDA graphs on a GPU, unless `config` disables them.
 
         Raises ConfigError if the KV pool cannot be allocated or the attention backend is unknown.
         """

@@ -17,8 +17,8 @@ _NONE = torch.empty(0, dtype=torch.int64)
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
     """The inputs of a step with t tokens, s sampling positions and p pending tokens.
 
-    The tensors are int64 on the device. If the step is replayed from a CUDA graph, t is the number of
-    tokens of the captured size (the bucket). `attention` always describes the step without this padding.
+    The tensors are int64 on the device. If the step is replayed from a CUDA graph, t is the number of tokens
+    of the captured size (the bucket). `attention` always describes the step without the bucket's padding.
     """
 
     input_ids: torch.Tensor  # [t]

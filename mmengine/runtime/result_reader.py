@@ -233,9 +233,9 @@ class Reader:
         """Return `stops` and a stop for each row whose grammar is complete. If a row has two stops, the
         earlier stop is returned.
 
-        Drafts are sampled together, so tokens may follow the token that completes the grammar. `complete`:
-        row -> number of tokens, for rows whose grammar was found complete while sampling. Changes `counts`
-        and `errors`.
+        All positions in a row are sampled together, so tokens may follow the token that completes the
+        grammar. `complete`: row -> number of tokens, for rows whose grammar was found complete while
+        sampling. Changes `counts` and `errors`.
         """
         stopped = dict(stops)
         repeating = self._take_repeating(heads, stopped)
@@ -291,8 +291,8 @@ class Reader:
                 stops[index] = REPETITION_ENDS[is_complete]
 
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """Return `stops` sorted by row. If a closer (which completes a grammar's text) chose the tokens at
-        the end of a text, the kind of its stop becomes CLOSED or REPETITION_CLOSED.
+        """Return `stops` sorted by row. If a closer (which completes a grammar's text) chose a text's last
+        tokens, the text's stop gets the kind CLOSED or REPETITION_CLOSED.
         """
         closers = {} if self.matchers is None else self.matchers.closers
         # `closers` may still contain the closer of the row's previous request, so the option is checked

@@ -261,7 +261,7 @@ class ModelRunner:
             )
 
     def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
-        """Launch a step without rows, which only encodes a part of an item and runs its block copies."""
+        """Launch a step without rows, which only encodes a part of an item and runs the block copies."""
         self._kv.copy(plan)
         return ComputedStep(
             plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None
@@ -288,8 +288,8 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Return the hidden states, the step's inputs, and the tokens' positions [3, t]. The `sample_tokens`
-        of the inputs are indices of the hidden states.
+        """Return the hidden states, the step's inputs, and the tokens' positions [3, t]. In the inputs,
+        `sample_tokens` contains indices into the hidden states.
         """
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)
@@ -334,8 +334,8 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: ComputedStep) -> LaunchedStep:
-        """Launch the sampling of a launched step. If it has grammars, the previous step must be read
-        already.
+        """Launch the sampling of a launched step. If rows have grammars or reasoning budgets, the previous
+        step must be read first.
         """
         with torch.inference_mode():
             launched = self._sample(computed)

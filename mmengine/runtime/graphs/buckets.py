@@ -3,8 +3,8 @@ plan.
 
 For each row count in `row_sizes`, a bucket (a captured size) with one token for each row is captured. If rows
 may have drafts, a second bucket is captured, with one token and all drafts for each row. A smaller step is
-padded with rows in the dummy block and with tokens after each row's last token. Results for padding are not
-read.
+padded with rows that use only the dummy block, and with tokens after each row's last token. Results for
+padding are not read.
 """
 
 from bisect import bisect_left
@@ -32,8 +32,8 @@ class Frame(NamedTuple):
 
 
 def row_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, then the multiples of 8, from 256 on the multiples of 16, and `max_rows` as the last
-    size.
+    """Return 1, 2, 4, the multiples of 8 below 256, the multiples of 16 from 256 on, and `max_rows` as the
+    last size.
     """
     sizes = [size for size in (1, 2, 4) if size < max_rows]
     sizes += range(8, min(max_rows, 256), 8)
@@ -72,8 +72,8 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 
     All padding tokens store their KV in the dummy block. Padding rows also read the dummy block, and padding
     tokens in a real row read the row's blocks. Padding tokens come after a row's real tokens, so the real
-    tokens attend to the same KV as without padding. No real row may read the dummy block: attention
-    multiplies masked KV by 0, and the dummy block may contain NaN from a failed row, which would remain NaN.
+    tokens attend to the same KV as without padding. No real row may read the dummy block, which may contain
+    NaN from a failed row. Attention multiplies masked KV by 0, and NaN * 0 is NaN.
     """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)

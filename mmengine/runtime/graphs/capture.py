@@ -71,8 +71,8 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """Capture work that uses attention, once for each bucket. Before each capture, a padded step in the
-    bucket's size begins.
+    """Capture work that uses attention, once for each bucket. Before each capture, attention is prepared for
+    a step that contains only padding, in the bucket's size.
 
     Capturing writes to the pool's dummy block.
     """

@@ -23,8 +23,8 @@ class EncoderGraphs:
     """The encoder's captured graphs. The largest graph is captured first, so that the smaller graphs can
     reuse its memory.
 
-    `sizes`: ascending. `encoder` must be made for the last size. `num_calls`: number of replayed calls,
-    and of other calls by reason.
+    `sizes`: ascending. `encoder` must be created for the largest size. `num_calls`: the number of calls by
+    outcome, which is REPLAYED or the reason why a call was not replayed.
     """
 
     def __init__(self, encoder: CapturableEncoder, sizes: Sequence[EncoderSize], recorder: Recorder) -> None:

@@ -20,7 +20,7 @@ REASONS = (PATCHES, SEGMENTS)
 
 
 def embed_sizes(most: int) -> tuple[int, ...]:
-    """Return 16, 32, 48, 64, then four sizes for each power of two, and `most` as the last size."""
+    """Return 16, 32, 48, 64, then four evenly spaced sizes for each doubling, and `most` as the last size."""
     sizes, size = [], STEP
     while size < most:
         sizes.append(size)

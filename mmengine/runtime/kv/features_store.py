@@ -36,7 +36,7 @@ class FetchedFeatures:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """Keep a sealed value, which was verified, until all requests that need it were forgotten."""
+        """Keep a verified sealed value until `forget` was called for each request that needs the value."""
         with self._lock:
             if key not in self._came:
                 self._came[key] = value[SEAL_BYTES:].view(self._dtype).view(-1, self._width)

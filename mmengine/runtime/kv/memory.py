@@ -85,7 +85,9 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return ", or NAME" for the setting that reduces the largest part (without the weights), or ""."""
+        """Return ", or NAME", where the setting NAME reduces the largest part except the weights. Returns ""
+        if all these parts are 0.
+        """
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
             ("encoder_budget", self.encoder if self.encoder > self.layers else 0),

@@ -164,8 +164,9 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
     """Write `slots` [t], and the places where a layer stores their K and V, to `out`, int64 [3, t].
 
-    A layer is seen as a list with an entry for each token, in which each block's V follows its K. K for
-    slot s is at index s + block * block_size. block_size must be a power of 2.
+    A layer is seen as a list in which each block has block_size entries for K, then block_size entries for V.
+    K for slot s is at index s + block * block_size, and V follows block_size entries later. block_size must
+    be a power of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])

@@ -3,10 +3,9 @@
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-In this file a row is one block's KV in all layers, as in `swap_out`. The engine's loop never waits for the
-store. If the store is slow, rows beyond MAX_WAITING_BYTES are not stored. While a read hangs, no further
-requests are sent to the store. A value is used only if its seal, a checksum, is valid
-(block_store/sealed.py).
+In this file a row is a block's KV in all layers. The engine's loop never waits for the store. If the store is
+slow, rows beyond MAX_WAITING_BYTES are not stored. While a read hangs, no further requests are sent to the
+store. A value is used only if its seal, a checksum, is valid (block_store/sealed.py).
 """
 
 import hashlib
@@ -36,7 +35,8 @@ from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import KVPool
 
 MAX_WAITING_BYTES = 256 * 2**20  # maximum size of computed rows that are not written yet
-MAX_FETCHED_BYTES = 2**31  # maximum size of fetched rows that no step has taken yet; half for one request
+# Maximum size of fetched rows that no step has taken yet. A single request gets at most half.
+MAX_FETCHED_BYTES = 2**31
 MAX_KNOWN = 2**17  # maximum number of remembered names of stored values
 NAMESPACE_BYTES = 16  # length of the prefix that precedes each name in a key
 Result = TypeVar("Result")

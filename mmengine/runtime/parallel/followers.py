@@ -82,8 +82,8 @@ class Followers:
         self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Wait for a word from each rank. Return whether all words equal `word`, which must not be empty, and
-        tell the ranks the result.
+        """Wait for a word from each rank. Return whether `word` is not empty and all ranks sent the same
+        word, and send the result to the ranks.
 
         Raises ConfigError as `await_ready` does.
         """

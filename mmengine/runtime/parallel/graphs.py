@@ -2,8 +2,9 @@
 Not yet run on a GPU.
 
 NCCL treats a captured exchange differently from a launched exchange. In each step either all ranks must
-replay the graph that they captured together, or no rank may replay a graph. Each rank decides this only from
-the plan, so all ranks decide the same. A rank that fails in a step replays the graph without rows (group.py).
+replay the graph that they captured together, or no rank may replay a graph. Each rank decides only from the
+plan whether to replay, so all ranks decide the same. A rank that fails in a step replays the graph without
+rows (group.py).
 
 A capture may fail on one rank only. Before each pass, each rank therefore sends a word that describes its
 progress. The ranks continue only if all words are equal.
@@ -21,8 +22,8 @@ from mmengine.runtime.graphs.capture import Replays, log_uncaptured
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.runner import ModelRunner
 
-# A function that sends this rank's word, and returns whether all ranks sent the same word. "": this rank has
-# failed.
+# A function that sends this rank's word, and returns whether all ranks sent the same word. The word "" says
+# that this rank has failed or does not capture.
 Agree = Callable[[str], bool]
 DONE = "done"
 log = structlog.get_logger("mmengine.operators")

@@ -191,7 +191,7 @@ class StepGroup:
         return self._exchange(self._broadcast, features)
 
     def token_ids(self, input_ids: Tensor) -> Tensor:
-        """Return rank 0's token ids, int64 [t]. They are exchanged only if other ranks may not know them."""
+        """Return rank 0's token ids, int64 [t]. They are exchanged only if other ranks may lack some ids."""
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
@@ -234,8 +234,8 @@ class StepGroup:
 
 
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
-    """Run an exchange on the current stream, without waiting on a GPU. A captured graph then has no parallel
-    branches.
+    """Run an exchange on the current stream, so that a captured graph has no parallel branches. On a GPU the
+    function does not wait for the exchange.
 
     torch.distributed treats synchronous calls in the same way.
     """

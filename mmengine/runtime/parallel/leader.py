@@ -99,9 +99,9 @@ class LeadingExecutor(TorchExecutor):
     def _await(self, end: Event) -> None:
         """Wait for the step. Meanwhile, check that the other ranks are alive.
 
-        If a rank is dead, a graph would wait forever for its exchanges with this rank, because NCCL's timeout
-        does not cover graphs. Raises ExecutorLost if a rank is gone, or ExecutorFailed if a rank reports an
-        error.
+        A graph waits forever for exchanges with a dead rank, because NCCL's timeout does not cover graphs.
+        Raises ExecutorLost if a rank is gone or the step exceeds the group's timeout, or ExecutorFailed if a
+        rank reports an error.
         """
         begin = looked = time.monotonic()
         while not end.query():

@@ -81,7 +81,7 @@ class Ranks:
         """Send the state of `core` to the other ranks, and capture steps. `core` must not have run a step
         yet.
 
-        First, the other ranks allocate their memory. Raises ConfigError if a rank fails.
+        The other ranks allocate their memory before the capture. Raises ConfigError if a rank fails.
         """
         assert self._executor is not None  # the engine was built with the result of `executor`
         self._executor.frames = core.sink = Tee(core.sink)

@@ -1,8 +1,8 @@
 """Draws tokens on a GPU: the same tokens as filters.py and gumbel.py draw. Not yet run on a GPU.
 
-The filters are converted to a lower bound for a row's logits. A row's token must be the same in any
-batch. Therefore the kernels sum probabilities themselves: the cumsum of torch depends on the number of rows,
-and its softmax on the largest top_k of the batch. No function waits for the device.
+The filters are converted to a lower bound for a row's logits. A row's token must be the same in any batch.
+Therefore the kernels sum probabilities themselves: torch's cumsum depends on the number of rows, and torch's
+softmax depends on the batch's largest top_k. No function waits for the device.
 """
 
 from types import ModuleType

@@ -106,8 +106,8 @@ class TokenCounts:
         `penalties` [3, r, 1]: repetition, presence and frequency penalties. Repetition penalty (Keskar et
         al., CTRL, 2019): if the prompt or the output contains the token, a positive logit is divided by the
         penalty, and a negative logit is multiplied by the penalty. Frequency and presence penalties (as
-        defined by OpenAI): then the frequency penalty times the token's count in the output is subtracted,
-        and also the presence penalty if the output contains the token.
+        defined by OpenAI) are then subtracted. The frequency penalty is multiplied by the token's count in
+        the output. The presence penalty applies if the output contains the token.
         """
         repetition, presence, frequency = penalties
         places = upload(self._places.of[rows], self._device)

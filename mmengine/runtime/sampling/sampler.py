@@ -5,7 +5,7 @@ The following operations are applied to a row in this order. Operations that a r
     1. Logprobs are computed from the model's unchanged logits. Then tokens that the row's grammar does
        not allow are excluded, and confidences are computed (confidence.py).
     2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
-       presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded.
+       presence penalty; end-of-sequence and stop tokens are excluded until the output has min_tokens tokens.
     3. With temperature 0, the most likely token is chosen; of equally likely tokens, the one with the lowest
        id.
     4. Otherwise temperature, top-k, top-p, min-p, typical-p and Gumbel noise are applied. The token with
@@ -13,7 +13,7 @@ The following operations are applied to a row in this order. Operations that a r
     5. If the text must be completed within its budget, and the chosen token would leave too few tokens to
        complete it, a token that completes the text replaces the chosen token (`close`).
 
-Within 2 and 4, the order is that of transformers' logits processors. A row gets no token if its logits
+Within steps 2 and 4, the order is that of transformers' logits processors. A row gets no token if its logits
 contain NaN or +inf, or are not finite for any token. A single -inf only excludes its token. The caller's
 logits stay unchanged, except in rows with a mask.
 """
@@ -191,8 +191,8 @@ class Sampler:
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
     def close(self, chosen: TokenChoice, closing: Closing) -> None:
-        """Where `closing` decides so, replace the chosen token, in place, by a token that completes the row's
-        text.
+        """Replace chosen tokens, in place, by tokens that complete the rows' texts, if `closing` requires the
+        replacement.
 
         Waits for the device, because `closing` needs the sampled tokens.
         """

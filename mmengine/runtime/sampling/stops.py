@@ -30,8 +30,8 @@ class StopWatcher(Protocol):
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
 
-        `token_ids`: int32, the prompt (len(request.prompt_token_ids) tokens), and the outputs before a
-        preemption.
+        `token_ids`: int32, the prompt (len(request.prompt_token_ids) tokens), then the output tokens from
+        before a preemption, if any.
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:

@@ -92,7 +92,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return ascending indices for `rows` whose reasoning may continue."""
+        """Return the ascending indices in `rows` at which the row's reasoning may continue."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

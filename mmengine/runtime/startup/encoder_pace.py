@@ -16,9 +16,9 @@ PIECE_NS = 10**9
 def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_threads: int) -> EngineConfig:
     """Return `config` with values for encoder_piece, encoder_even_patches and encoder_work_ns.
 
-    Unset settings get measured values. The settings stay unset if the encoder cannot pause within an item,
-    with `compat` (vLLM's decisions), or with `whole_prompt`, because the first step then needs all items. In
-    these cases, raises ConfigError if encoder_piece is set.
+    Unset settings get measured values. The settings stay unset if the encoder cannot pause within an item, or
+    if `compat` (vLLM's decisions) or `whole_prompt` is set. With `whole_prompt` the first step needs all
+    items. In these three cases, raises ConfigError if encoder_piece is set.
     """
     measure = getattr(model, "measure_encoder", None)
     if config.compat or config.whole_prompt or measure is None:

@@ -85,7 +85,7 @@ class Admission:
             self._give_up(request)
 
     def _older_media(self, request: PreparingRequest, result: Prepared | Exception) -> Sequence[Load]:
-        """Return a loader for each older media item in the session that must be decoded again.
+        """Return loaders for the session's older media items that must be decoded again.
 
         Preparation threads run the loaders, because decoding during a step would delay all requests.
         """

@@ -1,8 +1,8 @@
 """Prepares prompts on worker threads, within a time limit.
 
 Separate threads prepare response formats, prompts without media, and prompts with media. A prompt without
-media therefore never waits for media. The fetcher's threads first fetch media from URLs, and only the prompt
-with these URLs waits.
+media therefore never waits for media. The media fetcher's own threads fetch media from URLs. Only the prompts
+with these URLs wait for the fetch.
 """
 
 import threading
@@ -37,7 +37,7 @@ class PreparationBacklog(NamedTuple):
     """How many requests are in preparation, and how long the oldest has waited.
 
     The oldest request's age is in seconds. The age excludes requests whose media are being fetched, and
-    restarts at 0 when the media arrive: a slow host on the internet does not make the engine unready.
+    restarts at 0 when the media arrive, so a slow host on the internet does not increase the age.
     `text_wait_s` is how long the oldest prompt without media has waited for a thread, in seconds.
     """
 
@@ -249,8 +249,8 @@ class Preparation:
     ) -> tuple[MediaInput, ...]:
         """Decode the session's older media in order until the media memory is full, and return them.
 
-        The first item is decoded even if the memory is full. A step later decodes each remaining item that
-        the step needs.
+        The first item is decoded even if the memory is full. Each remaining item is decoded later, by the
+        first step that needs the item.
         """
         memory, channel = self._engine().media_memory, request.channel
         memory.release(channel)  # the request's own pixels must not block the wait
