@@ -15,7 +15,7 @@ from mmengine.repetition_detection import RepetitionDetection
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-# Maximum number of bytes that follow a stop string in a token. Few tokens are longer.
+# Maximum number of bytes that follow a stop string in its last token. Few tokens have more bytes.
 STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -300,7 +300,7 @@ TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
-    """An answer's grammar. Self-contained: another process compiles the same grammar from it.
+    """An answer's grammar. Another process can compile the same grammar from these fields alone.
 
     structured_output/request/spec.py writes and reads `kind` and `source`. `after`: the grammar begins after
     these consecutive tokens, such as the end of reasoning; (): at the first token. `on_truncation`: at the
@@ -324,7 +324,7 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer continues.
 
-    With `is_open`, reasoning begins at the first token; otherwise, only if the answer begins with `start`.
+    With `is_open`, the answer begins with reasoning. Otherwise, reasoning begins only at an initial `start`.
     """
 
     tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -391,7 +391,7 @@ class Request:
 
     @property
     def stop_reserve(self) -> int:
-        """Return the maximum number of tokens that a stop string may cut off, if each has one byte."""
+        """Return the maximum number of tokens that a stop string may cut off, if each token has one byte."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 

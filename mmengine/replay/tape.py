@@ -1,6 +1,5 @@
-"""The tape, with which a log is verified by running the engine's loop on the log, and the exceptions that end
-such a run. The log takes the place of the executor, of the source of observations, and of the sink for
-events.
+"""A tape verifies a log: the engine's loop runs on the log again. The log takes the place of the executor,
+the source of observations, and the sink for events. This module also has the exceptions that end the loop.
 """
 
 from collections import deque
@@ -283,7 +282,7 @@ class LogTape:
 def _begins_process(record: Record, following: Record | None) -> bool:
     """Return whether this record is the first record of a new process, whose clock begins at another time.
 
-    A process's first record is RECOVERED, or a FAILED directly before RECOVERED that blames a step.
+    A process's first record is RECOVERED, or a FAILED that blames a step and directly precedes RECOVERED.
     """
     if isinstance(record.event, ev.Failed) and following is not None:
         record = following

@@ -233,7 +233,7 @@ def _most_decisions(state: State) -> int:
     """Return an upper limit on the number of events in a step.
 
     In a step, each row is freed at most once and assigned at most once, and each media item is evicted at
-    most once. Each free, assignment or eviction takes at most one session's lease.
+    most once. Each freed row, assigned row or evicted item takes at most one session's lease.
     """
     moved = 4 * state.config.num_rows + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8

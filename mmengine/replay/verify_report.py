@@ -27,8 +27,8 @@ class Divergence:
     the logged and the derived event, if known. `rows`: maps each running row to its request. `last_rows`: the
     previous step's rows.
 
-    For a recorded log, `rule` is the rule of the host that most likely explains the difference, and
-    `outcomes` are the logged and the derived outcome of the scheduling call.
+    For a log that a host such as vLLM recorded, `rule` is the host's rule that most likely explains the
+    difference. `outcomes` are then the logged and the derived outcome of the scheduling call.
     """
 
     sequence: int
@@ -64,11 +64,11 @@ class VerifyReport:
     of requests without an end in the log. `begins_after`: the record number of the snapshot at which the
     verification started, or -1. `end`: how the log ends.
 
-    Further fields for a recorded log. `host`: the engine that decided. `rules`: the rules that derived the
-    decisions. `own`: the host's own scheduler that derived the decisions instead ("vllm" or MODULE:CLASS), or
-    "". `calls`: the number of scheduling calls that agree. `caveat`: the reason why the decisions were not
-    derived, or why they were derived with rules other than the host's. With a caveat, `rederived` is False.
-    `left_over`: the requests that the rules schedule next at the log's end.
+    A log that a host such as vLLM recorded has further fields. `host`: the engine that decided. `rules`: the
+    rules that derived the decisions. `own`: the host's own scheduler that derived the decisions instead
+    ("vllm" or MODULE:CLASS), or "". `calls`: the number of scheduling calls that agree. `caveat`: the reason
+    why the decisions were not derived, or why they were derived with rules other than the host's. With a
+    caveat, `rederived` is False. `left_over`: the requests that the rules schedule next at the log's end.
     """
 
     steps: int = 0

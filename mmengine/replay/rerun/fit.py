@@ -1,10 +1,11 @@
 """A cost model for a step's duration. The model is fitted to the durations in a log.
 
-A step's duration is modelled as a sum of amounts times prices. The amounts are 1 for the step itself, its
-tokens, its rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended
-token, the positions whose logits are computed (drafts included), and the embeddings computed. The prices are
-non-negative and minimise the relative errors. Unusually long steps count less (Huber weights with iterated
-least squares, and Lawson and Hanson's active sets).
+A step's duration is modelled as a sum of amounts times prices. The first amount is 1, for the step itself.
+The other amounts count the step's tokens, its rows, the tokens that its rows attend to (each row's length),
+the pairs of a token and an attended token, the positions whose logits are computed (drafts included), and the
+computed embeddings. The prices are non-negative and minimise the relative errors. Steps with unusually large
+errors count less (Huber weights). The fit uses iterated least squares, and keeps prices non-negative with
+Lawson and Hanson's active sets.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import numpy as np
 from mmengine.core.executor import StepPlan
 
 PARTS = ("step", "token", "row", "attended token", "attended pair", "sampled position", "embedding")
-KINDS = ("decode", "prompt", "encoder")  # Kinds of steps. The deviations of their durations differ.
+# Kinds of steps. The durations of each kind deviate from the model in a different way.
+KINDS = ("decode", "prompt", "encoder")
 FOLDS = 5
 HUBER = 1.345  # Number of standard deviations above which an error counts linearly instead of quadratically.
 ROUNDS = 12

@@ -134,7 +134,7 @@ class Watch:
             begin, pause_ns = self._last_ns if self._last_ns >= 0 else self._first_ns, 0
             if not self._overlaps and begin >= 0:
                 host_ns = max(0, time_ns - begin - event.device_ns)
-                if event.host_ns:  # In the rest of the time, the process did not run.
+                if event.host_ns:  # The process ran only for this time. The rest is a pause.
                     pause_ns = max(0, host_ns - event.host_ns)
                     host_ns -= pause_ns
             is_first = self._last_ns < 0
@@ -169,7 +169,7 @@ def _work(state: State) -> StepWork:
 class PricedWatch(Watch):
     """Measures a log as if its steps had taken other times. The decisions, the order of the records and the
     idle times are the log's. `times` computes each step's duration from the step's work. `steps`: the log's
-    steps, as measured before.
+    steps, as a Watch measured them.
     """
 
     def __init__(self, config: EngineConfig, num_requests: int, times: DrawnTimes, steps: list[TimedStep]):

@@ -142,7 +142,7 @@ class Playback:
         return outputs
 
     def _crash(self) -> None:
-        """Repeat a crash of the log at the step at which it occurred. With a timer, crashes are skipped."""
+        """Repeat a crash that the log records, at the same step. With a timer, crashes are skipped."""
         while self._next < len(self._observations):
             event = self._observations[self._next].event
             due = self._clock.due(self._observations[self._next])

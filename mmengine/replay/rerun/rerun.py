@@ -40,7 +40,7 @@ Interval = tuple[float, float]
 
 
 class NoPrediction(LogError):
-    """Raised if the log cannot answer the question."""
+    """Raised if latencies cannot be predicted from the log."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def rerun(
     `exact` says what to do if the settings lead to other decisions than the log's: True raises NoPrediction,
     and None simulates. False simulates in any case. `findings`: see CheckedLog.
 
-    Raises ConfigError for invalid settings, NoPrediction for a log that cannot answer the question, and
+    Raises ConfigError for invalid settings, NoPrediction if latencies cannot be predicted from the log, and
     `verify`'s errors.
     """
     timeline = open_log(folder)
@@ -155,7 +155,7 @@ def _simulate(
     acceptance: float,
     progress: Callable[[str], None],
 ) -> None:
-    """Calibrate the simulation, and store its answer for `config`, or the reason why there is none."""
+    """Calibrate the simulation, and store its estimate for `config`, or the reason to refuse an estimate."""
     progress("predicting the halves of the log from each other")
     result.calibration = calibrate(script, measured, acceptance, overlaps=times.overlaps)
     result.refusal = result.calibration.refusal

@@ -1,14 +1,15 @@
 """Draws the step times of a simulation from the steps of a log.
 
-A machine is slow for seconds at a time, in which requests queue up. The slowness of a simulated step is the
-slowness at a place in the log. The place moves with the simulation. After a while, another place near the
-simulation's time is drawn.
+A machine can be slow for several seconds, during which requests queue up. A simulated step has the machine's
+slowness at a position in the log. This position moves with the simulation. After a while, another position
+near the simulation's time is drawn.
 
 A simulated step gets its ratio (step_times.py) and its pause from a logged step of the same class.
-Consecutive simulated steps of a class use consecutive logged steps. After RUN steps, and when the engine was
-idle, a new logged step is drawn for each class. Two conditions limit the draw. The logged step is at about
-the simulation's time. The logged engine had been busy for about as long, because a machine more often stops a
-process that has been busy for long. All steps that meet both conditions are equally likely.
+Consecutive simulated steps of a class use consecutive logged steps, which form a run. A run ends after RUN
+steps, and when the engine was idle. Then a new logged step is drawn for each class. Two conditions limit the
+draw. The logged step is at about the simulation's time. The logged engine had been busy for about as long as
+the simulated engine, because a machine more often stops a process that has been busy for long. All steps that
+meet both conditions are equally likely.
 """
 
 import numpy as np
@@ -17,13 +18,13 @@ from mmengine.replay.rerun.fit import StepWork
 from mmengine.replay.rerun.step_times import BEFORE, BEGUN_NS, DURING, PLAIN, StepTimes, class_of
 
 RUN = 256  # Number of steps in a run.
-# A run, and a place of the slowness, begin within this fraction of the log's steps before or after the
+# A run, and a position for the slowness, begin at most 1 / WINDOW of the log's steps before or after the
 # simulation's time.
 WINDOW = 16
 MIN_WINDOW = 64
 MIN_PLACES = 8
-BLOCKS = 4  # Number of places that are drawn while the simulation passes a window.
-MAX_GAP_NS = 250_000_000  # A longer time between two steps is skipped when a place moves.
+BLOCKS = 4  # Number of positions that are drawn while the simulation passes a window.
+MAX_GAP_NS = 250_000_000  # Longer gaps between steps count as this time.
 LEAST = 0.5  # The least time of a delayed step, as a multiple of the usual time of such steps.
 BUSY_RANGE = 0.7, 1.4  # Busy times that count as about the same, as multiples of the simulated busy time.
 
@@ -112,7 +113,7 @@ class _Members:
         self._busy_ns = 0.0
 
     def begin(self, now_ns: int, busy_ns: float) -> None:
-        """Start a run of steps at about the time `now_ns`, in which the engine was busy for `busy_ns`."""
+        """Start a run at a step near the time `now_ns`, before which the engine was busy for `busy_ns`."""
         count = len(self._times.ratios)
         reach = max(MIN_WINDOW, count // WINDOW)
         at = min(int(np.searchsorted(self._times.ends_ns, now_ns)), count - 1)
@@ -149,15 +150,16 @@ class _Members:
 
 
 class _Slowness:
-    """The slowness at a place in the log that moves with the simulation."""
+    """The machine's slowness at a position in the log. The position moves with the simulation."""
 
     def __init__(self, times: StepTimes, rng: np.random.Generator):
         self._times, self._rng = times, rng
         self._reach = max(MIN_WINDOW, len(times.ratios) // WINDOW)
         gaps_ns = np.diff(times.ends_ns, prepend=times.ends_ns[0])
-        self._clock_ns = np.cumsum(np.minimum(gaps_ns, MAX_GAP_NS))  # of the steps, without long gaps
-        self._left = 0  # number of steps up to the next place
-        self._ahead_ns = 0  # the place's clock minus the simulation's time
+        # The end times of the steps, with long gaps shortened.
+        self._clock_ns = np.cumsum(np.minimum(gaps_ns, MAX_GAP_NS))
+        self._left = 0  # number of steps before the next position is drawn
+        self._ahead_ns = 0  # the position's `_clock_ns` minus the simulation's time
 
     def at(self, now_ns: int) -> float:
         """Return the slowness of a step that begins at `now_ns`."""

@@ -1,8 +1,8 @@
 """Finds out whether other settings would have changed a log's decisions.
 
 The engine's loop runs with the other settings, on the arrivals and tokens in the log. Each decision is
-compared with the logged decision: which requests compute how many tokens in which step. Block numbers may
-differ, because a pool of another size assigns other blocks.
+compared with the logged decision. A decision says which requests compute how many tokens in which step. Block
+numbers may differ, because a pool of another size assigns other blocks.
 """
 
 from pathlib import Path
@@ -24,8 +24,8 @@ _PLACES = frozenset(("new_blocks", "blocks", "block_counts", "evict", "keys"))
 
 
 class Same(NamedTuple):
-    """Whether two runs make the same decisions. `why`: if they do not, the reason, as the end of
-    a sentence.
+    """Whether two runs make the same decisions. `why`: the reason for a difference, worded as the end of a
+    sentence.
     """
 
     is_same: bool

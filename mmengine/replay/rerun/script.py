@@ -33,9 +33,10 @@ class Answer:
     """A request's answer.
 
     `tokens`: int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
-    ended the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs`
-    (int32 [n, 3]): a row for each step, if the log's settings allow drafts. The row contains the output index
-    at which the step began, the number of tokens that the step yielded, and the number of drafts.
+    ended the answer at the token after `tokens`, or "". If both are "", the answer ended by length or by a
+    cancel. `runs` (int32 [n, 3]): a row for each step, if the log's settings allow drafts. The row contains
+    the output index at which the step began, the number of tokens that the step yielded, and the number of
+    drafts.
     """
 
     tokens: np.ndarray

@@ -18,7 +18,7 @@ _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class ScriptedExecutor(TimedExecutor):
-    """Returns the tokens of each request's answer. If a request is longer than its answer in the script,
+    """Returns the tokens of each request's answer. If a request continues after its answer in the script,
     made-up tokens follow.
 
     `failed_steps`: maps a step that must fail to its error message. At positions where the log had drafts, as

@@ -90,7 +90,7 @@ def simulate(script: Script, times: StepTimes, acceptance: float, seed: int = 0)
 
 
 class _Prices:
-    """The durations of simulated steps. A step is delayed by a request that arrives meanwhile. `arrivals_ns`:
+    """The durations of simulated steps. A request that arrives during a step delays the step. `arrivals_ns`:
     the times of the arrivals, in order. `timer`: the simulation's clock, set before the first step.
     """
 
@@ -106,7 +106,8 @@ class _Prices:
         if following == len(self._arrivals_ns):
             return step_ns
         until_ns = self._arrivals_ns[following] - now_ns
-        delay_ns = self._drawn.delay_ns(DURING)  # A request may also arrive in the time by which it delays.
+        # A request that arrives within the delay has also arrived during the step.
+        delay_ns = self._drawn.delay_ns(DURING)
         if until_ns >= step_ns + max(0, delay_ns):
             delay_ns = self._drawn.delay_ns(self._drawn.phase(step_ns, until_ns))
         self._drawn.prolong(delay_ns)
@@ -114,7 +115,7 @@ class _Prices:
 
 
 class _IdleTimer(Timer):
-    """A clock that tells the step times when the engine was idle."""
+    """A clock that starts a new draw of step times (DrawnTimes.begin) after the engine was idle."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int, drawn: DrawnTimes):
         super().__init__(executor, start_ns)
@@ -171,8 +172,8 @@ def complete_script(script: Script) -> tuple[Script, list[str]]:
 
 
 def with_logged_drafts(config: EngineConfig) -> EngineConfig:
-    """Return the settings of a simulation that verifies the drafts that a log with these settings verified.
-    The log has only drafts that its scheduler chose, and a simulated scheduler would drop some of them.
+    """Return the settings, changed so that a simulation verifies the same drafts as the log. The log has only
+    drafts that its scheduler chose. A simulated scheduler that chooses again would drop further drafts.
     """
     if config.draft_policy != CHOSEN:
         return config

@@ -1,6 +1,7 @@
 """Step times, fitted to a log's steps. A step's time is the fitted time of its work, multiplied by the
-machine's slowness at that time and by a ratio, plus a pause. If a request arrives meanwhile, a delay replaces
-the ratio's deviation from its class. `resampling.py` draws these parts from the log.
+machine's slowness at that time and by a ratio, plus a pause. If an arriving request delays the step, a delay
+replaces the difference between the ratio and its class's usual ratio. `resampling.py` draws these parts from
+the log.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from mmengine.replay.rerun.fit import KINDS, FittedCost, StepWork, fit
 # A step's phase. PLAIN: no request is being prepared during the step. DURING: a request arrives during the
 # step. BEFORE: a request arrives shortly after the step, so it is prepared during the step.
 PLAIN, DURING, BEFORE = range(3)
-MIN_DELAYED = 20  # Minimum number of steps with an arrival from which delays are fitted.
+MIN_DELAYED = 20  # Minimum number of steps with an arrival for fitting delays.
 PER_OCTAVE = 2  # Number of classes of steps per factor of 2 in their size.
 DECODE = KINDS.index("decode")
 SLOWNESS_STEPS = 32  # Number of consecutive steps whose median is the machine's slowness at their time.
@@ -43,11 +44,11 @@ class StepTimes:
 
     `classes`: the step's class; the steps of a class have the same kind and a similar size. `slowness`: how
     slow the machine was around the step, as a multiple; it is 1 for the median step. `ratios`: the step's own
-    time as a multiple of its fitted time and this slowness. `usual`: for each class, the mean ratio of its
+    time, divided by its fitted time and by this slowness. `usual`: for each class, the mean ratio of its
     plain steps. `pauses_ns`: the step's pause. `busy_ns`: how long the engine had been busy before the step,
     at most BEGUN_NS. `ends_ns`: when the step ended. `is_plain`: whether no request was being prepared.
     `delays_ns`: maps a phase (DURING or BEFORE) and a kind of steps to the delays of such steps, divided by
-    the slowness. `lead_ns`: the time before an arrival in which steps are BEFORE.
+    the slowness. `lead_ns`: a step that ends less than this time before an arrival is BEFORE.
 
     `overlaps`: whether the log's engine worked while the device computed. With overlap, the ratios compare
     device times; without overlap, they compare the sums of device and host times.

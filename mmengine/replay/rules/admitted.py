@@ -87,7 +87,7 @@ def _hits(state: State, event: ev.Admitted, req_state: RequestState, cached: np.
     if start > most:
         text = f"request {name!r:.80} starts with {start} computed tokens, but its prefix hits hold {most}"
         yield BrokenRule("hits", text, start, most)
-    # A choice shares the blocks of its leader, whether or not they are cached.
+    # A request with a `group` shares the earlier request's blocks, whether or not these blocks are cached.
     if req_state.request.group or not len(cached):
         return
     known = min(len(cached), (len(req_state.tokens) + size - state.content_width) // size)

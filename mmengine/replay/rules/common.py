@@ -1,4 +1,4 @@
-"""Checks that are part of the rules of several decisions: int32 columns, new blocks, budgets, and encoder
+"""Checks that the rules for several decisions share: int32 columns, new blocks, budgets, and encoder
 work.
 """
 
@@ -61,8 +61,8 @@ def check_new_blocks(state: State, new: np.ndarray) -> Rules:
 def check_encoder_work(
     state: State, event: ev.Scheduled | ev.Admitted, starts: RequestState | None = None
 ) -> Rules:
-    """Check the media items that a decision encodes. `starts`: the request that gets a row through
-    ADMITTED.
+    """Check the media items that a decision encodes. `starts`: the request to which ADMITTED gives a row;
+    None for SCHEDULED.
     """
     size = 0
     for _, row, index in event.encode:

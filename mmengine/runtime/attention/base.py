@@ -22,13 +22,13 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
     query_lens: np.ndarray  # int32 [n], number of each row's tokens in this step, at least 1
     kv_lens: np.ndarray  # int32 [n], number of each row's tokens after this step
     slots: np.ndarray  # int64 [t], where each token's KV is stored: block * block_size + offset
-    # int32 [n, b], each row's block ids. The array is a view, so the row stride may exceed b. Entries after a
-    # row's first kv_lens tokens are arbitrary blocks in the pool.
+    # int32 [n, b], each row's block ids. The array is a view, so the row stride may exceed b. Entries after
+    # the blocks for a row's kv_lens tokens name arbitrary blocks in the pool.
     table: np.ndarray
     # int32 [n], number of drafts at the end of each row's tokens; None: no drafts
     num_drafts: np.ndarray | None = None
-    # int32 [t], the number of each token's run (ModelSpec.runs) within its row; -1: no run. None: no runs at
-    # all
+    # int32 [t], the number of each token's run (ModelSpec.runs) within its row; -1: no run. None: no token
+    # belongs to a run
     run_ids: np.ndarray | None = None
     # The slots and tables for block groups with a window. `slots` and `table` above are for the first group.
     windows: tuple[WindowPlan, ...] = ()

@@ -23,9 +23,9 @@ from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 # NHD: [pages, 2, page_size, kv_heads, head_dim]. fa3 kernels are slower at decoding.
 LAYOUT, KERNELS = "NHD", "fa2"
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is split among several thread blocks
-# A captured step with at least this many KV heads in all its rows keeps a GPU busy: two thread blocks run on
-# each of its 132 or more multiprocessors. Splitting the KV of a head further would reserve memory and gain
-# nothing.
+# A captured step with at least this many KV heads in all its rows keeps a GPU busy. The GPU has 132 or more
+# multiprocessors, and each runs two thread blocks. Splitting the KV of a head further would reserve memory
+# and gain nothing.
 BUSY_HEADS = 512
 TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which tensor cores speed up decoding
 

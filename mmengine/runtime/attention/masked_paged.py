@@ -155,8 +155,7 @@ class MaskedPagedAttention(TorchPagedAttention):
     def _pages_of(
         self, rows: np.ndarray, first_block: np.ndarray, num_blocks: np.ndarray
     ) -> tuple[torch.Tensor, np.ndarray]:
-        """Return the group's pages (Group.pages), and the position in its row of each key in these pages,
-        int64 [g, n].
+        """Return the group's pages (Group.pages), and each key's position in its row, int64 [g, n].
 
         `num_blocks`: how many blocks each row reads, beginning with `first_block`. A row that reads fewer
         blocks than the longest row is padded with the dummy block.

@@ -12,7 +12,7 @@ from mmengine.request import Request
 
 
 class RunIds:
-    """The prompt's run ids for each row, in a model with the run kind `kind`."""
+    """Stores the run ids of each row's prompt. `kind`: the model's run kind."""
 
     def __init__(self, kind: RunKind, max_rows: int) -> None:
         self._kind = kind

@@ -5,8 +5,8 @@ the padding would be more than MAX_PADDING times the rows' own KV, the rows are 
 lengths. All other rows are grouped by equal query length and KV length, so that their groups need no padding.
 In addition to the KV pool, this backend needs a workspace as large as the largest group's KV in a step.
 
-This backend has not been run on CUDA yet. On CUDA, a chunk that does not start its prompt needs a mask, and
-SDPA has no fast kernel for masks with grouped heads.
+This backend has not been run on CUDA yet. On CUDA, a chunk that does not begin at the prompt's first token
+needs a mask. SDPA has no fast kernel for masks with grouped heads.
 """
 
 from collections.abc import Sequence
@@ -140,8 +140,8 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` as a single part, or as several parts if a single part would need much padding. The
-        block counts in one part differ by less than a factor of two.
+        """Return `rows` as a single part, or as several parts if a single part would need much padding. With
+        several parts, the block counts in each part differ by less than a factor of two.
         """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):

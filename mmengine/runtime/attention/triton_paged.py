@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
 class TritonPagedAttention:
     """Implements AttentionBackend. A row's result depends only on its own queries, keys and values, and on
-    the length of the step's longest query.
+    the step's maximum query length.
 
     With `one_tile` a result does not depend on this length: a token's result has the same bits if the token
     is computed alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8

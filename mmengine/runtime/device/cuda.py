@@ -93,7 +93,7 @@ class CudaDevice:
         return CudaDevice(rank)
 
     def current(self) -> AbstractContextManager[object]:
-        """See Device. Without an index, or without such a GPU, the context changes nothing."""
+        """See Device. Without an index, or if no GPU has this index, the context changes nothing."""
         if self._index is None or self._index >= torch.cuda.device_count():
             return nullcontext()
         return torch.cuda.device(self._index)

@@ -1,9 +1,9 @@
 """The interface for devices: memory, events, streams, captured graphs and ranks.
 
 A third-party device is an entry point in the group `mmengine.devices`. The entry point's name is the kind of
-the device, such as "npu". It loads a class that implements Device and whose tensors are torch tensors. If its
-`torch_device` is a CPU, sampling and attention use their CPU code. To any other device the runtime copies
-host arrays asynchronously, through pinned memory.
+the device, such as "npu". The entry point loads a class that implements Device. Tensors on the device must be
+torch tensors. If the device's `torch_device` is a CPU, sampling and attention use their CPU code. To any
+other device the runtime copies host arrays asynchronously, through pinned memory.
 """
 
 from collections.abc import Callable
@@ -176,7 +176,7 @@ class Device(Protocol):
         """Release memory that torch's allocator caches without using it."""
 
     def meter(self) -> Meter | None:
-        """Return a meter for the device's own memory, or None if it has none."""
+        """Return a meter for the device's own memory, or None if the device has no memory of its own."""
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return a torch.distributed backend through which ranks exchange tensors.

@@ -162,7 +162,7 @@ def with_drafts(config: EngineConfig, head: AnyHead | None) -> EngineConfig:
 
 def head_for(config: EngineConfig, head: AnyHead | None) -> AnyHead | None:
     """Return `head` if `config` reserves KV slots for it, else None. The settings of a continued log may
-    reserve none.
+    reserve no slots.
 
     Raises ConfigError if there are no slots although the user requested the head.
     """

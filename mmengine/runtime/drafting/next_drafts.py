@@ -212,8 +212,8 @@ class Drafting:
     ) -> np.ndarray:
         """Put the proposal for rows[selected] into `out`, as far as the rows' grammars allow it.
 
-        Returns the rows whose grammar then forced further tokens within `limits`. The drafter may continue
-        after these tokens.
+        Returns the indices in `rows` for rows whose grammar then forced further tokens within `limits`. The
+        drafter may continue after these tokens.
         """
         drafts, found, drafters = out
         first, ends, places = found.copy(), found.copy(), np.arange(self._most)

@@ -26,10 +26,10 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 class HeadWeights:
     """A draft head's weights. The hidden size is h.
 
-    `fc_norms`: empty, one norm for all auxiliary states together, or one norm for each state. `layers`: the
-    first layer also reads the embeddings, so its `qkv` takes embed_size + h values. Its `input_norm`, with
-    embed_size values, is the norm for these embeddings. `hidden_norm`: the norm for the hidden states that
-    the first layer reads. `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's
+    `fc_norms`: empty, one norm for the concatenated auxiliary states, or one norm for each state. `layers`:
+    the first layer also reads the embeddings, so its `qkv` takes embed_size + h values. Its `input_norm`,
+    with embed_size values, is the norm for these embeddings. `hidden_norm`: the norm for the hidden states
+    that the first layer reads. `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's
     vocabulary, or None if both vocabularies are equal.
     """
 
@@ -45,7 +45,7 @@ class HeadWeights:
 
 
 class DraftHead(HeadNetwork):
-    """The network. It has no state between calls."""
+    """The network of an EAGLE-3 head, without state between calls."""
 
     name = "eagle3"
     config: HeadConfig

@@ -16,7 +16,7 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
 
     most: np.ndarray  # int32 [n], number of drafts for each row, 0 or more
     kv_lens: np.ndarray  # int32 [n], number of tokens of each row in the head's KV pool
-    positions: np.ndarray  # int32 [n], position of the first token after kv_lens, on all three axes
+    positions: np.ndarray  # int32 [n], rotary position (on all axes) of the token after kv_lens tokens
     # int32 [n, b], with blocks for kv_lens + most - 1 tokens. The row stride may exceed b.
     table: np.ndarray
     # int64 [n, max(most) or more], tokens of other drafters, which are the first drafts of a row. NO_DRAFT:

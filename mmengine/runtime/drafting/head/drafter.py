@@ -161,7 +161,8 @@ class HeadDrafter:
         """Read a step's states if the next tokens are known. Also read the waiting states for rows that may
         have drafts.
 
-        Reading a state writes its KV. `states` None: the head has no keys for the step's rows.
+        When the head reads a token's state, the token's KV is written to the head's pool. `states` None: the
+        head has no keys for the step's rows.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)

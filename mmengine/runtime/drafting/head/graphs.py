@@ -1,9 +1,9 @@
 """Captures a draft head's passes for several row counts, and replays them.
 
-A pass is mostly a single layer, whose launches take longer than its computation. Passes are captured
-one by one instead of as whole chains, because rows have different draft counts, and attention is planned
-on the host for each length. A pass may therefore have fewer rows than the previous pass, and the next pass is
-planned while the device computes.
+A pass mostly computes a single layer, whose kernel launches take longer than its computation. Passes are
+captured one by one instead of as whole chains, because rows have different draft counts, and attention is
+planned on the host for each length. A pass may therefore have fewer rows than the previous pass, and the next
+pass is planned while the device computes.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class ChainGraphs:
     """A draft head's captured passes. Capturing writes to the dummy block in the head's KV pool.
 
     `most`: maximum number of drafts for a row, including given drafts. `num_chains`: the number of replayed
-    chains, and the number of other chains by reason.
+    chains, and for each reason the number of chains that were not replayed.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Tracks for which rows and blocks a draft head has all keys and values.
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
-gets no drafts. A request's first blocks may be prefix hits, or may come from the host. If the head has not
-read these blocks yet, the request's row waits until the head reads them for another row.
+gets no drafts. A request's first blocks may be prefix hits, or may be swapped in from the host. If the head
+has not read these blocks yet, the request's row waits until the head reads them for another row.
 """
 
 import numpy as np
@@ -55,8 +55,8 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Prepare for the plan's forward pass: copy marks for copied blocks, and set up admitted
-        rows.
+        """Prepare for the plan's forward pass: update the records for copied and swapped blocks, and set up
+        admitted rows.
         """
         self.settle()
         for sources, targets, pairs in (

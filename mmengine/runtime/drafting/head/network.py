@@ -42,7 +42,7 @@ class HeadSizes(Protocol):
     @property
     def aux_layers(self) -> tuple[int, ...]:
         """The target's layers whose inputs the head reads, ascending. The layer count stands for the final
-        norm.
+        norm's input.
         """
         ...
 
@@ -79,8 +79,8 @@ def kv_spec(config: HeadSizes, max_model_len: int = 0) -> ModelSpec:
 
 
 class HeadNetwork(ABC):
-    """The network. It has no state between calls. `name`: the drafter's name. `device` and `dtype`: for the
-    weights and hidden states.
+    """A draft head's network, without state between calls. `name`: the drafter's name. `device`, `dtype`: the
+    device and dtype for weights and hidden states.
     """
 
     name: str
